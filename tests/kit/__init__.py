@@ -1,1 +1,1 @@
-"""What the tests share: stores, servers, ranks and engines under test, and claims that many make."""
+"""Shared test support: stores, servers, ranks and engines under test, and contract suites."""

@@ -1,4 +1,4 @@
-"""What an action costs, whatever the machine's speed: how many Python functions it calls."""
+"""Measures an action by the number of Python functions it calls, independent of machine speed."""
 
 import gc
 import sys
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 def calls(action: Callable[[], object]) -> int:
-    """Return how many Python functions an action calls or resumes, whatever the machine's speed."""
+    """Return how many Python functions `action` calls or resumes."""
     counted = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:
@@ -15,7 +15,7 @@ def calls(action: Callable[[], object]) -> int:
         counted += event == "call"
 
     before = sys.getprofile()
-    # What listens to collections would be counted as well, whenever one falls into the action.
+    # A garbage collection during the action would add the calls of the collector's callbacks.
     gc.collect()
     gc.disable()
     sys.setprofile(count)

@@ -1,4 +1,4 @@
-"""The devices that a test runs on: always the processor, and a GPU where there is one."""
+"""The devices that a test runs on: always the CPU, and a GPU in tests marked `gpu`."""
 
 import pytest
 

@@ -1,7 +1,6 @@
-"""What no test may leave behind: a store's loop that goes on, and tasks in a loop that was closed.
+"""Checks that no test leaks a running storage loop or pending tasks of a closed event loop.
 
-Either would be seen much later, and in another test: a task that nobody has ended is logged when the
-garbage collector finds it.
+A leaked task would be reported much later and in another test, when the garbage collector finds it.
 """
 
 import asyncio
@@ -10,14 +9,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 LOOP = "lockstep-storage"
-"""What the thread of a store's loop is called."""
+"""The thread name of a store's event loop."""
 LEAVES_S = 30.0
-"""What only a thread takes that does not end."""
+"""Seconds to wait for a storage thread to end. Only a hung thread takes longer."""
 
 
 @contextmanager
 def nothing_left_behind() -> Generator[None]:
-    """Fail for a store's loop that was begun meanwhile and goes on, and for one closed over tasks."""
+    """Fail if a storage loop started in the block still runs, or a loop was closed with tasks left."""
     before = set(threading.enumerate())
     with tasks_of_closed_loops() as tasks:
         yield
@@ -31,7 +30,7 @@ def nothing_left_behind() -> Generator[None]:
 
 @contextmanager
 def tasks_of_closed_loops() -> Generator[list[str]]:
-    """Collect what is still to be done when its event loop is closed."""
+    """Collect the tasks that are pending when their event loop is closed."""
     tasks: list[str] = []
     close = asyncio.BaseEventLoop.close
 
@@ -39,8 +38,8 @@ def tasks_of_closed_loops() -> Generator[list[str]]:
         tasks.extend(repr(each) for each in asyncio.all_tasks(self))
         close(self)
 
-    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # put back below.
+    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # restored below.
     try:
         yield tasks
     finally:
-        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # as it was.
+        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # the original.

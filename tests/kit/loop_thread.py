@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, which ends with all that runs on it."""
+"""An event loop on a separate thread; `close` cancels every task that runs on the loop."""
 
 import asyncio
 import threading
@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
-"""What is called on the loop with each connection that is accepted."""
+"""Callback that runs on the loop for each accepted connection."""
 
 _OPENS_S = 10.0
-"""How long a listening socket may take to be opened."""
+"""Timeout for opening a listening socket."""
 _ENDS_S = 10.0
-"""What only a loop takes that a callback holds."""
+"""Timeout for joining the thread. Only a loop blocked by a callback takes longer."""
 
 
 class LoopThread:
-    """Runs coroutines for other threads, which do not wait unless they want to. Thread-safe.
+    """Runs coroutines on a separate thread for callers on other threads. Thread-safe.
 
-    The thread is a daemon: it keeps no process from ending.
+    The thread is a daemon, so it does not keep the process from exiting.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,13 +29,13 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._running = set[Future[Any]]()
-        """A loop holds no task strongly, so one that nobody waits for could be collected."""
+        """Strong references to running tasks, because a loop holds only weak ones."""
         self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Begin a coroutine and return at once. After `close` the future is cancelled."""
+        """Start a coroutine and return its future at once. After `close` the future is cancelled."""
         with self._lock:
             if not self._closed:
                 begun = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -52,14 +52,14 @@ class LoopThread:
         return self.start(self._listen(accept, host, port)).result(_OPENS_S)
 
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
-        """Have a function called on the loop; False, and it is not, after `close`."""
+        """Schedule `function` on the loop and return True; after `close` only return False."""
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(function, *arguments)
             return not self._closed
 
     def close(self) -> None:
-        """Cancel all that runs, and wait until it has ended. Idempotent; not for the loop itself."""
+        """Cancel all tasks and wait until they end. Idempotent; must not be called on the loop."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
@@ -84,18 +84,18 @@ class LoopThread:
 
 
 async def _end(servers: list[asyncio.Server]) -> None:
-    """Listen no more, cancel every other task of this loop, and wait for its end."""
-    # Each connection that was accepted has its transport by now. A server that is closed before that
-    # leaves the connection's socket open.
+    """Close the servers, cancel every other task of this loop, and wait until all have ended."""
+    # Every accepted connection has its transport by now. Closing a server earlier would leak the
+    # connection's socket.
     for server in servers:
         server.close()
-    # A connection that was just accepted begins its task in the loop's next turn.
+    # A connection that was just accepted starts its task in the loop's next iteration.
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # The end of a task calls back in the next turn; a connection aborted there closes its socket
-        # in the one after.
+        # A finished task runs its callbacks in the next iteration. A connection aborted there closes
+        # its socket one iteration later.
         for _ in range(2):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Schedules with a bug planted in them, and the claim that one of them notices."""
+"""Simulated schedules with a planted bug, and the assertion that a schedule detects the bug."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ SEEDS_MAX = 60
 
 
 def seeds_from(first: int, among: int = SEEDS_MAX) -> pytest.MarkDecorator:
-    """Give a test `seeds` that begin where its bug is found, because the way there may be long."""
+    """Parametrize `seeds` to start at `first`, because the first seed that finds a bug may be high."""
     return pytest.mark.parametrize(
         "seeds", [pytest.param(range(first, first + among), id=f"from {first}")]
     )
@@ -30,7 +30,7 @@ def violations(
     l1: str = REPLICA,
     seeds: range = range(SEEDS_MAX),
 ) -> Iterator[str]:
-    """Yield what the schedules of `seeds` find, with the model and the owner of L1 that are named."""
+    """Yield the violation that each seed's schedule finds, if any, for a model profile and L1 owner."""
     for seed in seeds:
         violation = run_schedule(
             seed, profile=profile, faults=faults, depth=seed % 2, l1=l1, build=build
@@ -40,7 +40,7 @@ def violations(
 
 
 def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
-    """Make executors of a broken kind, and a sound one for rank 0 unless `every_rank` is broken."""
+    """Build executors of a broken kind. Rank 0 gets a sound one unless `every_rank` is True."""
 
     def make(
         conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
@@ -53,7 +53,7 @@ def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
 
 
 def assert_found(found: Iterator[str], *words: str) -> None:
-    """Some schedule finds the bug, and says so in one of the given words."""
+    """Assert that some schedule reports a violation that contains one of `words`."""
     seen: list[str] = []
     for finding in found:
         seen.append(finding)

@@ -1,4 +1,4 @@
-"""Modules of the tests that run as programs, in processes of their own."""
+"""Test modules that run as programs in separate processes."""
 
 import sys
 
@@ -13,7 +13,7 @@ _RUN = (
 def program(name: str, *arguments: object) -> list[str]:
     """Return the command that runs the module `name`, for example `tests.kit.storage.hung`.
 
-    It works in any directory, and runs this tree's library, so a printed one replays what it has run.
-    The module finds `arguments` behind `sys.argv[0]`, as text.
+    The command works in any directory and uses this tree's library, so a printed command can be
+    replayed. The module finds `arguments` as text in `sys.argv[1:]`.
     """
     return [sys.executable, "-c", _RUN, str(ROOT), name, *map(str, arguments)]

@@ -1,12 +1,16 @@
-"""The code blocks of the README and the docs: which there are, and what is said of how they are run.
+"""The code blocks of the README and the docs, with the marks that say how each block is run.
 
 Every fence names its language: `python` and `bash` are run, `text` and `json` are not. A comment right
 before a fence, as in
 
     <!-- not run: it needs a GPU -->
 
-says what else holds for it: that it is not run, and why; which test runs it; that it is a file, under
-which name the commands of its page find it; or that it is slow.
+changes how the block is treated:
+
+- `not run`: the block is skipped, with the reason;
+- `run by`: another test runs the block;
+- `saved as`: the block is a file that the page's commands find under this name;
+- `slow`: the block is slow.
 """
 
 import re
@@ -24,7 +28,7 @@ _LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
 class Mark(Enum):
-    """What is said of a block."""
+    """How a block is marked by the comment before its fence."""
 
     PLAIN = ""
     NOT_RUN = "not run"
@@ -35,12 +39,12 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block of a page."""
+    """One fenced code block of a page."""
 
     page: str
     """The page's path from the root."""
     line: int
-    """The line of its fence."""
+    """The line number of the opening fence."""
     language: str
     text: str
     mark: Mark = Mark.PLAIN
@@ -48,28 +52,28 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where the block is."""
+        """Return the block's position as "page:line"."""
         return f"{self.page}:{self.line}"
 
     @property
     def first_line(self) -> str:
-        """The line by which a reader knows it."""
+        """Return the block's first line, which identifies the block to a reader."""
         return self.text.split("\n", 1)[0]
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a shell block, each with its continuation lines."""
+        """Return the commands of a shell block, with continuation lines joined."""
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         return [line for line in lines if line and not line.startswith("#")]
 
 
 def pages() -> list[Path]:
-    """The README, the guide for contributors, and all of the docs."""
+    """Return the paths of README.md, CONTRIBUTING.md and every page of the docs."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def all_blocks() -> list[Block]:
-    """Every block of every page."""
+    """Return every fenced block of every page."""
     return [
         block
         for page in pages()
@@ -78,7 +82,7 @@ def all_blocks() -> list[Block]:
 
 
 def blocks_of(page: str, text: str) -> Iterator[Block]:
-    """The blocks of one page, in order."""
+    """Yield the fenced blocks of one page, in order."""
     lines = text.split("\n")
     opened: tuple[int, str, str] | None = None
     for at, line in enumerate(lines):
@@ -101,7 +105,7 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def indented_blocks(page: Path) -> list[str]:
-    """Where a page has a block that is only indented, of which no language is known."""
+    """Return where a page has indented blocks without a fence, because such blocks name no language."""
     found: list[str] = []
     inside, listed, before = False, False, ""
     for at, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):

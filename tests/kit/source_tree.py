@@ -1,4 +1,4 @@
-"""What the library's source says, read without importing it."""
+"""Reads the library's source files without importing them."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,22 +11,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file of the tree, under its path from the root."""
+    """One source file, with its path relative to the root."""
 
     path: PurePosixPath
     source: str
 
     @property
     def package(self) -> tuple[str, ...]:
-        """The folders that a relative import starts from."""
+        """Return the folders of the file's package, where a relative import starts."""
         return self.path.parent.parts
 
     def parse(self) -> ast.Module:
-        """The syntax tree; a file that does not parse names itself in the error."""
+        """Return the syntax tree. A syntax error names the file."""
         return _parsed(self)
 
     def is_under(self, *folders: str) -> bool:
-        """Whether the file lies in one of these folders, at any depth."""
+        """Return whether the file lies in one of these folders, at any depth."""
         return any(self.path.is_relative_to(folder) for folder in folders)
 
 
@@ -36,7 +36,7 @@ def _parsed(module: Module) -> ast.Module:
 
 
 def package_folders(root: Path = ROOT) -> list[str]:
-    """The folders at the top level that are packages of the library."""
+    """Return the top-level folders that are packages of the library."""
     return sorted(
         entry.name
         for entry in root.iterdir()
@@ -45,12 +45,12 @@ def package_folders(root: Path = ROOT) -> list[str]:
 
 
 def read_folder(folder: str, root: Path = ROOT) -> list[Module]:
-    """Every module in this folder, at any depth, in the order of the paths."""
+    """Return every module in this folder, at any depth, in path order."""
     return [_read(file, root) for file in sorted((root / folder).rglob("*.py"))]
 
 
 def read_library(root: Path = ROOT) -> list[Module]:
-    """Every module of the library: those at the root, then those of each folder."""
+    """Return every module of the library: the modules at the root, then those of each folder."""
     at_the_root = [_read(file, root) for file in sorted(root.glob("*.py"))]
     in_folders = [m for folder in package_folders(root) for m in read_folder(folder, root)]
     return at_the_root + in_folders
@@ -62,7 +62,7 @@ def _read(file: Path, root: Path) -> Module:
 
 @cache
 def absolute_names(module: Module) -> frozenset[str]:
-    """The dotted names from outside the library that this module imports or reaches.
+    """Return the dotted names from outside the library that this module imports or accesses.
 
     Both `from torch import distributed` and `import torch as t` followed by `t.distributed` give
     `torch.distributed`.
@@ -99,10 +99,10 @@ def _dotted(node: ast.expr) -> list[str] | None:
 
 
 def neighbours(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[Module]:
-    """The modules that this one imports relatively.
+    """Yield the modules that this module imports relatively.
 
-    The packages on the way to a neighbour are not followed: the root's `__init__.py` exports the
-    whole library, so that following it would lead from every module to every other.
+    Parent packages are not followed, because the root's `__init__.py` exports the whole library and
+    would connect every module with every other.
     """
     for node in ast.walk(module.parse()):
         if isinstance(node, ast.ImportFrom) and node.level > 0:
@@ -121,12 +121,12 @@ def _module_at(path: PurePosixPath, library: dict[PurePosixPath, Module]) -> Mod
 
 
 def matches(name: str, prefix: str) -> bool:
-    """Whether a dotted name is the prefix or lies inside it."""
+    """Return whether a dotted name equals the prefix or lies inside it."""
     return name == prefix or name.startswith(f"{prefix}.")
 
 
 def circles(modules: Sequence[Module]) -> list[list[str]]:
-    """Return each group of modules that import each other in a cycle, by their paths."""
+    """Return the import cycles among `modules`, each as a list of paths."""
     library = {module.path: module for module in modules}
     return cycles(
         {module.path: {other.path for other in neighbours(module, library)} for module in modules}
@@ -134,7 +134,7 @@ def circles(modules: Sequence[Module]) -> list[list[str]]:
 
 
 def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str]]:
-    """Return each group of paths of which each leads to all others."""
+    """Return each group of paths in which every path reaches all others."""
     reached = {path: _reached(path, imports) for path in imports}
     groups = {
         tuple(sorted(str(other) for other in reached[path] if path in reached[other]))
@@ -147,7 +147,7 @@ def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str
 def _reached(
     start: PurePosixPath, imports: Mapping[PurePosixPath, set[PurePosixPath]]
 ) -> set[PurePosixPath]:
-    """The modules that one leads to by imports; itself only if a circle leads back."""
+    """Return the modules reachable by imports. `start` is included only if it is part of a cycle."""
     found: set[PurePosixPath] = set()
     new = set(imports[start])
     while new:

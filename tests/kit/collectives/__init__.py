@@ -1,1 +1,1 @@
-"""What every transport promises, and ranks that are killed or stopped on the way."""
+"""The contract suite of every transport, and ranks that are killed or stopped during a round."""

@@ -1,7 +1,7 @@
-"""What every transport promises, as one suite: programs that ranks run, and claims about the outcome.
+"""The contract suite of every transport: programs that ranks run, and assertions on their results.
 
-A transport's test module subclasses `CollectiveContract` and provides the fixture `ranks`, which
-runs a program on every rank of a group: in threads, or in processes.
+A transport's test module subclasses `CollectiveContract` and provides the fixture `ranks`, which runs a
+program on every rank of a group, in threads or in processes.
 """
 
 import time
@@ -16,50 +16,50 @@ from lockstep.coordinator.collective import Collective, Vector
 from lockstep.errors import GroupError
 
 LANES = 120
-"""The length of the vectors: that of an epoch with 32 prefetches in the ballot."""
+"""The number of lanes in a vector: that of an epoch with 32 prefetches in the ballot."""
 
 Hold = Callable[[], None]
 """Waits until every rank that is not late has returned from its program."""
 
 Program = Callable[[Collective, Hold], Any]
-"""What one rank runs. Returns plain data."""
+"""A function that one rank runs. Returns plain data."""
 
 PATIENCE_S = 60.0
-"""A timeout that no rank may come near: what is called prompt ends long before it."""
+"""A timeout so long that no healthy rank reaches it; prompt outcomes come long before it."""
 
 PROMPT_S = 15.0
-"""Prompt, on a machine whose few cores are busy with other things."""
+"""The upper bound for a prompt outcome on a busy machine with few cores."""
 
 ROUNDS = 40
 """How many random rounds a test of the fold runs."""
 
 SHORT_S = 0.5
-"""A timeout that is meant to pass."""
+"""A timeout that is expected to expire."""
 
 
 class Ranks(Protocol):
-    """Runs programs on the ranks of one new group each."""
+    """Runs programs, each on the ranks of one new group."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
-        """Return what the program returned, by rank.
+        """Return each rank's result, ordered by rank.
 
-        The group stays as the programs have left it until all ranks but the `late` ones have
-        returned; then the late ones, which wait in `hold`, go on.
+        The group stays open until all ranks except the `late` ones have returned. The late ranks wait
+        in `hold` and then continue.
         """
         ...
 
 
 class CollectiveContract:
-    """The claims. Every transport is held to each of them."""
+    """The tests that every transport must pass."""
 
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     def test_every_rank_gets_the_identical_minimum(self, ranks: Ranks, world_size: int) -> None:
-        """Rule R1, section 7: every transport gives the vector that the local fold gives."""
+        """Rule R1, section 7: every transport returns the same vector as the local fold."""
         seed = 20_000 + world_size
         assert ranks.run(partial(fold_random, seed), world_size) == [[]] * world_size
 
     def test_a_round_that_came_back_is_not_overwritten_by_a_later_one(self, ranks: Ranks) -> None:
-        """Rule R7: what a wait hands out is never reused."""
+        """Rule R7: a returned vector is never reused."""
         assert ranks.run(keep_rounds, 2) == [[[at, at] for at in range(4)]] * 2
 
     @pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 1, 7], [5000, 0, 3], [8, 8, 8]])
@@ -79,7 +79,7 @@ class CollectiveContract:
     def test_a_rank_that_does_not_come_is_a_timeout_within_the_deadline(
         self, ranks: Ranks, meeting: str, timeout_s: float
     ) -> None:
-        """Rule R10: a wait has a deadline, and its expiry a stated outcome."""
+        """Rule R10: each wait has a deadline and a stated outcome when it expires."""
         *others, _ = ranks.run(partial(stay_away, meeting, timeout_s), 3, late={2})
 
         errors, waited_s = zip(*others, strict=True)
@@ -91,7 +91,7 @@ class CollectiveContract:
     def test_when_a_rank_leaves_the_news_reaches_all_others_promptly(
         self, ranks: Ranks, meeting: str
     ) -> None:
-        """Rule R10: nobody waits out a timeout for a rank that is known to be gone."""
+        """Rule R10: no rank waits for a timeout if a peer is known to be gone."""
         *others, last = ranks.run(partial(leave, meeting), 4)
 
         assert last is None
@@ -108,7 +108,7 @@ class CollectiveContract:
         assert ranks.run(close_twice, 2) == [["PeerLost", "PeerLost"]] * 2
 
     def test_after_an_error_every_call_raises_it_at_once(self, ranks: Ranks) -> None:
-        """Rule R13: a round that timed out ends the epoch, also for who tries to go on."""
+        """Rule R13: a round that timed out ends the epoch; every later call raises the same error."""
         (first, *later), _ = ranks.run(go_on_after_an_error, 2, late={1})
 
         assert first[0] == "CollectiveTimeout"
@@ -117,7 +117,7 @@ class CollectiveContract:
 
 
 def fold_random(seed: int, collective: Collective, hold: Hold) -> list[str]:
-    """Return a line for each round whose vector is not the minimum of what all ranks gave."""
+    """Return a line for each round whose vector is not the minimum over all ranks."""
     rng = np.random.default_rng(seed)
     wrong: list[str] = []
     for number in range(ROUNDS):
@@ -130,7 +130,7 @@ def fold_random(seed: int, collective: Collective, hold: Hold) -> list[str]:
 
 
 def random_lanes(rng: np.random.Generator, length: int) -> Vector:
-    """Return lanes of every size, a part of them the extremes of int64."""
+    """Return random lanes of every magnitude, including the extremes of int64."""
     limits = np.iinfo(np.int64)
     lanes = rng.integers(limits.min, limits.max, size=length, dtype=np.int64, endpoint=True)
     lanes >>= rng.integers(0, 63, size=length)
@@ -149,7 +149,7 @@ def keep_rounds(collective: Collective, hold: Hold) -> list[list[int]]:
 
 
 def lanes_of(value: int) -> Vector:
-    """Return a vector with the same number in every lane."""
+    """Return a vector with the same value in every lane."""
     return np.full(LANES, value, dtype=np.int64)
 
 
@@ -228,7 +228,7 @@ def go_on_after_an_error(collective: Collective, hold: Hold) -> list[tuple[str, 
 
 
 def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
-    """Run one round or one gathering."""
+    """Run one round or one gather."""
     if meeting == "round":
         collective.launch(lanes_of(collective.rank)).wait(timeout_s)
     else:
@@ -236,11 +236,11 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Whoever ends an epoch keeps the error, and with it all that its frames refer to."""
+"""Errors kept alive, as a real caller does, together with all objects that their frames reference."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:
-    """Return the name of the error that the call raised, and after how many seconds."""
+    """Return the name of the error that the call raised ("none" if none), and the seconds it took."""
     started = time.monotonic()
     try:
         call()

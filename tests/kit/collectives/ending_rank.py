@@ -1,10 +1,11 @@
-"""A rank of a group, as a program that ends in one way or another without closing its transport.
+"""A rank, run as a program, that ends in a chosen way without closing its transport.
 
     ending_rank.py RANK STORE TRANSPORT ENDING TIMEOUT_S
 
-There are two ranks, on a host each if the transport is the hierarchical one. Both print a line when
-the first round is over. Then rank 0 ends as told. Rank 1 prints what ends the next round; over gloo,
-where that shall be pending, it does not come to it and stays until its standard input closes.
+There are two ranks, each on a simulated host of its own if the transport is hierarchical. Both print a
+line after the first round. Then rank 0 ends as ENDING says, and rank 1 prints the error of the next
+round. Over gloo, rank 1 stays out of that round so that rank 0's stays pending, and waits until its
+standard input closes.
 """
 
 import gc

@@ -1,8 +1,7 @@
-"""Ranks that are killed or stopped at a chosen point of a round, and what the others make of it.
+"""Kills or stops a rank at a chosen point of a round, and records the outcome on the other ranks.
 
-A point is a line of the transports' own code that a thread is about to run, and how often it has
-come to that line in the round: the first time or the second. Later repetitions of a loop are the
-second one's like.
+A point is a line of the transports' code that a thread is about to run, with a repetition count within
+the round: first time, or second and later. Later repetitions of a loop count as the second.
 """
 
 import itertools
@@ -34,24 +33,25 @@ from tests.kit.ranks.as_processes import (
 )
 
 FILES = {str(each.__file__) for each in (ending, futex, hierarchical, shared_memory)}
-"""Whose lines are points."""
+"""The source files whose lines are points."""
 
 ARMED_ROUND = 3
-"""The first round with a fault; those before it show that all is well."""
+"""The first round with a fault. The rounds before it show that the group works."""
 
 ROUNDS = 12
-"""How many rounds a fault has to come about: what a thread passes through depends on the others."""
+"""Rounds that a fault has to occur in, because the lines that a thread passes depend on the other
+ranks."""
 
 HEADSTART_S = 0.03
-"""How long the others let a rank that shall be the first of its host go on alone."""
+"""How long the other ranks wait so that the victim arrives first on its host."""
 
 
 GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
-"""What lines have that tell of a group of gloo's."""
+"""Matches descriptors and threads that belong to a gloo group."""
 
 
 class Point(NamedTuple):
-    """A place of the transports' code, from the second time on for 2."""
+    """A line of the transports' code and a repetition: 1, or 2 for the second time and later."""
 
     file: str
     line: int
@@ -62,44 +62,44 @@ class Point(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """Which thread of which rank the points are those of, and when it comes to a round."""
+    """The thread and rank that a fault hits, and when that rank arrives at a round."""
 
     hosts: Literal[1, 2]
-    """On which the ranks are."""
+    """The number of hosts that the ranks are spread over."""
     rank: int
     thread: Literal["main", "courier"]
     arrives: Literal["first", "last"]
-    """Among the ranks of its host."""
+    """Arrival order among the ranks of the victim's host."""
 
 
 class Fault(NamedTuple):
-    """What happens to a rank, and where; without a point, nothing does."""
+    """A signal sent to a rank at a point; no signal is sent if `point` is None."""
 
     victim: Victim
     signal: int
     point: Point | None
     timeout_s: float
-    """Of the rounds from the armed one on."""
+    """Timeout of each round from `ARMED_ROUND` on."""
 
 
 class Story(NamedTuple):
-    """What a rank tells of the rounds that it took part in."""
+    """One rank's report of the rounds that it took part in."""
 
     error: str
     text: str
     rounds: int
-    """How many came back."""
+    """How many rounds returned a vector."""
     wrong: list[str]
     waited_s: float
-    """How long the last call took."""
+    """How long all rounds took together, in seconds."""
     later: list[tuple[str, str]]
-    """What a round and a gathering raised after that."""
+    """The errors that a round and a gather raised after the first error."""
     left: list[str]
-    """What was not given back."""
+    """Resources that the transport did not free."""
 
 
 class Wire:
-    """Sends its process a signal when a thread comes to a point; collects the points it passes."""
+    """Signals its process when a thread reaches a point; records the points passed."""
 
     def __init__(self, point: Point | None, signal: int) -> None:
         self._point, self._signal = point, signal
@@ -115,7 +115,7 @@ class Wire:
         return self._line if frame.f_code.co_filename in FILES else None
 
     def trace_courier(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """For `threading.settrace`: each carrying is a round."""
+        """Trace function for `threading.settrace`: each call of `_carry` starts a round."""
         if frame.f_code.co_name == "_carry":
             self.begin_round()
         return self.trace(frame, event, arg)
@@ -133,7 +133,7 @@ class Wire:
 
 
 class Holdings:
-    """What this process has of the things that a transport takes."""
+    """Snapshot of this process's file descriptors, threads and shared-memory names."""
 
     def __init__(self) -> None:
         self.files = {each.name: _target(each) for each in Path("/proc/self/fd").iterdir()}
@@ -141,7 +141,7 @@ class Holdings:
         self.named = _names_in_shared_memory()
 
     def left_over(self) -> list[str]:
-        """Return a line for each thing that has come since and is still there."""
+        """Return a line for each resource that is new since this snapshot and still exists."""
         maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
         left = [each for each in maps if "lockstep-round" in each]
         now = Holdings()
@@ -165,26 +165,26 @@ def _names_in_shared_memory() -> set[str]:
 
 
 class Opening(NamedTuple):
-    """How a rank makes its transport, as often as it wants."""
+    """How a rank creates its transport, as often as it wants."""
 
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Makes a group of this rank alone, for which what was kept of others goes if it can."""
+    """Creates and closes a one-rank group, which lets torch free groups kept from before, if it can."""
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
-        """Shared memory between all ranks, without torch."""
+        """Create shared memory between all ranks, without torch."""
         return cls(member.rank, partial(over_shared_memory, over_pipes(member)), lambda: None)
 
     @classmethod
     def over_gloo(cls, member: Member) -> Self:
-        """Two ranks to a host."""
+        """Create hierarchical transports with two ranks on each host."""
         from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
         begin_torch(member)
         names = (f"alone/{member.rank}/{number}" for number in itertools.count())
-        # What torch keeps from the first group on is not the transport's.
+        # Create one group first, because torch keeps resources from the first group on.
         TorchCollective.create(timeout_s=PATIENCE_S).close()
         return cls(
             member.rank,
@@ -196,7 +196,7 @@ class Opening(NamedTuple):
 
 
 def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Point]:
-    """Return the points that the victim passes in most rounds, in the order of the code."""
+    """Return the points that the victim passes in most rounds, in code order."""
     fault = Fault(victim, 0, None, PATIENCE_S)
     wire = Wire(None, 0)
     collective = _open(fault, wire, opening)
@@ -207,7 +207,10 @@ def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Poin
 
 
 def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
-    """Run rounds until an error, and tell of it; the victim does if it was only stopped."""
+    """Run rounds until an error and report them.
+
+    The victim also reports if it was only stopped, not killed.
+    """
     before = Holdings()
     wire = Wire(fault.point, fault.signal)
     collective = _open(fault, wire, opening)
@@ -221,13 +224,13 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     later.append(_said(partial(_one_round, collective)))
     left = before.left_over()
     if fault.signal == SIGKILL:
-        # The others may be about to take the last news from this one.
+        # The other ranks may still be reading this rank's last message.
         deadline = time.monotonic() + PROMPT_S
         while left and time.monotonic() < deadline:
             opening.make_another()
             left = before.left_over()
     else:
-        # A group with an exchange that nobody answers is kept; see `torch_gloo`.
+        # Torch keeps a gloo group whose exchange was never answered; see `torch_gloo`.
         left = [each for each in left if not GLOOS_OWN.search(each)]
     first = kept[0] if kept else None
     return Story(type(first).__name__, str(first), rounds, wrong, waited_s, later, left)
@@ -250,7 +253,7 @@ def _run_rounds(
     wrong: list[str],
     kept: list[GroupError] | None = None,
 ) -> int:
-    """Return how many rounds came back. The error that ended them is added to `kept`."""
+    """Return how many rounds completed. The error that ended them is appended to `kept`."""
     mine = collective.rank == fault.victim.rank
     for number in range(1, ROUNDS + 1):
         _arrive(fault.victim, collective, number)
@@ -278,7 +281,7 @@ def _run_rounds(
 
 
 def _arrive(victim: Victim, collective: Any, number: int) -> None:
-    """Let the victim be the first or the last of its host to come to a round."""
+    """Make the victim arrive first or last of its host's ranks at a round."""
     host = collective._host
     if victim.rank not in host.ranks or number < ARMED_ROUND:
         return
@@ -291,12 +294,12 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         others.remove(host.me)
         if mine and not others:
             return
-        # Nobody writes the cell of a rank that lets another go first.
+        # No rank writes the cell slept on, because the rank that lets another go first has not arrived.
         host.cells.sleep(others[0] if mine else host.me, number, min(left_s, HEADSTART_S))
 
 
 def lanes_in(number: int, rank: int) -> Vector:
-    """Return what a rank says in a round: other lanes are the smallest for each rank."""
+    """Return a rank's random lanes of a round, so that each rank has the minimum of some lanes."""
     return np.random.default_rng([number, rank]).integers(-1000, 1000, size=LANES)
 
 

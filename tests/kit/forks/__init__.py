@@ -1,1 +1,1 @@
-"""Processes that are forked from one that has imported an engine, which takes longest of a start."""
+"""Forks processes from one that has imported an engine, because the import takes most of a start."""

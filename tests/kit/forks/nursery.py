@@ -1,8 +1,8 @@
-"""The process that imports modules once, and forks from then on: `nursery FD MODULE...`.
+"""The process that imports modules once and then forks on request: `nursery FD MODULE...`.
 
-It is told what to call, folder, log and environment, and sent what the fork speaks through; it answers
-with what failed, or None, and the fork's process. What a module reads from the environment when it is
-imported it has read here, so that a test cannot change it.
+A request has a function to call, folder, log, environment, and the handle of the fork's connection. The
+reply is the import error or None, and the fork's process id. Modules read environment variables at
+import in this process, so a test cannot change those variables for a fork.
 """
 
 import gc
@@ -18,7 +18,7 @@ from multiprocessing.reduction import recv_handle
 
 
 def serve(control: Connection, modules: Sequence[str]) -> None:
-    """Fork until the other side is gone."""
+    """Fork on request until the other side closes the connection."""
     failed = import_all(modules)
     while True:
         try:
@@ -35,24 +35,24 @@ def serve(control: Connection, modules: Sequence[str]) -> None:
 
 
 def import_all(modules: Sequence[str]) -> str | None:
-    """Import what an engine's processes need, and have them forked; return what failed, or None."""
+    """Import an engine's modules and make multiprocessing fork; return the import error or None."""
     try:
         for name in modules:
             import_module(name)
     except Exception:  # noqa: BLE001 - whatever failed is the answer.
         return traceback.format_exc()
-    # An engine would spawn its ranks, each of which would import all of this again.
+    # An engine would spawn its ranks, and each rank would import all modules again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = _keep_start_method
-    # What is here stays: whoever collects garbage need not look at it, nor copy its memory.
+    # Exclude existing objects from garbage collection, so that a fork does not copy their memory.
     gc.freeze()
-    # Forks are nobody's to wait for.
+    # No process waits for the forks, so the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return None
 
 
 def become(called: str, handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
-    """Lead a group of processes of its own, log to its own file, and never return.
+    """Run `called` in this fork as leader of a new process group, logging to `log`; never return.
 
     `called` is a function with its module, as in "package.module:function", which takes the handle.
     """

@@ -1,4 +1,4 @@
-"""Forks a process from one that has imported an engine, and ends it with all that it has started."""
+"""Forks a process from one that has imported an engine, and kills it with all its children."""
 
 import atexit
 import os
@@ -22,7 +22,7 @@ IMPORT_S = 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process runs."""
+    """Where a process runs: folder, log file and environment."""
 
     folder: Path
     log: Path
@@ -30,11 +30,11 @@ class Place:
 
 
 class CannotStartError(Exception):
-    """The process that imports for the others did not come so far."""
+    """The importing process could not import the modules in time."""
 
 
 class Nursery:
-    """A process that has imported an engine's modules, in this environment, and forks."""
+    """A process that has imported an engine's modules, in this environment, and forks on request."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._modules = modules
@@ -52,9 +52,10 @@ class Nursery:
         atexit.register(self.close)
 
     def start(self, called: str, place: Place) -> tuple[int, Connection]:
-        """Fork a process, which leads a group; return it, and what to speak with it through.
+        """Fork a process that leads a process group; return its id and the connection to it.
 
-        `called` is what it does: "package.module:function", which takes the handle of its connection.
+        `called` is the function to run: "package.module:function", which takes the handle of its
+        connection.
         """
         return with_a_pipe(lambda there: self._start(called, place, there))
 
@@ -70,7 +71,7 @@ class Nursery:
         return int(pid)
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the connection, so that the importing process exits, and wait for it."""
         self._connection.close()
         self._process.wait()
 
@@ -87,8 +88,8 @@ def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
 
 
 def end_group(leader: int) -> None:
-    """End a process and all that it has started; done when nothing of it runs."""
-    # The group outlives its first process, and may be gone as a whole.
+    """Kill a process group; return when no process of it runs."""
+    # The group outlives its leader, and may be gone completely.
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -97,7 +98,7 @@ def end_group(leader: int) -> None:
 
 
 def _belongs(process: psutil.Process, leader: int) -> bool:
-    """Whether a process is one of the group and not merely waits for whoever asks how it ended."""
+    """Return whether a process is in the group and not a zombie."""
     try:
         return os.getpgid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE
     except ProcessLookupError:

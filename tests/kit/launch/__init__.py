@@ -1,1 +1,1 @@
-"""Replays and stores as the command line meets them."""
+"""Replays and stores for tests of the command line."""

@@ -1,4 +1,4 @@
-"""The command `lockstep`, run in the process of the test, or in one of its own by this Python."""
+"""Runs the command `lockstep` in the test's process or in a separate one."""
 
 import signal
 import sys
@@ -10,18 +10,18 @@ import pytest
 from lockstep.launch import command
 
 Run = Callable[..., tuple[int, str, str]]
-"""Runs the command; returns its status, its output and its standard error output."""
+"""Runs the command; returns its exit status, stdout and stderr."""
 
 IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.command import main; main()")
-"""The command in a process of its own; its arguments follow."""
+"""The command in a separate process; its arguments follow."""
 
 
 def run_lockstep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *first: str
 ) -> Generator[Run]:
-    """Yield what runs `lockstep` with the arguments `first` and more in this process.
+    """Yield a function that runs `lockstep` in this process with the arguments `first` and more.
 
-    Afterwards signals are as they were.
+    Signal handlers are restored afterwards.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 

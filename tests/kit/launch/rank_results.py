@@ -1,4 +1,4 @@
-"""What a rank hands in at the end of a replay, for reports that no replay has made."""
+"""A rank's result of a replay, for tests of reports without a replay."""
 
 from lockstep.launch.replay.report import RankResult
 from lockstep.small_engine.counts import PoolCounts, ReplayCounts

@@ -1,6 +1,6 @@
-"""A Ray cluster of two nodes, both on this machine, that commands under test connect to.
+"""A Ray cluster of two nodes on this machine, for commands under test.
 
-All modules of a session share the fixture `two_nodes`, since it takes seconds to start.
+All modules of a session share the fixture `two_nodes`, because the cluster takes seconds to start.
 """
 
 import os
@@ -23,10 +23,10 @@ class TwoNodes:
 
     address: str
     ray: Any
-    """The package, connected to the cluster."""
+    """The package `ray`, connected to the cluster."""
 
     def actors(self, kind: str) -> list[str]:
-        """Return the nodes of the actors of a class that are alive, sorted."""
+        """Return the node ids of a class's live actors, sorted."""
         state: Any = import_module("ray._private.state")
         return sorted(
             str(each["Address"]["NodeID"])
@@ -37,7 +37,7 @@ class TwoNodes:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Generator[TwoNodes]:
-    """Start it, connect this process to it, and end both."""
+    """Start the cluster, connect this process, and shut both down at the end."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -45,11 +45,11 @@ def two_nodes() -> Generator[TwoNodes]:
     clusters: Any = import_module("ray.cluster_utils")
 
     with ExitStack() as opened:
-        # Ray's sockets live below this directory, and their paths may have 107 characters.
+        # Ray's socket paths lie below this directory and may have at most 107 characters.
         place = opened.enter_context(
             tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)
         )
-        # A cluster writes its address to a folder that only a Ray of this machine's own would make.
+        # A cluster writes its address to this folder, which only a locally started Ray would create.
         (Path(place) / "ray").mkdir()
         opened.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_TMPDIR", place)
         size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}

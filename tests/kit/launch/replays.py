@@ -1,4 +1,4 @@
-"""Replays in processes of their own, as a user starts them."""
+"""Replays in separate processes, started as a user does."""
 
 import contextlib
 import json
@@ -26,13 +26,13 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the packa
 
 
 def torchrun(ranks: int) -> tuple[str, ...]:
-    """The command that starts `ranks` ranks by hand."""
+    """Return the command that starts `ranks` ranks with torchrun."""
     return (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *RANK)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """A finished command's status and output."""
 
     status: int
     out: str
@@ -40,12 +40,12 @@ class Ended:
 
     @property
     def said(self) -> list[str]:
-        """What Lockstep itself said: its lines on the standard error output."""
+        """Return the stderr lines that Lockstep itself printed."""
         return [line for line in self.err.splitlines() if line.startswith("lockstep: ")]
 
 
 def run(*arguments: object, timeout_s: float = 240.0, **environment: str) -> Ended:
-    """Run a command to its end."""
+    """Run a command until it exits."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         check=False,
@@ -58,14 +58,14 @@ def run(*arguments: object, timeout_s: float = 240.0, **environment: str) -> End
 
 
 def replay(report: Path, *arguments: object, start: Sequence[object] = COMMAND) -> Report:
-    """Run a replay that must end well, and return its report."""
+    """Run a replay that must succeed; return its report."""
     ended = run(*start, *arguments, "--report", report)
     assert ended.status == 0, ended.err
     return read_report(report)
 
 
 def write_trace(path: Path, requests: Iterable[WorkloadRequest]) -> Path:
-    """Write the requests in the format of a trace."""
+    """Write the requests as a trace file."""
     lines = [
         {
             "timestamp": 0,
@@ -81,14 +81,14 @@ def write_trace(path: Path, requests: Iterable[WorkloadRequest]) -> Path:
 
 @dataclass
 class Running:
-    """A command that runs in a session of its own, with every process that it ever started."""
+    """A command running in a separate session, with every process that it was seen to start."""
 
     process: "subprocess.Popen[str]"
     errors: IO[str]
     seen: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
 
     def wait_until(self, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Wait until something is so, while the command runs."""
+        """Wait until a condition is true; fail if the command exits first."""
         deadline = time.monotonic() + timeout_s
         while not true():
             assert self.process.poll() is None, f"ended early: {self.said()}"
@@ -97,7 +97,7 @@ class Running:
             self.look()
 
     def look(self) -> None:
-        """Note the processes that the command has by now."""
+        """Record the command's current child processes."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -105,12 +105,12 @@ class Running:
         self.seen.update({child.pid: child for child in children})
 
     def said(self) -> str:
-        """What the command has said on its standard error output."""
+        """Return the command's stderr so far."""
         self.errors.seek(0)
         return self.errors.read()
 
     def survivors(self) -> list[str]:
-        """Processes of the command that still run."""
+        """Return the command lines of child processes that still run."""
         return [
             " ".join(child.cmdline())[:200]
             for child in self.seen.values()
@@ -118,14 +118,14 @@ class Running:
         ]
 
     def survivors_after(self, timeout_s: float) -> list[str]:
-        """Wait until the processes of the command have ended; return those that run after all."""
+        """Wait until the child processes have ended; return those that still run at the timeout."""
         deadline = time.monotonic() + timeout_s
         while self.survivors() and time.monotonic() < deadline:
             time.sleep(0.05)
         return self.survivors()
 
     def kill(self) -> None:
-        """End everything that is left."""
+        """Kill the command and all recorded child processes."""
         self.look()
         if self.process.poll() is None:
             self.process.kill()
@@ -137,7 +137,7 @@ class Running:
 
 
 def start(errors: IO[str], *arguments: object, **environment: str) -> Running:
-    """Start a command in a session of its own; `errors` receives its standard error output."""
+    """Start a command in a new session; `errors` receives its stderr."""
     process = subprocess.Popen(
         [str(argument) for argument in arguments],
         stdout=subprocess.DEVNULL,

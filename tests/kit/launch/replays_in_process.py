@@ -1,4 +1,4 @@
-"""Replays of one rank in the process of the test."""
+"""One-rank replays in the test's process."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Stores as engines leave them, for tests of `lockstep store`.
+"""Stores with content as engines write it, for tests of `lockstep store`.
 
-python -m tests.kit.launch.stores <directory>: writes pages of another model for as long as it is let.
+python -m tests.kit.launch.stores <directory>: writes pages of another model until it is killed.
 """
 
 import asyncio
@@ -35,9 +35,10 @@ LAYOUT = PageLayout(
 )
 OTHER_LAYOUT = PageLayout(page_tokens=8, columns=LAYOUT.columns)
 PAGE_BYTES = 4 * 2 * 2 * 2 * 8 * 2
-"""A page's share of one rank of two: 4 tokens, k and v, 2 layers, 2 heads, bfloat16, no draft."""
+"""Bytes of a page's shard on one rank of two: 4 tokens, k and v, 2 layers, 2 heads, bfloat16, no draft.
+"""
 OBJECT_BYTES = HEADER_BYTES + PAGE_BYTES
-"""The file of such a page."""
+"""Bytes of the file of such a shard."""
 MANIFEST_BYTES = HEADER_BYTES + (16 << 10)
 MARK_BYTES = HEADER_BYTES + 1
 
@@ -45,7 +46,7 @@ MARK_BYTES = HEADER_BYTES + 1
 def namespace_of(
     model: str = "llama", weights_version: str = "1", layout: PageLayout = LAYOUT
 ) -> str:
-    """Return the namespace of a model's pages."""
+    """Return the digest of a model's namespace."""
     return Namespace(model=model, weights_version=weights_version, layouts={"kv": layout}).digest()
 
 
@@ -55,13 +56,13 @@ def manifest_of(model: str = "llama", weights_version: str = "1") -> ObjectName:
 
 
 def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "llama") -> ObjectName:
-    """Return the name under which a rank has written a page of a model."""
+    """Return the object name of a rank's shard of a page."""
     shard = LAYOUT.shard(rank, tp_size).name
     return ObjectName(namespace_of(model), f"{number:064x}", "kv", shard)
 
 
 def page_write(name: ObjectName, rank: int, tp_size: int, *, layout: PageLayout = LAYOUT) -> Write:
-    """Return what an engine writes for a page; the bytes follow from the name."""
+    """Return an engine's write of a page, with content derived from the name."""
     shape = layout.shard(rank, tp_size, absent=("draft",)).shape
     content = random.Random(f"{name.key}{rank}").randbytes(shape.nbytes)
     return Write(name, (memoryview(content),), shape)
@@ -76,7 +77,7 @@ async def write_model(
     tp_size: int = 2,
     pages: Sequence[int] = range(3),
 ) -> None:
-    """Write a manifest, the mark of a group, and pages of all its ranks, as engines do."""
+    """Write a manifest, a group's sharding mark, and pages of all its ranks, as engines do."""
     deadline = time.monotonic() + 60
     await claim_model(backend, model, weights_version, {"kv": layout}, deadline)
     namespace = namespace_of(model, weights_version, layout)
@@ -92,36 +93,36 @@ async def write_model(
 
 
 class Kept(FileStore):
-    """A store in a directory, with what engines have written to it."""
+    """A file store in a directory, filled as by engines."""
 
     @property
     def uri(self) -> str:
-        """The URI that a user gives for the store."""
+        """Return the store's URI."""
         return self.root.as_uri()
 
     def fill(self, **model: object) -> "Kept":
-        """Write a model as `write_model` does; return this store, so that more can follow."""
+        """Write a model as `write_model` does; return this store for chaining."""
 
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
-            await write_model(backend, **model)  # type: ignore[arg-type] # each test's own choice.
+            await write_model(backend, **model)  # type: ignore[arg-type] # each test chooses them.
             await backend.close()
 
         asyncio.run(scenario())
         return self
 
     def age(self, name: ObjectName, age_s: float) -> None:
-        """Let an object seem to have been used so long ago."""
+        """Set an object's last use to `age_s` seconds ago."""
         then = time.time() - age_s
         os.utime(self.path(name), (then, then))
 
     def has(self, name: ObjectName) -> bool:
-        """Say whether the object is there."""
+        """Return whether the object exists."""
         return self.path(name).exists()
 
     def contents(self) -> dict[str, bytes]:
-        """Every object's file by its path."""
+        """Return the content of every object file by its path."""
         return {str(each.relative_to(self.root)): each.read_bytes() for each in self.objects()}
 
 
@@ -141,7 +142,7 @@ def another_process_writes(root: Path) -> Generator[None]:
 
 
 async def write_for_ever(root: Path) -> None:
-    """Write pages of a model again and again, and say so when the first are there."""
+    """Write pages of a model repeatedly, and print a line once the first are written."""
     backend = FileBackend(root)
     await backend.open()
     for number in itertools.count():

@@ -1,1 +1,1 @@
-"""Ranks under test: as threads, as processes, in turn, and what an executor is given."""
+"""Ranks under test: in threads, in processes, or in turn in one thread, and parts of executor tests."""

@@ -1,4 +1,4 @@
-"""Ranks that are processes, joined by gloo or by pipes, and by what a test puts on it."""
+"""Ranks as processes, joined by gloo or pipes, with the transport that a test builds on top."""
 
 import itertools
 import multiprocessing
@@ -15,37 +15,37 @@ from lockstep.errors import CollectiveTimeout, PeerLost
 from tests.kit.collectives.contract import LANES, PATIENCE_S, Hold
 
 _processes = multiprocessing.get_context("forkserver")
-# Imported once, not by every rank: they take longer than most programs.
+# Import these once in the fork server, because each import takes longer than most programs.
 _processes.set_forkserver_preload(
     ["torch.distributed", "pytest", "lockstep.coordinator.collectives.hierarchical"]
 )
 
 
 class Member(NamedTuple):
-    """Which rank a process is, and where the ranks meet."""
+    """The rank that a process is, and how the process reaches the other ranks."""
 
     rank: int
     world_size: int
     store: str
     links: Sequence[Connection]
-    """From rank 0 to each other rank, and from each other rank to rank 0."""
+    """On rank 0, one link to each other rank; on the others, one link to rank 0."""
 
 
 Join = Callable[[Member], Any]
-"""Joins the ranks; what it returns is for `Build`, or for the program."""
+"""Joins the ranks. The result is passed to `Build`, or else to the program."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
-"""A `Program` that may be given something else than a transport: what joined or built."""
+"""A `Program` that may receive a joined object other than a transport."""
 
 Build = Callable[[Any], Any]
-"""Makes the transport that a program gets of the torch transport of all ranks."""
+"""Makes the program's transport from the torch transport of all ranks."""
 
 
 class RanksAsProcesses:
-    """Each rank is a process. No process is left behind, whatever a test does."""
+    """Runs each rank as a process, and kills every process when the test ends."""
 
     def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
-        """`build` makes the transport; by default it is torch's."""
+        """`build` makes the transport; the default is torch's."""
         self._folder = folder
         self._groups = itertools.count()
         self._build = build or as_it_is
@@ -54,7 +54,7 @@ class RanksAsProcesses:
     def run(
         self, program: JoinedProgram, world_size: int, *, late: Collection[int] = ()
     ) -> list[Any]:
-        """See `contract.Ranks`."""
+        """Run a program on each rank and return the results, as `contract.Ranks` requires."""
         with self.start(program, world_size) as group:
             results = {rank: group.result(rank) for rank in range(world_size) if rank not in late}
             group.release()
@@ -69,12 +69,12 @@ class RanksAsProcesses:
 
 
 def as_it_is(group: Any) -> Any:
-    """Use the torch transport."""
+    """Return the torch transport unchanged."""
     return group
 
 
 def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
-    """Use shared memory."""
+    """Make a shared-memory transport between all ranks."""
     from lockstep.coordinator.collectives.shared_memory import HostIdentity, SharedMemoryCollective
 
     identities = [HostIdentity.here()] * group.world_size
@@ -82,7 +82,7 @@ def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
 
 
 def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
-    """Use shared memory between ranks that shall be taken for those of one host, and gloo beyond."""
+    """Make a hierarchical transport whose ranks pretend to be on hosts of `ranks_per_host` each."""
     from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
     from lockstep.coordinator.collectives.shared_memory import HostIdentity
 
@@ -97,11 +97,11 @@ BUILDS: dict[str, Build] = {
     "shm": over_shared_memory,
     "hierarchical": partial(over_hosts, 2),
 }
-"""The transports by name; the hierarchical one with two ranks to a host."""
+"""The transports by name. The hierarchical one has two ranks per host."""
 
 
 class RunningGroup:
-    """The processes of one group. Leaving the `with` block kills those that still run."""
+    """The processes of one group. Leaving the `with` block kills the processes that still run."""
 
     def __init__(
         self, run_rank: Callable[[Member, Connection], None], world_size: int, store: Path
@@ -121,7 +121,7 @@ class RunningGroup:
             self.processes.append(process)
 
     def result(self, rank: int) -> Any:
-        """Wait for what the program of `rank` returned."""
+        """Wait for the program of `rank` and return its result."""
         if not self.connections[rank].poll(2 * PATIENCE_S):
             raise AssertionError(f"rank {rank} did not return")
         try:
@@ -133,12 +133,12 @@ class RunningGroup:
         return result
 
     def release(self) -> None:
-        """Let those go on that wait in `hold`, and the others end."""
+        """Let ranks that wait in `hold` continue, and finished ranks exit."""
         for connection in self.connections:
             try:
                 connection.send(None)
             except BrokenPipeError:
-                continue  # The rank is dead, which some tests want.
+                continue  # The rank is dead, as some tests intend.
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ class RunningGroup:
 def _run_rank(
     program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
-    # A benchmark before this one may have started the fork server, which then holds back Ctrl-C.
+    # If a benchmark started the fork server earlier, the server has SIGINT blocked. Unblock it here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     released = False
 
@@ -187,7 +187,7 @@ def over_gloo(member: Member) -> Any:
 
 
 def begin_torch(member: Member) -> None:
-    """Let torch know of the ranks."""
+    """Initialise torch.distributed with gloo for this rank."""
     from datetime import timedelta
 
     import torch
@@ -204,12 +204,12 @@ def begin_torch(member: Member) -> None:
 
 
 def over_pipes(member: Member) -> "Piped":
-    """Return what ranks gather over; it is there much sooner than gloo."""
+    """Return a gather-only collective over pipes, which starts much faster than gloo."""
     return Piped(member)
 
 
 class Piped:
-    """Gatherings over pipes, as a `Collective` on which there are no rounds."""
+    """A `Collective` over pipes that can gather but has no rounds."""
 
     transport = "pipes"
     launches = 0
@@ -232,7 +232,7 @@ class Piped:
         raise AssertionError("there are no rounds over pipes")
 
     def close(self) -> None:
-        """Keep the pipes, over which the next transport may be made."""
+        """Keep the pipes open, because the next transport may be built over them."""
 
 
 def _received(link: Connection, timeout_s: float) -> Any:

@@ -10,7 +10,7 @@ from tests.kit.collectives.contract import PATIENCE_S, Program
 
 
 class RanksAsThreads:
-    """Each rank is a thread of this process."""
+    """Runs each rank as a thread of this process."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         group = InProcessGroup(world_size)

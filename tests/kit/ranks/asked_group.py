@@ -1,4 +1,4 @@
-"""A group in threads of this process that does what an operator asks, and nothing else."""
+"""A group in threads of this process that only serves an operator's control requests."""
 
 import threading
 from collections.abc import Callable
@@ -19,19 +19,19 @@ OPENS_S = 60.0
 
 
 def config_with(control: Control, **settings: Any) -> CacheConfig:
-    """Return the settings of a small cache that takes requests."""
+    """Return the settings of a small cache that accepts control requests."""
     return CacheConfig(
         model="m", layout=LAYOUT, device_pages=32, host_pages=32, control=control, **settings
     )
 
 
 class AskedGroup:
-    """Steps on its ranks side by side until it is ended."""
+    """Steps all ranks in parallel threads until `end`."""
 
     def __init__(
         self, config: CacheConfig, ranks: int = 2, *, prepare: Callable[[Cache], None] | None = None
     ) -> None:
-        """`prepare` is what each rank does before it takes steps."""
+        """`prepare` is called on each rank before its first step."""
         self._config = config
         self._prepare = prepare
         self._steps = Future[None]()
@@ -42,12 +42,12 @@ class AskedGroup:
         self._steps.result(OPENS_S)
 
     def ask(self, what: str, **asked: Any) -> Any:
-        """Ask as an operator's process does."""
+        """Send a control request as an operator's process does; return the reply."""
         assert self._config.control is not None
         return ask(self._config.control.path, what, **asked)
 
     def end(self) -> None:
-        """End all ranks."""
+        """Stop all ranks and wait for their threads."""
         self._ends.set()
         self._threads.shutdown()
 
@@ -69,7 +69,7 @@ class AskedGroup:
 
 
 def computes(request: str, tokens: list[int], namespace: str = "") -> Callable[[Cache], None]:
-    """Return what computes and publishes a prompt on a rank, and goes on holding it."""
+    """Return a program that computes and inserts a prompt on a rank, and keeps the request open."""
 
     def program(cache: Cache) -> None:
         cache.load_back(request, tokens[:-1], namespace, reserve_tokens=len(tokens))
@@ -81,12 +81,12 @@ def computes(request: str, tokens: list[int], namespace: str = "") -> Callable[[
 
 
 def socket_in(folder: Path) -> Control:
-    """Return where a group listens in a folder of a test."""
+    """Return the control socket for a group in a test's folder."""
     return Control(path=str(folder / "s"))
 
 
 def asked_of(step: Callable[[], None], control: Control, what: str, **asked: Any) -> Any:
-    """Ask a group whose engine is this thread, with this step; return what became of it."""
+    """Send a control request to a group that this thread steps with `step`; return the reply."""
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask, control.path, what, **asked)
         while not asking.done():

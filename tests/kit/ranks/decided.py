@@ -1,6 +1,6 @@
-"""One decider and several workers in one thread, whose executors do what a test tells them to.
+"""One-scheduler mode in one thread: a scheduler's cache and workers with scripted executors.
 
-A step goes as an engine's: the scheduler's half, what it sends, each worker, and their ballots back.
+A step runs as in an engine: the scheduler's part, its message, each worker, and the ballots back.
 """
 
 from collections.abc import Callable, Collection
@@ -20,7 +20,7 @@ from tests.kit.ranks.in_turn import HostRanksInTurn
 
 
 class DecidedRanksInTurn(HostRanksInTurn):
-    """Ranks whose replica is elsewhere; `caches` has the decider's alone."""
+    """Workers whose replica is in the scheduler; `caches` has only the scheduler's cache."""
 
     workers: list[WorkerRank]
 
@@ -31,7 +31,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
 
     @property
     def decider(self) -> DecidingCache:
-        """The decider's cache."""
+        """Return the scheduler's cache."""
         [cache] = self.caches
         assert isinstance(cache, DecidingCache)
         return cache
@@ -46,7 +46,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
                 for at, each in enumerate(self.executors)
             ]
         if rank:
-            # Of which only the first is kept, which alone can be asked.
+            # Only rank 0's cache is kept, so only rank 0 accepts control requests.
             config = replace(config, control=None)
         ranks = len(self.executors)
         return decide(Opened(each, ranks, config, replica, "") for each in range(ranks))
@@ -55,13 +55,13 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return lambda: self.now_ms[rank]
 
     def schedule(self) -> bytes:
-        """Do the scheduler's half of a step; return what it sends to the workers."""
+        """Run the scheduler's part of a step; return the message that it sends to the workers."""
         self.decider.begin_step()
         self.decider.end_step()
         return self.decider.dispatch()
 
     def work(self, sent: bytes, absent: Collection[int] = ()) -> FoldedBallots | None:
-        """Let every worker do its half of a step; return the ballots, but for those of `absent`."""
+        """Run every worker's part of a step; return the folded ballots except those of `absent`."""
         ballots: list[FoldedBallots] = []
         for worker in self.workers:
             worker.obey(sent)
@@ -73,7 +73,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return reduce(FoldedBallots.joined, ballots) if ballots else None
 
     def step(self) -> None:
-        """Do one step of the engine and apply what comes of it."""
+        """Run one engine step, apply its verdicts, and check the replica."""
         self.decider.deliver(self.work(self.schedule()))
         self.decider.begin_step()
         self.decider.inspection.check()

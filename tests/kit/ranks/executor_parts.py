@@ -1,4 +1,4 @@
-"""What the executor's tests are made of: layouts, pages with content, and a store that can hang."""
+"""Parts of executor tests: layouts, pages with content, and a store whose calls can be held."""
 
 import asyncio
 import threading
@@ -45,19 +45,19 @@ from lockstep.storage_backends.wrappers.base import Call
 
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
-"""How long a test waits for what must come; only a failing test waits that long."""
+"""Timeout of a wait. Only a failing test waits this long."""
 LONG_S = 600.0
-"""The time of an order that is to end before it passes."""
+"""Deadline of an order that must finish long before it."""
 
 
 def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
-    """Keys and values of a model with grouped queries, divided over ranks."""
+    """Return a rank's layout of keys and values with grouped-query attention, sharded by heads."""
     columns = tuple(Column(name=name, layers=3, heads=4, elements=16) for name in ("k", "v"))
     return PageLayout(page_tokens=8, columns=columns).shard(rank, world_size)
 
 
 def mixed_layout() -> ShardLayout:
-    """Every element type, replicated columns between divided ones, and parts at odd bytes."""
+    """Return a layout with every element type, replicated and sharded columns mixed, and odd sizes."""
     columns = (
         Column(name="k8", layers=3, heads=2, elements=5, dtype="float8_e4m3fn"),
         Column(name="flags", layers=1, heads=1, elements=3, dtype="uint8", replicated=True),
@@ -70,7 +70,7 @@ def mixed_layout() -> ShardLayout:
 
 
 def latent_layout(rank: int = 3) -> ShardLayout:
-    """Replicated content alone, as of a model with latent attention."""
+    """Return a layout of replicated columns only, as of a model with latent attention."""
     columns = (
         Column(name="latent", layers=4, heads=1, elements=72, replicated=True),
         Column(name="index", layers=4, heads=1, elements=132, dtype="uint8", replicated=True),
@@ -79,24 +79,24 @@ def latent_layout(rank: int = 3) -> ShardLayout:
 
 
 def plain_pages(page_bytes: int, heads: int = 1) -> PageLayout:
-    """One column of bytes, for tests in which only the size of a page matters."""
+    """Return a layout of one byte column, for tests in which only the page size matters."""
     column = Column(name="kv", layers=1, heads=heads, elements=page_bytes // heads, dtype="uint8")
     return PageLayout(page_tokens=1, columns=(column,))
 
 
 def plain_layout(page_bytes: int) -> ShardLayout:
-    """All of such a page on one rank."""
+    """Return the one-rank shard of `plain_pages`."""
     return plain_pages(page_bytes).shard(0, 1)
 
 
 def window_layout() -> ShardLayout:
-    """Layers with a sliding window, beside the full attention of `grouped_layout`."""
+    """Return a layout of sliding-window layers, for use with `grouped_layout`."""
     columns = tuple(Column(name=name, layers=5, heads=4, elements=16) for name in ("k", "v"))
     return PageLayout(page_tokens=8, columns=columns).shard(1, 2)
 
 
 def state_layout() -> ShardLayout:
-    """A recurrent state of two parts of different types."""
+    """Return a layout of a recurrent state with two columns of different types."""
     columns = (
         Column(name="ssm", layers=6, heads=4, elements=40, dtype="float32"),
         Column(name="conv", layers=6, heads=4, elements=9),
@@ -106,7 +106,7 @@ def state_layout() -> ShardLayout:
 
 LAYOUTS = {"grouped": grouped_layout(), "mixed": mixed_layout(), "latent": latent_layout()}
 COMPONENTS = {"window": window_layout(), "state": state_layout()}
-"""The pools of a hybrid model beside full attention's."""
+"""The pools of a hybrid model in addition to full attention."""
 
 
 def make_executor(
@@ -122,9 +122,9 @@ def make_executor(
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
-    """Make an executor with one pool, and those of `components`, and open its store, if it has one.
+    """Make an executor with a KV pool and the pools of `components`, and open its store if given.
 
-    The caller closes it.
+    The caller closes the executor.
     """
     pools = {
         name: TierPools(
@@ -149,7 +149,7 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Give orders, begin all copies, and return the progress once it is `enough`."""
+    """Send orders, start all copies, and return the progress once `enough(progress)` is true."""
     executor.carry_out(list(orders))
     for direction in Direction:
         executor.begin_copies(direction)
@@ -157,7 +157,7 @@ def happened(
 
 
 def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
-    """Return the progress once it is `enough`."""
+    """Return the executor's progress once `enough(progress)` is true."""
     progress = executor.progress()
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):
@@ -168,12 +168,12 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
 
 
 def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
-    """Say whether all of `expected` have happened."""
+    """Return a predicate that is true when the progress contains all of `expected`."""
     return lambda progress: all(each in progress for each in expected)
 
 
 def key_outcomes(executor: Executor, call: Call) -> Counter[str]:
-    """Return how many keys of calls to stores came to what, as `CallMetrics.outcomes`."""
+    """Return the number of keys per outcome of a storage call, as `CallMetrics.outcomes`."""
     counted: Counter[str] = Counter()
     for calls in executor.counts().calls.values():
         counted.update(calls[call].outcomes)
@@ -181,62 +181,62 @@ def key_outcomes(executor: Executor, call: Call) -> Counter[str]:
 
 
 def bytes_read(executor: Executor) -> int:
-    """Return how many bytes were read from stores."""
+    """Return the total number of bytes read from all stores."""
     return sum(calls[Call.READ].nbytes for calls in executor.counts().calls.values())
 
 
 def to_host(operation: int, device: Sequence[int], host: Sequence[int]) -> CopyToHost:
-    """Return an order to copy pages of full attention from the device."""
+    """Return an order to copy full-attention pages from device to host."""
     return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
 
 
 def to_device(operation: int, host: Sequence[int], device: Sequence[int]) -> CopyToDevice:
-    """Return an order to copy pages of full attention to the device."""
+    """Return an order to copy full-attention pages from host to device."""
     return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
 
 
 def objects(count: int, *, first_key: int = 0, first_page: int = 0) -> tuple[ObjectTransfer, ...]:
-    """Return what is to be read or written: consecutive keys, in consecutive host pages."""
+    """Return a transfer of `count` consecutive keys in consecutive host pages."""
     pages = tuple(range(first_page, first_page + count))
     return (ObjectTransfer(KV_POOL, keys(count, first_key), pages),)
 
 
 def hashed_objects(count: int) -> tuple[ObjectTransfer, ...]:
-    """Return what is to be read or written under keys that are hashes, in the first host pages."""
+    """Return a transfer of hashed keys in the first `count` host pages."""
     return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
 
 
 def keys(count: int, first: int = 0) -> tuple[bytes, ...]:
-    """Return page keys, all different."""
+    """Return distinct page keys."""
     return tuple(index.to_bytes(32, "big") for index in range(first, first + count))
 
 
 def hashed_keys(count: int) -> tuple[bytes, ...]:
-    """Return page keys that are hashes, as real ones are."""
+    """Return page keys that are hashes, like real ones."""
     return tuple(sha256(key).digest() for key in keys(count))
 
 
 def random_bytes(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Return random bytes, the same for the same seed."""
+    """Return random bytes that depend only on `seed`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, tuple(shape), dtype=torch.uint8, generator=generator)
 
 
 def fill_device(pool: DevicePool, seed: int) -> None:
-    """Give every page of a device pool random content."""
+    """Fill every page of a device pool with random content."""
     for number, shard in enumerate(pool.layout.columns):
         content = pool.column_bytes(shard)
         content.copy_(random_bytes(content.shape, seed * 1000 + number))
 
 
 def fill_host(pool: HostPool, seed: int) -> list[bytes]:
-    """Give every page of a host pool random content, and return it page by page."""
+    """Fill every page of a host pool with random content, and return the pages."""
     pool.bytes_tensor.copy_(random_bytes(pool.bytes_tensor.shape, seed))
     return [bytes(pool.page(slot)) for slot in range(pool.pages)]
 
 
 def device_page(pool: DevicePool, page: int) -> bytes:
-    """Return one page of a device pool in the order of `page_layout`, told in the obvious way."""
+    """Return the bytes of a device page in the order of `page_layout`, by a naive implementation."""
     shards = pool.layout.columns
     required = [shard for shard in shards if not shard.column.optional]
     groups = [[shard] for shard in required if shard.column.replicated]
@@ -253,10 +253,10 @@ def device_page(pool: DevicePool, page: int) -> bytes:
 
 
 class HeldStore(MemoryBackend):
-    """A real store in memory whose calls wait at chosen keys until the test lets them go on.
+    """An in-memory store whose calls block at chosen keys until the test releases them.
 
-    `entered` gets the keys of every read and write as it begins. A `stubborn` store cannot be
-    cancelled: like a client library that cannot abort, its calls return only when they are let go.
+    `entered` receives the keys of every read and write when the call starts. Calls of a `stubborn`
+    store ignore cancellation until they are released, like a client library that cannot abort.
     """
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
@@ -265,7 +265,7 @@ class HeldStore(MemoryBackend):
         self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.exists_calls = 0
         self.asked: list[ObjectName] = []
-        """What was asked for, in order."""
+        """The names passed to `exists`, in order."""
         self.bytes_running = 0
         self.bytes_running_max = 0
         self.closed = threading.Event()
@@ -273,22 +273,22 @@ class HeldStore(MemoryBackend):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def hold(self, *held: bytes) -> None:
-        """Let calls with these keys wait."""
+        """Block calls with these keys."""
         for key in held:
             self._gates[key.hex()] = asyncio.Event()
 
     def let_go(self, *held: bytes) -> None:
-        """Let the calls that wait at these keys go on."""
+        """Release the calls blocked at these keys, or at all keys if none are given."""
         assert self._loop is not None
         for key in held or [bytes.fromhex(gate) for gate in self._gates]:
             self._loop.call_soon_threadsafe(self._gates[key.hex()].set)
 
     def next_entered(self) -> tuple[str, ...]:
-        """Wait until another read or write has begun; return its keys."""
+        """Wait until another read or write has started; return its keys."""
         return self.entered.get(timeout=PATIENCE_S)
 
     def forget_entered(self) -> None:
-        """Leave in `entered` only what begins from now on."""
+        """Clear `entered`."""
         while not self.entered.empty():
             self.entered.get()
 

@@ -1,4 +1,4 @@
-"""Ranks in threads of this process, each with a real cache below tensors that an engine owns."""
+"""Ranks in threads of this process, each with a real `HostCache` below engine-owned tensors."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,9 +27,9 @@ def on_every_rank(
     listener: Listener | None = None,
     **settings: Any,
 ) -> list[T]:
-    """Run a program on each rank's cache; return what came of each. `settings` are the cache's.
+    """Run a program on each rank's cache; return the results. `settings` are passed to the cache.
 
-    The `listener` is rank 0's; nobody listens on the others.
+    Only rank 0 gets the `listener`.
     """
     layout = PageLayout(
         page_tokens=PAGE_TOKENS,

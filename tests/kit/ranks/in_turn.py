@@ -1,7 +1,6 @@
-"""Several ranks in one thread, in turn, whose executors do what a test tells them to.
+"""Several ranks driven in turn in one thread, with executors that report what a test scripts.
 
-The caches, replicas, ballots and rounds are the real ones. Only the I/O is told by hand, which is
-what a test of the protocol wants to decide.
+Caches, replicas, ballots and rounds are the real ones. Only the I/O is scripted.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,17 +60,17 @@ LAYOUT = PageLayout(
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
-    """Return so many pages of tokens that follow each other."""
+    """Return `pages` pages of consecutive tokens."""
     return list(range(start, start + pages * PAGE_TOKENS))
 
 
 def prompt_of(first: int, pages: int) -> list[int]:
-    """Return so many pages of tokens, which no prompt with another first token shares."""
+    """Return `pages` pages of tokens that share no prefix with another value of `first`."""
     return prompt(pages, start=first * 1000)
 
 
 def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindow:
-    """Return a component whose window is so many pages long."""
+    """Return a sliding-window component whose window is `pages` pages long."""
     return SlidingWindow(
         window_tokens=pages * PAGE_TOKENS,
         layout=LAYOUT,
@@ -81,20 +80,20 @@ def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindo
 
 
 class ToldExecutor:
-    """Keeps the orders and reports what the test says."""
+    """An executor that records orders and reports the progress that the test sets."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.begun: list[Direction] = []
-        """The directions in which copies were told to begin, in their order."""
+        """The directions of `begin_copies` calls, in order."""
         self.begun_after: list[int] = []
-        """How many orders it had been given when each of them was."""
+        """For each `begin_copies` call, how many orders the executor held at that time."""
         self.said: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
-        """What became of the proposals that are staged, by their digests; the test says it."""
+        """The readiness of staged proposals by digest; the test may change it."""
         self.waited_s = 0.0
-        """How long it was told to wait in all; it never does."""
+        """The sum of requested wait times. The executor never actually waits."""
         self.closed = False
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -127,14 +126,14 @@ class ToldExecutor:
         return ExecutorCounts()
 
     def serving_address(self) -> str:
-        """Nothing is served."""
+        """Return an empty address, because nothing is served."""
         return ""
 
     def close(self) -> None:
         self.closed = True
 
     def given(self, kind: type[OrderT]) -> list[OrderT]:
-        """Return the orders of one kind, which stay to be obeyed."""
+        """Return the recorded orders of one kind without removing them."""
         return [order for order in self.orders if isinstance(order, kind)]
 
     def take(self, kind: type[OrderT]) -> list[OrderT]:
@@ -144,14 +143,14 @@ class ToldExecutor:
         return taken
 
     def obey_only(self, kind: type[Order]) -> None:
-        """Report the orders of one kind as done well; the others stay to be obeyed."""
+        """Report the orders of one kind as successful; keep the others."""
         others = [order for order in self.orders if not isinstance(order, kind)]
         self.orders = [order for order in self.orders if isinstance(order, kind)]
         self.obey()
         self.orders = others
 
     def fail(self) -> None:
-        """Report the copies and writes that were ordered as failed."""
+        """Report all ordered copies and writes as failed."""
         moves: list[Put | CopyToHost | CopyToDevice] = []
         moves += self.take(Put)
         moves += self.take(CopyToHost)
@@ -159,7 +158,7 @@ class ToldExecutor:
         self.said += [Ended(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Report every order as done well; `stored` says which keys the store has."""
+        """Report every order as successful; `stored` says which keys the store has."""
         orders, self.orders = self.orders, []
         for order in orders:
             match order:
@@ -180,7 +179,7 @@ class ToldExecutor:
 
 
 class InTurn(Generic[CacheT]):
-    """A group of ranks driven in one thread: every rank gets every command."""
+    """A group of ranks driven in one thread; every rank gets every command."""
 
     kind: type[CacheT]
     default_device_pages: int
@@ -200,9 +199,9 @@ class InTurn(Generic[CacheT]):
         logs: bool = False,
         **settings: Any,
     ) -> None:
-        """`settings` are others of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`.
+        """`settings` are further settings of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`.
 
-        With `logs` each rank has one, into which the test puts requests.
+        With `logs` each rank has a request log, to which the test adds requests.
         """
         pages = self.default_device_pages if device_pages is None else device_pages
         owned: dict[str, Any] = {"device_pages": pages} if pages else {}
@@ -245,29 +244,29 @@ class InTurn(Generic[CacheT]):
         return cache
 
     def every(self, command: Callable[[CacheT], T]) -> T:
-        """Give every rank the command; return the answer, which must be the same everywhere."""
+        """Run a command on every rank; return the answer, which must be equal on all ranks."""
         answers = [command(cache) for cache in self.caches]
         assert all(answer == answers[0] for answer in answers), answers
         return answers[0]
 
     def report(self, *progress: Progress) -> None:
-        """Let every rank's executor report the same, which counts from the next step on."""
+        """Make every rank's executor report the same progress, which takes effect in the next step."""
         for executor in self.executors:
             executor.said += progress
 
     def take_operation(self, kind: type[LookUp | Fetch | Put | CopyToHost | CopyToDevice]) -> int:
-        """Remove the one order of a kind that every rank has; return its operation."""
+        """Remove the order of a kind from every rank; return its operation, which must be the same."""
         (operation,) = {
             order.operation for executor in self.executors for order in executor.take(kind)
         }
         return operation
 
     def free(self, tier: int) -> int:
-        """Return how many pages of full attention nobody has, on every rank."""
+        """Return how many full-attention pages are free on a tier, equal on all ranks."""
         return self.every(lambda cache: cache.inspection.prefixes.residence.pools[tier][0].free)
 
     def available(self, tier: int) -> list[int]:
-        """Return how many pages of each pool can be had on a tier, on every rank."""
+        """Return how many pages of each pool are free or evictable on a tier, equal on all ranks."""
         residence = self.caches[0].inspection.prefixes.residence
         pools = range(len(residence.pools[tier]))
         return self.every(
@@ -275,7 +274,7 @@ class InTurn(Generic[CacheT]):
         )
 
     def step(self) -> None:
-        """One step of every rank; afterwards all replicas are whole and equal."""
+        """Run one step on every rank, then check that all replicas are valid and equal."""
         halves = [RankCache.open_round, RankCache.close_round]
         for half in halves if self.depth == 0 else reversed(halves):
             for cache in self.caches:
@@ -283,25 +282,25 @@ class InTurn(Generic[CacheT]):
         self.check()
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass on every rank, and take the step that hears of it."""
+        """Advance every rank's clock by `seconds` and step."""
         self.now_ms = [now + int(1000 * seconds) for now in self.now_ms]
         self.step()
 
     def check(self) -> None:
-        """Check the invariants of every replica, and that all are the same."""
+        """Check the invariants of every replica, and that all digests are equal."""
         for cache in self.caches:
             cache.inspection.check()
         assert len({cache.inspection.digest for cache in self.caches}) == 1
         assert len({cache.inspection.state_digest for cache in self.caches}) == 1
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Let all I/O that was ordered so far end well, and take the step that hears of it."""
+        """Complete all ordered I/O successfully, and step once."""
         for executor in self.executors:
             executor.obey(stored)
         self.step()
 
     def settle(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Let all I/O end well, and step until nothing is in flight."""
+        """Complete all I/O successfully and step until nothing is in flight."""
         for _ in range(100):
             self.obey(stored)
             if self.caches[0].inspection.idle:
@@ -309,7 +308,7 @@ class InTurn(Generic[CacheT]):
         raise AssertionError("operations are still in flight after 100 steps")
 
     def phase(self, operation: int) -> str:
-        """Return the name of an operation's phase on all ranks, DONE if it is gone."""
+        """Return the name of an operation's phase on all ranks, or DONE if the operation is gone."""
         return self.every(
             lambda cache: (
                 cache.inspection.in_flight[operation].phase.name
@@ -326,7 +325,7 @@ class RanksInTurn(InTurn[Cache]):
     default_device_pages = 64
 
     def compute(self, request: str, tokens: list[int], *, cached: int = 0) -> None:
-        """Let a request be admitted, computed, inserted and released, and its I/O end."""
+        """Admit, compute, insert and release a request, and complete its I/O."""
         self.every(lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens)))
         self.settle()
         self.every(lambda cache: cache.insert(request, tokens))
@@ -334,7 +333,7 @@ class RanksInTurn(InTurn[Cache]):
         self.settle()
 
     def publish(self, request: str, tokens: list[int]) -> None:
-        """Let a request that finds nothing cached be computed and released; no I/O ends by it."""
+        """Compute, insert and release a request with nothing cached, without completing any I/O."""
         self.every(lambda cache: cache.load_back(request, [], reserve_tokens=len(tokens)))
         self.every(lambda cache: cache.insert(request, tokens))
         self.every(lambda cache: cache.release(request))

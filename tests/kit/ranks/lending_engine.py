@@ -1,8 +1,8 @@
-"""A rank of an engine that owns its device pages, and lends them to a `HostCache`.
+"""A rank of an engine that owns its device pages and lends them to a `HostCache`.
 
-It is asked for what a `Cache` is asked for, so that both run the same programs. Its pages have other
-numbers on each rank, and it overwrites what a request gives back. A request that has left keeps its
-pages as long as its backup waits for room.
+The engine has the interface of `Cache`, so that both run the same programs. Its page numbers differ
+between ranks, and it overwrites freed pages. A finished request keeps its pages while its backup waits
+for host pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ Table = dict[str, list[int]]
 
 @dataclass
 class Allocated:
-    """The tensors of an engine, and which of their pages are free."""
+    """The device tensors of an engine, and their free pages."""
 
     pools: Mapping[str, DevicePool]
     free: Table
 
     @classmethod
     def of(cls, config: CacheConfig, rank: int, ranks: int) -> "Allocated":
-        """Return as many pages as `config` has for a device."""
+        """Allocate as many device pages as `config` has."""
         counts = {each.pool: each.device_pages for each in config.components}
         counts[KV_POOL] = config.device_pages
         shards = shard_layouts(config, rank, ranks)
@@ -53,7 +53,7 @@ class Allocated:
         return cls(pools, {name: list(range(count))[::order] for name, count in counts.items()})
 
     def lent(self) -> dict[str, EnginePages]:
-        """Return the tensors as a `HostCache` has them."""
+        """Return the tensors in the form that `HostCache` takes."""
         return {
             name: EnginePages(
                 pool.layout,
@@ -66,7 +66,7 @@ class Allocated:
         }
 
     def give_back(self, table: Table) -> None:
-        """Take pages back, and overwrite them."""
+        """Free pages and overwrite them."""
         for name, pages in table.items():
             mine = [page for page in pages if page != NO_PAGE]
             for each in self.pools[name].layout.columns:
@@ -75,21 +75,22 @@ class Allocated:
 
 
 class LendingEngine(HostCache):
-    """One rank of the engine, with the cache below it."""
+    """One rank of the engine, together with its `HostCache`."""
 
     _device: Allocated
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
-    """Pages lent for backups that may have to wait for room, by request, in order of time."""
+    """Device pages lent for backups that may wait for host pages, by request, oldest first."""
     _ended: set[str]
-    """Those of these requests that have left."""
+    """The requests in `_waiting` that have finished."""
     keeps_states = False
-    """Whether an insert that ends with a page lends the state: the test leaves it as it is."""
+    """Whether `insert` also lends the recurrent state. Only valid if the test does not change the
+    state."""
 
     @classmethod
     def start(cls, config: CacheConfig, member: Collective) -> "LendingEngine":
-        """Begin with the device pages that `config` would give a `Cache`."""
+        """Start with as many device pages as `config` would give a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
         none = tuple(structs.replace(each, device_pages=0) for each in config.components)
         shared: dict[str, Any] = part_of(config, RankCacheConfig) | {"components": none}
@@ -101,17 +102,17 @@ class LendingEngine(HostCache):
 
     @property
     def device_pools(self) -> Mapping[str, DevicePool]:
-        """See `Cache`."""
+        """Return the device pools by name, as `Cache` does."""
         return self._device.pools
 
     def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
-        """See `Cache`."""
+        """Return a request's device pages in a pool, as `Cache` does."""
         return np.array(self._tables[request][pool], dtype=np.int32)
 
     def load_back(
         self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
     ) -> Admission | Wait:
-        """Load what the cache has of a request, beside pages for what it computes itself."""
+        """Load a request's cached tokens and allocate device pages for the rest."""
         found = self.hit(request, tokens, namespace)
         self._allocate(request, found, max(found, reserve_tokens))
         if found:
@@ -120,7 +121,7 @@ class LendingEngine(HostCache):
         return Admission(0, found, 0, None)
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
-        """Back up whole pages, and the state only where the request does not change it in place."""
+        """Back up a request's full pages, and its state only if `keeps_states`."""
         del final
         lent = self._lends(request, len(tokens) - len(tokens) % self.config.layout.page_tokens)
         if not self.keeps_states:
@@ -134,12 +135,15 @@ class LendingEngine(HostCache):
     def retract(
         self, request: str, tokens: Tokens, device_pages: "PagesByPool | None" = None
     ) -> bool:
-        """Take a request off the device."""
+        """Retract a request: back up its tokens so that the device pages can be freed."""
         lent = self._lends(request, len(tokens)) if device_pages is None else device_pages
         return super().retract(request, tokens, lent)
 
     def release(self, request: str) -> bool:
-        """Forget a request; its pages come back once no copy touches them, and none waits for room."""
+        """Release a request and return whether its pages were freed.
+
+        The pages stay allocated while a copy uses them or a backup waits for host pages.
+        """
         if self.awaits_room(request):
             self._ended.add(request)
             return False
@@ -152,11 +156,11 @@ class LendingEngine(HostCache):
         return freed
 
     def abort(self, request: str) -> None:
-        """See `Cache`."""
+        """Release a request, as `Cache.abort` does."""
         self.release(request)
 
     def step(self, *, idle_s: float = 0.0) -> None:
-        """Take a step, and pages back from requests that have left or are saved."""
+        """Step, and free the device pages of finished and saved requests."""
         for request in filter(self.backup_is_due, list(self._waiting)):
             self._back_up_again(request)
         for request in [each for each in self._ended if not self.awaits_room(each)]:
@@ -180,7 +184,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush until no backup comes further."""
+        """Flush, and repeat while a waiting backup can proceed."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()
@@ -201,12 +205,12 @@ class LendingEngine(HostCache):
         return [NO_PAGE] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
 
     def _lends(self, request: str, tokens: int) -> dict[str, Sequence[int]]:
-        """Return what a request lends for its first tokens."""
+        """Return the device pages of a request's first `tokens` tokens."""
         pages = -(-tokens // self.config.layout.page_tokens)
         return {pool: table[:pages] for pool, table in self._tables[request].items()}
 
 
 def lending(cache: RankCache) -> LendingEngine:
-    """Return a rank that is asked for what only an engine with pages of its own can do."""
+    """Return a rank's cache as the `LendingEngine` that it must be."""
     assert isinstance(cache, LendingEngine)
     return cache

@@ -1,4 +1,4 @@
-"""Ranks that serve their host pages to readers of other groups, and readers that do as a test says."""
+"""Page servers that serve host pages to readers of other groups, and readers scripted by a test."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ from tests.kit.ranks.reference_pages import reference_page
 from tests.kit.servers.mooncake_master import needs_mooncake
 
 LONG_BOUNDS = ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
-"""Nobody is cut off while a healthy test goes on."""
+"""Timeouts so long that the server disconnects no reader of a healthy test."""
 
 
 def objects_of(
@@ -46,7 +46,7 @@ def objects_of(
     pages: int,
     namespace: str = NAMESPACE,
 ) -> RankObjects:
-    """The host pages of a rank of full attention alone, empty."""
+    """Return a rank's empty host pages of full attention."""
     shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
     shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
     return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
@@ -55,17 +55,17 @@ def objects_of(
 def in_host_memory(
     shards: Mapping[str, ShardLayout], shardings: Shardings, *, pages: int, namespace: str
 ) -> RankObjects:
-    """The host pages of a rank that has these pools."""
+    """Return a rank's empty host pages of these pools."""
     pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
     return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
 
 
 def no_engine(_: str) -> None:
-    """Pages are sent over connections."""
+    """Return no transfer engine, so that pages are sent over connections."""
 
 
 class KeptEngine(TransferEngine):
-    """A transfer engine that the next rank of the tests has, since the end of one takes a second."""
+    """A transfer engine that is kept for the next test, because closing one takes a second."""
 
     def close(self) -> None:
         self.unregister(*self._registered.values())
@@ -76,7 +76,7 @@ _kept: list[KeptEngine] = []
 
 
 def engine_over_tcp(host: str) -> TransferEngine:
-    """A transfer engine by which a rank's pages can be read; skips where there is none."""
+    """Return a transfer engine over TCP; skip the test if Mooncake is not installed."""
     if _kept:
         return _kept.pop()
     needs_mooncake()
@@ -84,29 +84,32 @@ def engine_over_tcp(host: str) -> TransferEngine:
 
 
 BY_ENGINE = EngineSettings(insists=True)
-"""How a reader reads that is never to read over its connection."""
+"""Reader settings that allow only the transfer engine, never the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedGroup:
-    """All ranks of a group, each with the same pages of a reference model."""
+    """All ranks of a group, each with its shard of the same reference pages."""
 
     servers: Sequence[PageServer]
     objects: Sequence[RankObjects]
 
     @property
     def uri(self) -> str:
-        """Where readers begin."""
+        """Return the peer URI of the first rank, which readers connect to first."""
         return f"peer://{self.servers[0].address}"
 
     def serve(self, keys: Sequence[bytes], operation: int = 1) -> None:
-        """Offer the first pages of each rank under these keys."""
+        """Publish each rank's first pages under these keys."""
         transfer = ObjectTransfer(KV_POOL, tuple(keys), tuple(range(len(keys))))
         for server in self.servers:
             server.serve(operation, [transfer])
 
     def withdrawn(self, operation: int = 1) -> "SimpleQueue[int]":
-        """Withdraw them; what is returned is told by each rank when it is quiet."""
+        """Withdraw the pages of `operation`.
+
+        Each rank puts the operation into the returned queue when no read of its pages is in flight.
+        """
         quiet = SimpleQueue[int]()
         for server in self.servers:
             server.withdraw(operation, quiet.put)
@@ -130,7 +133,7 @@ def serving(
     reached_at: str = "",
     by_engine: bool = False,
 ) -> Generator[ServedGroup]:
-    """A group with reference pages on its hosts, none of which is offered yet."""
+    """Run a group whose host pages hold reference content, none of it published yet."""
     objects = [
         objects_of(layout, ShardPlace.of(rank, tp_size), absent, pages=pages)
         for rank in range(tp_size)
@@ -160,14 +163,14 @@ def serving(
 
 @contextmanager
 def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[ServedGroup]:
-    """The same with so many pages, which are offered under the first hashed keys."""
+    """Run a group with `count` pages, published under the first hashed keys."""
     with serving(layout, pages=count, **options) as group:
         group.serve(hashed_keys(count))
         yield group
 
 
 def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read], list[bytearray]]:
-    """Reads of the first pages of the first rank, and their buffers, which are full of something."""
+    """Return reads of the first rank's first pages, and their buffers, filled with byte `fill`."""
     layout = group.objects[0].pools[KV_POOL].layout
     buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
     names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
@@ -178,12 +181,12 @@ def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read],
 
 
 def pages_of(group: ServedGroup, count: int) -> list[bytes]:
-    """Return the first `count` pages of the first rank, as bytes."""
+    """Return the bytes of the first rank's first `count` pages."""
     return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(count))]
 
 
 class RawReader:
-    """A reader that asks and receives just when a test has it do so."""
+    """A reader that sends and receives only when the test calls it."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         self.sock = socket.create_connection(split_address(address), timeout=PATIENCE_S)
@@ -201,11 +204,11 @@ class RawReader:
         self.sock.sendall(frame + self.tags.sent.of(frame))
 
     def receive(self) -> tuple[Message, bytes]:
-        """The next frame, whole."""
+        """Return the next frame's message and attached bytes."""
         return self.receive_control(), self.receive_attached()
 
     def receive_control(self) -> Message:
-        """The next frame without what is attached."""
+        """Return the next frame's message without its attached bytes."""
         raw = self._exactly(PREFIX_BYTES)
         control_bytes, attached_bytes = decode_prefix(memoryview(raw))
         self._attached_bytes = attached_bytes
@@ -214,14 +217,14 @@ class RawReader:
         return MESSAGES.decode(memoryview(control))
 
     def receive_attached(self) -> bytes:
-        """The rest of that frame."""
+        """Return the attached bytes of the frame whose message was just received."""
         attached = self._exactly(self._attached_bytes)
         if attached:
             self.tags.received.require(attached, self._exactly(self.tags.received.nbytes))
         return attached
 
     def receive_states(self, count: int) -> list[State]:
-        """What comes of so many objects, whose bytes are dropped."""
+        """Receive the states of `count` objects and drop their bytes."""
         states: list[State] = []
         while len(states) < count:
             message, _ = self.receive()
@@ -230,7 +233,7 @@ class RawReader:
         return states
 
     def is_hung_up_on(self) -> bool:
-        """Receive to the end; fails if there is none."""
+        """Return True once the server closes the connection; raise a timeout otherwise."""
         try:
             while self.sock.recv(1 << 20):
                 pass
@@ -252,7 +255,7 @@ class RawReader:
 
 @contextmanager
 def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
-    """A reader that has greeted the server, whose hello is the first that it receives."""
+    """Connect a reader that has completed the handshake; the server's hello is its first message."""
     reader = RawReader(address, secret)
     try:
         yield reader

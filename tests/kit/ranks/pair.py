@@ -1,4 +1,4 @@
-"""Two groups, of which one computes a prompt and the other goes on with it."""
+"""Two groups: one computes a prompt (prefill), the other continues with it (decode)."""
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -19,7 +19,7 @@ NAME = "r"
 
 
 def config_of(profile: str) -> CacheConfig:
-    """Return the settings of a group that serves its pages and reads from others."""
+    """Return the settings of a group that serves its pages and reads those of peers."""
     found = find_profile(profile)
     return CacheConfig(
         model=found.name,
@@ -28,13 +28,13 @@ def config_of(profile: str) -> CacheConfig:
         device_pages=64,
         host_pages=128,
         peers=Peers(),
-        # A machine that does much else at the time is not what is tried.
+        # A long timeout, because a busy machine must not make prefetches stop early.
         stop_policy=StopPolicy(base_s=10.0),
     )
 
 
 class Pair:
-    """A group that computes prompts and one that goes on with them out of the first one's memory."""
+    """A prefill group, and a decode group that reads the prefill group's host pages."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Pair:
         lends: tuple[bool, bool] = (False, False),
         peers: Peers | None = None,
     ) -> None:
-        """Each of the two engines `lends` its device pages, or its cache owns them."""
+        """For each group, `lends` says whether an engine owns the device pages instead of the cache."""
         config = config_of(profile)
         if peers is not None:
             config = replace(config, peers=peers)
@@ -58,7 +58,7 @@ class Pair:
         self.source = self.prefill.caches[0].serving_uri
 
     def compute(self, tokens: KeyedTokens, *stops: int) -> None:
-        """Let the first group compute a prompt in chunks and serve it until others can have it."""
+        """Compute a prompt in chunks on the prefill group, and wait until its pages are published."""
         ids = tokens.ids
         prompt = KeyedTokens(ids[: stops[-1]], PAGE_TOKENS)
         self.prefill.admit(NAME, prompt, reserve=len(ids))
@@ -67,7 +67,7 @@ class Pair:
         self.served(tokens, stops[-1])
 
     def served(self, tokens: KeyedTokens, length: int) -> None:
-        """Wait until others can have the whole pages of the first `length` tokens."""
+        """Wait until the prefill group has published the full pages of the first `length` tokens."""
         ids, whole = tokens.ids[:length], length - length % PAGE_TOKENS
 
         def is_served(cache: Cache) -> bool:
@@ -76,17 +76,17 @@ class Pair:
         self.prefill.until(is_served)
 
     def prefetched(self, tokens: KeyedTokens) -> None:
-        """Bring what is served to the host of the group that goes on."""
+        """Prefetch the published pages to the decode group's hosts."""
         self.decode.ask(lambda c: c.prefetch(NAME, tokens.ids, source=self.source))
         self.decode.until(lambda cache: cache.prefetch_done(NAME))
 
     def goes_on(self, tokens: KeyedTokens) -> int:
-        """Bring a prompt to the second group and admit it; return how many tokens are cached there."""
+        """Prefetch and admit a prompt on the decode group; return how many tokens are cached there."""
         self.prefetched(tokens)
         return self.decode.admit(NAME, tokens, reserve=len(tokens.ids) + PAGE_TOKENS)
 
     def wrong_pages(self, tokens: KeyedTokens, cached: int) -> int:
-        """Let the second group compute what it lacks; return how many of its pages are wrong."""
+        """Compute the rest of a prompt on the decode group; return how many of its pages are wrong."""
         length = len(tokens.ids)
         self.decode.compute(NAME, tokens, cached, length)
         return self.decode.wrong_pages(NAME, tokens, length)

@@ -1,10 +1,10 @@
-"""A clock that goes on by itself, for what waits in agreed time."""
+"""A clock that advances at every read, for code that waits in agreed time."""
 
 
 class PassingTime(list[int]):
-    """The clock of one rank, on which so many milliseconds pass with each look.
+    """A rank's clock that advances by `pace_ms` milliseconds at each read.
 
-    It stands in the place of the clocks of `InTurn`.
+    It replaces the list of clocks in `InTurn`.
     """
 
     def __init__(self, pace_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Groups whose device pool is far too small for what they serve, so that requests come and go."""
+"""Groups whose device pool is far too small for their requests, so that requests are retracted."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from lockstep.small_engine.scheduler import Scheduler
 
 DEVICE_PAGES = 40
 PAGE_TOKENS = {"llama": 2, "hybrid-all": 4}
-"""Small pages, so that much comes and goes for few tokens."""
+"""Small pages, so that few tokens cause many evictions."""
 REQUESTS_AT_A_TIME = 12
-"""Each of which needs more than half of the device in the end."""
+"""Concurrent requests, each of which finally needs more than half of the device pool."""
 
 Turn = Callable[[Cache, Scheduler], bool]
-"""Done on every rank before each step; says whether to stop."""
+"""Called on every rank before each step; returns whether to stop."""
 
 
 def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfig:
-    """Return the settings of a group under pressure."""
+    """Return the settings of a group whose device pool is too small."""
     found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
     sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
     given = {
-        # A window and as many pages as full attention has: it is the device that is short.
+        # One window plus as many pages as full attention has, so that only device KV pages are short.
         "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
         "window_host_pages": host_pages,
         "state_device_pages": 2 * REQUESTS_AT_A_TIME,
@@ -48,23 +48,23 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
 
 @dataclass(frozen=True)
 class Pressed:
-    """What a rank has counted, and what is left of what it had to begin with."""
+    """A rank's counters, and the resources that were not freed."""
 
     ended: bool
-    """Whether every request was served; otherwise it was stopped as it stood."""
+    """Whether every request was served; False if the run was stopped early."""
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
-    """By tier and pool, the pages that cannot be had any more."""
+    """Pages that became unavailable, by tier and pool."""
     kept: list[list[int]]
-    """By tier and component, the pages of the tree that may not leave."""
+    """Pages of the tree that may not be evicted, by tier and component."""
     in_flight: int
 
 
 def presses(
     cycles: int, turn: Turn = lambda _, __: False
 ) -> Callable[[Cache, ForwardPass], Pressed]:
-    """Return the program of a rank that serves requests until so many were retracted."""
+    """Return a rank's program that serves requests until `cycles` retractions have happened."""
 
     def program(cache: Cache, _: ForwardPass) -> Pressed:
         page_tokens, came = cache.config.layout.page_tokens, 0
@@ -93,7 +93,8 @@ def presses(
         scheduler = Scheduler(cache, requests(), limits, stopped=lambda: turn(cache, scheduler))
         ended = scheduler.run()
         if ended:
-            # A store that fails writes now and then may not take all of it in time.
+            # A store with injected write failures may not complete every write before the flush times
+            # out.
             assert cache.flush() or "fault.error" in str(cache.config.store)
         cache.inspection.check()
         left = zip(free, pages_free(cache), strict=True)
@@ -110,7 +111,7 @@ def presses(
 
 
 def pages_free(cache: Cache) -> list[list[int]]:
-    """Return by tier and pool how many pages are free, or can be had of the tree."""
+    """Return how many pages are free or evictable, by tier and pool."""
     prefixes = cache.inspection.prefixes
     return [
         [prefixes.residence.available(tier, each.index) for each in prefixes.components]

@@ -1,4 +1,4 @@
-"""A relay on loopback that forwards what two processes say to each other, until it cuts them off."""
+"""A TCP relay on loopback that forwards data between two processes until the test cuts it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,15 +9,19 @@ from lockstep.ranks.protocol.host_port import split_address
 from tests.kit.loop_thread import LoopThread
 
 PATIENCE_S = 30.0
-"""What only a relay takes that does not work."""
+"""Timeout of a cut. Only a broken relay takes longer."""
 
 
 class Relay:
-    """Forwards connections to `target`. Each of the first is cut after so many bytes in both ways."""
+    """Forwards connections to `target`.
+
+    Each of the first connections is cut after the number of bytes in `cuts`, counted over both
+    directions.
+    """
 
     def __init__(self, target: str, cuts: Sequence[int] = ()) -> None:
         self.connections = 0
-        """How many connections were made through it."""
+        """How many connections were made through the relay."""
         self._target = target
         self._cuts = list(cuts)
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
@@ -26,11 +30,10 @@ class Relay:
         self.address = f"127.0.0.1:{self._loop.listen(self._accept, '127.0.0.1', 0)}"
 
     def cut(self) -> None:
-        """Cut all connections that there are."""
+        """Abort all open connections."""
         self._loop.start(self._cut_all()).result(PATIENCE_S)
 
     def __enter__(self) -> Self:
-        """Return the relay."""
         return self
 
     def __exit__(
@@ -39,7 +42,7 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Cut everything, and listen no more."""
+        """Abort all connections and stop listening."""
         self._loop.close()
 
     async def _cut_all(self) -> None:
@@ -71,7 +74,7 @@ class Relay:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Before anything is awaited: this task may be cancelled a second time there.
+            # Abort before the first await, because this task may be cancelled a second time there.
             for each in (writer, their_writer):
                 each.transport.abort()
             for task in both:
@@ -82,7 +85,7 @@ class Relay:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
 ) -> None:
-    """Forward until the one side ends or so many bytes have passed."""
+    """Forward data until one side closes or the byte budget in `left` is used up."""
     while data := await reader.read(min(left[0], 1 << 14)):
         writer.write(data)
         await writer.drain()

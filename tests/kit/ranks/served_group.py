@@ -23,14 +23,14 @@ from tests.kit.ranks.lending_engine import LendingEngine
 T = TypeVar("T")
 
 STEPS_MAX = 20_000
-"""Steps after which what a test waits for is taken for lost."""
+"""Steps after which a wait fails."""
 
 
 class ServedGroup:
-    """The caches of one group, which do the same side by side. Close it."""
+    """The caches of one group, which run the same commands in parallel. The caller closes it."""
 
     def __init__(self, config: CacheConfig, ranks: int, *, lends: bool = False) -> None:
-        """Where it `lends`, an engine owns the device pages, and stands for the cache."""
+        """With `lends`, an engine owns the device pages and is used in place of each cache."""
         self._threads = ThreadPoolExecutor(ranks)
         members = InProcessGroup(ranks)
         start = cast("Callable[..., Cache]", LendingEngine.start) if lends else Cache.open
@@ -42,18 +42,18 @@ class ServedGroup:
         self._page_tokens = config.layout.page_tokens
 
     def begin(self, program: Callable[[Cache, ForwardPass], T]) -> "list[Future[T]]":
-        """Run a program on every rank, in its thread; return at once."""
+        """Start a program on every rank in its thread; return the futures at once."""
         pairs = zip(self.caches, self.forwards, strict=True)
         return [self._threads.submit(program, *pair) for pair in pairs]
 
     def ask(self, work: Callable[[Cache], T]) -> T:
-        """Return what every rank says, which is the same."""
+        """Run `work` on every rank and return the result, which must be equal on all ranks."""
         said = list(self._threads.map(work, self.caches))
         assert all(each == said[0] for each in said), said
         return said[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
-        """Step until every rank says yes, in the same step."""
+        """Step until `work` is true on every rank, which must happen in the same step."""
 
         def step(cache: Cache) -> int:
             for number in range(STEPS_MAX):
@@ -74,7 +74,7 @@ class ServedGroup:
         return answer.cached_tokens
 
     def compute(self, name: str, tokens: KeyedTokens, start: int, stop: int) -> None:
-        """Let the model compute a chunk, with the page that it leaves half full, and publish it."""
+        """Compute a chunk, including its partial last page, and insert it."""
 
         def chunk(forward: ForwardPass) -> None:
             span = TokenSpan(request=name, tokens=tokens, start=start, stop=stop)
@@ -85,7 +85,7 @@ class ServedGroup:
         self.ask(lambda cache: cache.insert(name, tokens.ids[:stop], final=False))
 
     def wrong_pages(self, name: str, tokens: KeyedTokens, computed: int) -> int:
-        """Return how many pages are not what a request needs that was moved; over all ranks."""
+        """Return how many pages of a moved request hold wrong bytes, summed over all ranks."""
 
         def wrong(forward: ForwardPass) -> int:
             compared = forward.verify(name, tokens, computed, moved=True)
@@ -95,7 +95,7 @@ class ServedGroup:
         return sum(self._threads.map(wrong, self.forwards))
 
     def kept(self) -> list[list[int]]:
-        """Return by tier and component how many pages of the tree may not leave."""
+        """Return how many pages of the tree may not be evicted, by tier and component."""
         return self.ask(
             lambda cache: [
                 list(cache.inspection.prefixes.residence.holds.kept_pages[tier])
@@ -104,7 +104,7 @@ class ServedGroup:
         )
 
     def close(self) -> None:
-        """End it on every rank. Idempotent."""
+        """Close the cache on every rank. Idempotent."""
         caches, self.caches = self.caches, []
         for ended in [self._threads.submit(each.close, flush=False) for each in caches]:
             ended.result()
@@ -112,10 +112,10 @@ class ServedGroup:
 
 
 def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Serve a prompt on one rank, as an engine does, until what it computes is in the store.
+    """Serve a prompt on one rank as an engine does, until its computed pages are in the store.
 
-    The last token is computed in any case. Return how many tokens came from the cache, and how many
-    of their pages hold other bytes than were computed for them, in any column that the rank keeps.
+    The last token is always computed. Return how many tokens came from the cache, and how many of their
+    pages hold wrong bytes in any column that the rank keeps.
     """
     prompt, unit = tokens[:-1], cache.config.layout.page_tokens
     cache.prefetch(name, prompt)
@@ -138,6 +138,6 @@ def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int,
 
 
 def keyed(seed: int, length: int, page_tokens: int) -> KeyedTokens:
-    """Return the tokens of a prompt."""
+    """Return a random prompt of `length` tokens that depends on `seed`."""
     ids = np.random.default_rng(seed).integers(0, 1 << 20, length, dtype=np.int32)
     return KeyedTokens(ids, page_tokens)

@@ -1,4 +1,4 @@
-"""Serving prompts with the cache of a single rank, one after the other."""
+"""Serves prompts one after the other with a single rank's cache."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ PAGE_TOKENS = 4
 IDLE_S = 0.001
 
 Prompt = Sequence[int]
-"""The pages of a prompt, by the number of their content."""
+"""A prompt as a list of page content numbers."""
 
 
 def served(cache: Cache, name: str, prompt: Prompt) -> int:

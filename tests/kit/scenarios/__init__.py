@@ -1,1 +1,1 @@
-"""The language of `tests/scenarios`, and what runs and prints it."""
+"""The language of `tests/scenarios`, with its runner and printer."""

@@ -1,22 +1,22 @@
-"""The language of scenarios: what a file says, and what its words mean.
+"""The scenario language: its syntax, and the values that its words represent.
 
-    # Its title, as a claim, and what a reader should know beside.
+    # The title, as a claim, and remarks for the reader.
     settings: ranks=2 host=16
 
-    rank 0: answered 12          what a rank's executor reports, any number of them
+    rank 0: answered 12          a report of a rank's executor; any number of reports
     step                         one command of the engine, or `step`
     ----
-    verdict 3: ...               what came out
+    verdict 3: ...               the output
 
-A letter in a prompt stands for one page of tokens, and `+2` for so many tokens of a page that is not
-full: `ABC+2` shares two pages with `ABX`. Page numbers are written as `0-3,7`, with `_` for a page that
-is not there. Clocks say 1000 ms, which a first round has agreed on, before anything else happens.
+A letter in a prompt is one page of tokens, and `+2` is two tokens of a partial page: `ABC+2` shares two
+pages with `ABX`. Page numbers are written as `0-3,7`, with `_` for a missing page. All clocks start at
+1000 ms, which a first round has already agreed on.
 
-Two commands leave out what a reader need not see: `compute w ABCD` lets a request compute a prompt and
-leave, and `settle` lets all that was ordered end well on every rank.
+Two commands are abbreviations. `compute w ABCD` makes a request compute a prompt and finish. `settle`
+completes all ordered I/O successfully on every rank.
 
-After `all ranks: inbox`, messages reach ranks by their numbers: `rank 1: message 2 withdrawn r7`. What
-came out says up to which number every rank has them, and each that is a command from then on.
+After `all ranks: inbox`, ranks receive numbered messages: `rank 1: message 2 withdrawn r7`. The output
+says up to which number every rank has the messages, and prints each message that became a command.
 """
 
 import re
@@ -48,29 +48,29 @@ _SETTINGS = (
     *("ranks", "depth", "device", "engine", "host", "store", "window", "state", "write_policy"),
     *("eviction", "names_pages", "limit", "bounds", "timeouts", "stop"),
 )
-"""Before the first dot, where there is one."""
+"""Known settings. For a dotted setting, the part before the first dot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Reports and a command, and what came out by the file."""
+    """Reports and a command, with the output that the file expects."""
 
     lines: tuple[str, ...]
-    """As they stand in the file, with remarks."""
+    """Source lines as in the file, including remarks."""
     told: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a file says."""
+    """A parsed scenario file."""
 
     head: str
-    """Its title and settings, as they stand in the file."""
+    """The title and settings as in the file."""
     settings: Mapping[str, str]
     blocks: tuple[Block, ...]
 
     def written(self, told: Sequence[Sequence[str]]) -> str:
-        """Return the file as it should be if this is what came out of its blocks."""
+        """Return the file's text with this output for each block."""
         parts = [self.head]
         for block, lines in zip(self.blocks, told, strict=True):
             parts.append("\n".join((*block.lines, _RULE, *lines)))
@@ -78,7 +78,7 @@ class Scenario:
 
 
 def parse(text: str) -> Scenario:
-    """Read a file. Raises `ValueError` for what is none."""
+    """Parse a scenario file. Raises `ValueError` if the text has no title or settings."""
     head, *blocks = text.strip().split("\n\n")
     *title, settings = head.splitlines()
     if not title or not settings.startswith("settings:") or any(t[:2] != "# " for t in title):
@@ -94,7 +94,7 @@ def _block(text: str) -> Block:
 
 
 def tokens_of(prompt: str) -> bytes:
-    """Return the tokens that a prompt stands for."""
+    """Return the tokens of a prompt."""
     match = _PROMPT.fullmatch(prompt)
     if match is None or not prompt:
         raise ValueError(
@@ -106,7 +106,7 @@ def tokens_of(prompt: str) -> bytes:
 
 
 def pages_of(text: str) -> PageRun:
-    """Return the page numbers that `0-3,7` or `_,_,4` stands for."""
+    """Return the page numbers that text like `0-3,7` or `_,_,4` represents."""
     pages: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -115,33 +115,33 @@ def pages_of(text: str) -> PageRun:
 
 
 def proposal_of(words: str) -> Proposal:
-    """Return what `attach memory://b` or `detach` proposes."""
+    """Return the proposal that `attach memory://b` or `detach` represents."""
     change, _, store = words.partition(" ")
     return Proposal(Change[change.upper()], store)
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of a command behind its name: some by their place, some as `name=value`."""
+    """The arguments of a command: positional ones, and `name=value` ones."""
 
     places: tuple[str, ...]
     named: Mapping[str, str]
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "Words":
-        """Sort words by their kind. Raises `ValueError` for a name that no command knows."""
+        """Split words into positional and named arguments. Raises `ValueError` for an unknown name."""
         named = dict(word.split("=", 1) for word in words if "=" in word)
         _require_known(named, _NAMED)
         return cls(tuple(word for word in words if "=" not in word), named)
 
     @property
     def name(self) -> str:
-        """The request or the pin."""
+        """Return the name of the request or pin."""
         return self.places[0]
 
     @property
     def prompt(self) -> bytes:
-        """The tokens, which come last."""
+        """Return the tokens of the prompt, the last positional argument."""
         return tokens_of(self.places[-1])
 
     @property
@@ -152,12 +152,12 @@ class Words:
         return int(self.named.get(name, default))
 
     def runs(self, pools: Sequence[str]) -> list[PageRun]:
-        """Return the pages that are lent, by pool."""
+        """Return the lent device pages of each pool."""
         return [pages_of(self.named.get(pool, "")) for pool in pools]
 
 
 class Names:
-    """Names for what has numbers that nobody can read: the keys of pages, and proposals."""
+    """Readable names for page keys and proposal digests."""
 
     def __init__(self, scenario: Scenario) -> None:
         words = [word for block in scenario.blocks for line in block.lines for word in line.split()]
@@ -168,10 +168,10 @@ class Names:
         staged = {line.partition(" staged ")[2] for line in lines if " staged " in line}
         self.proposals = {proposal_of(each).digest: each for each in staged}
         self._pages: dict[bytes, tuple[str, str]] = {}
-        """By key: what stands before the page's letter, and the letter."""
+        """By key: the text before the page's letter, and the letter."""
 
     def learn(self, place: Place) -> None:
-        """Know the keys of all prompts in a place."""
+        """Add the keys of all prompts in a namespace."""
         namespace, generation, version = place
         era = f"@{version}" if version is not None else f"@{generation}" if generation else ""
         start = f"{namespace}{era}/" if namespace or era else ""
@@ -183,7 +183,7 @@ class Names:
                 self._pages[key] = start + prompt[:index], prompt[index]
 
     def keys(self, keys: Sequence[bytes]) -> str:
-        """Name keys: `AB.CD` for those of the pages C and D after A and B, `_` for one left out."""
+        """Return the names of keys: `AB.CD` for pages C and D after A and B, `_` for an omitted key."""
         parts: list[str] = []
         after = None
         for key in keys:
@@ -199,7 +199,7 @@ class Names:
 
 
 def config_of(settings: Mapping[str, str]) -> ReplicaConfig:
-    """Return the replica's settings. Small pools, so that page numbers can be followed."""
+    """Return the replica's settings, with small pools so that a reader can follow page numbers."""
     _require_known([name.partition(".")[0] for name in settings], _SETTINGS)
     components = tuple(
         ComponentSettings(
@@ -249,7 +249,7 @@ def _of(settings: Mapping[str, str], pool: str, tier: str, default: int) -> str:
 
 
 def _part(kind: type[T], prefix: str, settings: Mapping[str, str]) -> T:
-    """Return a dataclass of settings, of which some stand in a scenario as `prefix.name=value`."""
+    """Return a settings dataclass with the fields given in the scenario as `prefix.name=value`."""
     given: dict[str, Any] = {}
     for name, value in settings.items():
         part, _, field = name.partition(".")

@@ -1,4 +1,4 @@
-"""One rank of a scenario: its ballot, and an executor that reports what the scenario tells it to."""
+"""One rank of a scenario: its ballot, and an executor that reports what the scenario scripts."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -32,10 +32,10 @@ from lockstep.ranks.protocol.orders import (
 from tests.kit.scenarios.language import proposal_of
 
 CLOCK_MS = 1000
-"""What each rank's clock says before it is told."""
+"""The initial time of each rank's clock."""
 
 Reported = LookUp | Fetch | Put | CopyToHost | CopyToDevice | Cancel
-"""Orders about which an executor reports."""
+"""Orders that an executor reports on."""
 
 _MOVES = (CopyToHost, CopyToDevice, Put)
 _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
@@ -48,18 +48,18 @@ _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
     "quiesced": (Cancel,),
     "deadline": (LookUp, Fetch, Cancel, *_MOVES),
 }
-"""By the word of a report: the orders that it may be about."""
+"""The kinds of orders that each report word can refer to."""
 
 
 class Rank(Protocol):
-    """One rank's side of the ring, in this process or in another."""
+    """One rank's side of the agreement ring, in this process or another."""
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
-        """Do what follows from a command or a verdict."""
+        """Process the expectations and orders of a command or verdict."""
         ...
 
     def hear(self, report: str) -> None:
-        """Let the executor report something."""
+        """Make the executor report progress."""
         ...
 
     def vote(self, layout: LaneLayout) -> Vector:
@@ -67,7 +67,7 @@ class Rank(Protocol):
         ...
 
     def read(self, number: int) -> bytes:
-        """Return a message that has reached the rank."""
+        """Return a message that the rank has received."""
         ...
 
 
@@ -77,7 +77,7 @@ class ToldRank:
     def __init__(self, rank: int, shape: BallotShape) -> None:
         self._ballot = Ballot(shape, rank)
         self._orders: dict[int, Reported] = {}
-        """The last order about each operation."""
+        """The last order for each operation."""
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
@@ -93,7 +93,10 @@ class ToldRank:
                 self._orders.pop(each.operation, None)
 
     def hear(self, report: str) -> None:
-        """See `Rank`. `op 3 landed 7`, or `landed 7` where only one order can be meant."""
+        """Make the executor report progress, as in `Rank`.
+
+        Write `op 3 landed 7`, or just `landed 7` if only one order matches.
+        """
         words = report.split()
         match words:
             case ["sick"]:
@@ -168,7 +171,7 @@ class ToldRank:
 
 
 def _best(order: Reported) -> Progress:
-    """Return what an executor reports when all goes well, and its store has everything."""
+    """Return an order's report on full success, with every key in the store."""
     operation = order.operation
     match order:
         case LookUp(needs=needs):

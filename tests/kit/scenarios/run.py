@@ -1,4 +1,4 @@
-"""Runs a scenario: the engine's commands to the replicas, and rounds over the ballots of the ranks."""
+"""Runs a scenario: engine commands on the replicas, and rounds over the ranks' ballots."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -31,7 +31,7 @@ def _pools(replica: Replica) -> list[str]:
 
 
 def _limit(words: Words) -> NamespaceLimit:
-    """Return a limit; what is not named is not bounded."""
+    """Return a namespace limit; fields without an argument are unlimited."""
     named = words.named
     return NamespaceLimit(
         namespace=words.name,
@@ -106,13 +106,13 @@ _QUESTIONS: Mapping[str, Question] = {
     ),
     "done": lambda r, w: "yes" if r.prefetch_done(w.name) else "no",
 }
-"""What only reads."""
+"""Read-only queries."""
 
 
 class Run:
-    """A scenario that is being run.
+    """A running scenario.
 
-    Either every rank has a replica of its own, which must all stay equal, or there is one for all.
+    Either every rank has its own replica, and all replicas must stay equal, or all ranks share one.
     """
 
     def __init__(self, scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> None:
@@ -127,11 +127,11 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # The first round is all news, and none of it worth telling.
+        # Skip the first round's output: everything in the first round is new and irrelevant.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:
-        """Do what the lines of a block say; return what came out."""
+        """Execute the lines of a block; return the output."""
         told: list[str] = []
         for line in lines:
             if line.startswith(("rank ", "all ranks: ")):
@@ -167,7 +167,7 @@ class Run:
         return [*self._write.answer(answer), *self._follow(effects)]
 
     def _settle(self) -> list[str]:
-        """Let all that was ordered end well, which is not told."""
+        """Complete all ordered I/O successfully, without output of the steps."""
         for _ in range(_SETTLED_AFTER):
             self._report("all ranks", "all well")
             self._step()
@@ -176,7 +176,7 @@ class Run:
         raise AssertionError(f"something is in flight after {_SETTLED_AFTER} rounds")
 
     def _compute(self, words: Words) -> list[str]:
-        """Let a request compute a prompt, publish it and leave, and all end well; not told either."""
+        """Compute, insert and release a request and complete its I/O; return only a final match."""
         name, place, prompt = words.name, f"in={words.namespace}", words.places[-1]
         pages = f"0-{len(prompt) - 1}"
         if self._replicas[0].config.device_pages:
@@ -199,7 +199,7 @@ class Run:
         return told or ["nothing to apply yet"]
 
     def _launch(self) -> tuple[LaneLayout, Vector]:
-        """Let every rank vote, and fold the votes."""
+        """Collect every rank's ballot and fold them."""
         self._rounds += 1
         per_rank = self._replicas if len(self._replicas) > 1 else self._replicas * len(self._ranks)
         layouts = [
@@ -237,7 +237,7 @@ class Run:
         return list(self._write.effects(effects))
 
     def _every(self, ask: Callable[[Replica], T]) -> T:
-        """Return what every replica says, which must be the same."""
+        """Run `ask` on every replica; return the result, which must be equal on all."""
         said: list[T] = []
         refused: list[UsageError] = []
         for replica in self._replicas:
@@ -253,11 +253,11 @@ class Run:
 
 
 def run(scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> str:
-    """Run a scenario; return the file as it should be."""
+    """Run a scenario; return the file with the actual output."""
     running = Run(scenario, make_rank, one_replica=one_replica)
     return scenario.written([running.block(block.lines) for block in scenario.blocks])
 
 
 def run_here(scenario: Scenario) -> str:
-    """Run a scenario in this process: every rank has its replica, its ballot and its executor here."""
+    """Run a scenario in this process, with a replica, ballot and executor for every rank."""
     return run(scenario, ToldRank, one_replica=False)

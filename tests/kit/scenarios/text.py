@@ -1,4 +1,4 @@
-"""What comes out of a replica, as lines that a person reads: one for each part of it, in its order."""
+"""Prints verdicts and effects of a replica as readable lines, one per part, in order."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -19,7 +19,7 @@ _BARE = ("request", "pool", "requests")
 
 
 def pages_text(pages: Sequence[int]) -> str:
-    """Return page numbers as `0-3,7`; see `language.pages_of`."""
+    """Return page numbers as `0-3,7`, the inverse of `language.pages_of`."""
     parts: list[list[int]] = []
     for page in pages:
         if parts and page == parts[-1][-1] + 1 and page - 1 != NO_PAGE:
@@ -32,12 +32,12 @@ def pages_text(pages: Sequence[int]) -> str:
 
 
 class Writer:
-    """Writes what came out, with the names of a scenario."""
+    """Prints output with the names of a scenario."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._time_ms = 1000
-        """As the clocks of the ranks begin."""
+        """The last printed time, initially that of the ranks' clocks."""
         self._messages = 0
 
     def answer(self, answer: object) -> Iterator[str]:
@@ -52,7 +52,7 @@ class Writer:
             yield f"answer: {answer}"
 
     def verdict(self, verdict: Verdict) -> Iterator[str]:
-        """Yield what a verdict says."""
+        """Yield the lines of a verdict."""
         start = f"verdict {verdict.round}:"
         told = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
         told += [self._text(each) for each in verdict.seats]
@@ -68,7 +68,7 @@ class Writer:
             yield f"{start} {each}"
 
     def effects(self, effects: Effects) -> Iterator[str]:
-        """Yield what follows, field by field."""
+        """Yield the lines of effects, field by field."""
         if effects.lost is not None:
             yield f"lost: {effects.lost}"
         for each in effects.expectations:
@@ -85,7 +85,7 @@ class Writer:
             yield f"messages: up to {effects.requests}"
 
     def _text(self, value: Any) -> str:
-        """Return a named tuple or dataclass as its name and its fields, less those that say nothing."""
+        """Return a named tuple or dataclass as its type's name and its non-empty fields."""
         match value:
             case CopyTransfer():
                 copied = f"{pages_text(value.sources)} -> {pages_text(value.destinations)}"
@@ -119,7 +119,7 @@ class Writer:
             case str():
                 return value if name in _BARE else f"{label} {value}"
             case bytes() if name == "tokens":
-                # The keys beside them say the same.
+                # Omit tokens, because the keys printed with them say the same.
                 return ""
             case bytes():
                 return f"{label} {self._names.keys((value,))}"
@@ -143,5 +143,5 @@ class Writer:
 
 
 def spaced(name: str) -> str:
-    """Return the name of a type in words."""
+    """Return the name of a type as lower-case words."""
     return "".join(f" {each.lower()}" if each.isupper() else each for each in name).strip()

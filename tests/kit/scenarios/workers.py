@@ -1,8 +1,8 @@
-"""Ranks of scenarios that are processes: the replica stands in one, ballots and executors in others.
+"""Scenario ranks in separate processes: one process has the replica, the others ballots and executors.
 
-What passes between them is bytes (`lockstep.coordinator.codec`) and nothing else. The replica's
-process sends what is to be expected and done; a rank answers with what it was told, so that it can be
-compared, and with its vector when it is to vote. Verdicts never reach it.
+Processes exchange only bytes (`lockstep.coordinator.codec`). The replica's process sends expectations
+and orders. A rank echoes them for comparison, and returns its vector when asked to vote. Verdicts are
+never sent to a rank.
 """
 
 import multiprocessing
@@ -25,20 +25,20 @@ from tests.kit.scenarios.ranks import ToldRank
 from tests.kit.scenarios.run import run
 
 PATIENCE_S = 60.0
-"""What only a worker takes that does not answer."""
+"""Timeout of an answer. Only a hung worker takes longer."""
 
 Followed = tuple[tuple[Expectation, ...], tuple[Order, ...]]
 Plain = tuple[Any, ...]
 _NOTHING: Followed = (), ()
 _QUESTIONS: Codec[tuple[str, Followed, Plain]] = Codec(tuple[str, Followed, Plain])
 _ANSWERS: Codec[tuple[Followed, Plain] | str] = Codec(tuple[Followed, Plain] | str)
-"""Of a question a text is what went wrong."""
+"""An answer that is text is the traceback of an error."""
 
 _processes = multiprocessing.get_context("spawn")
 
 
 class WorkerRank:
-    """A rank in another process; see `ranks.Rank`."""
+    """A rank in another process, with the interface of `ranks.Rank`."""
 
     def __init__(self, connection: Connection, rank: int, shape: BallotShape) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class WorkerRank:
         self._ask("hear", report)
 
     def vote(self, layout: LaneLayout) -> Vector:
-        """See `Rank`. A vector counts for the rank and the round that it comes with."""
+        """Return the rank's vector, and check that it belongs to this rank and round."""
         seats = layout.seats
         frozen = layout.epoch, layout.round, layout.state_digest, seats.rows.tobytes(), seats.digest
         _, (rank, number, vector) = self._ask("vote", *frozen)
@@ -73,7 +73,7 @@ class WorkerRank:
 
 
 class Workers:
-    """Processes for the ranks of scenarios, one scenario after the other."""
+    """Processes for the ranks of scenarios, reused from one scenario to the next."""
 
     def __init__(self, count: int) -> None:
         self._connections: list[Connection] = []
@@ -87,7 +87,7 @@ class Workers:
             self._running.append(process)
 
     def run(self, scenario: Scenario) -> str:
-        """Run a scenario whose replica is here and whose ranks are not."""
+        """Run a scenario with the replica in this process and the ranks in the workers."""
         return run(
             scenario,
             lambda rank, shape: WorkerRank(self._connections[rank], rank, shape),
@@ -103,7 +103,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the processes, which do so once nobody can ask them any more."""
+        """Close the connections, on which the processes exit, and wait for them."""
         for connection, process in zip(self._connections, self._running, strict=True):
             connection.close()
             process.join(PATIENCE_S)
@@ -111,7 +111,7 @@ class Workers:
 
 
 def work(connection: Connection) -> None:
-    """Be a rank of one scenario after the other, until the other end is closed."""
+    """Serve as a rank of one scenario after the other until the connection is closed."""
     worker = _Worker()
     answer: tuple[Followed, Plain] | str
     while True:
@@ -128,13 +128,13 @@ def work(connection: Connection) -> None:
 
 
 class _Worker:
-    """What a worker has of the scenario that runs."""
+    """A worker's state of the running scenario."""
 
     _told: ToldRank
     _rank: int
 
     def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
-        """Do what the replica's process says."""
+        """Execute a request of the replica's process."""
         match verb:
             case "begin":
                 self._rank, world_size, seats = parts

@@ -1,1 +1,1 @@
-"""Real servers for tests, each on loopback or in a temporary directory."""
+"""Real servers for tests, on loopback or in a temporary directory."""

@@ -1,8 +1,7 @@
-"""A process of its own that keeps pages for transfer engines to read; its argument says how many.
+"""A process that registers pages for transfer engines to read; its argument is the number of pages.
 
-They are pages of 16 KiB, as `page` makes them. It says where they are: the engine's address, then the
-address of each page. It ends when it is killed, or its standard input ends. It imports no torch, which
-takes seconds.
+Each page has 16 KiB of content from `page`. The process prints the engine's address and the address of
+each page. It ends when its standard input closes. It does not import torch, which takes seconds.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A serving engine's own server, started by its own command, while a test asks it."""
+"""Runs a serving engine's HTTP server, started by its normal command."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ START_S = 180.0
 def serving(
     command: Sequence[str], environment: Mapping[str, str], log: Path, port: int
 ) -> Generator[str]:
-    """Start a server; give its address once it is healthy, and kill all of its processes."""
+    """Start a server, yield its address once it is healthy, and finally kill all of its processes."""
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, "--port", str(port)],

@@ -1,4 +1,4 @@
-"""A real Mooncake master on loopback for tests, and what they share about its store."""
+"""A real Mooncake master on loopback, and shared support for tests of the Mooncake store."""
 
 import asyncio
 import mmap
@@ -35,7 +35,7 @@ LEASE_MS = 500
 
 
 def needs_mooncake() -> None:
-    """Skip where the client cannot be loaded, and say why."""
+    """Skip the test with a reason if the Mooncake client cannot be loaded."""
     spec = find_spec("mooncake")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("needs the extra mooncake")
@@ -46,7 +46,7 @@ def needs_mooncake() -> None:
 
 
 class Master:
-    """A `mooncake_master` process, which can be killed, begun anew, stopped and continued."""
+    """A `mooncake_master` process that tests can kill, restart, stop and continue."""
 
     def __init__(self, *flags: str) -> None:
         spec = find_spec("mooncake")
@@ -62,7 +62,7 @@ class Master:
         return f"127.0.0.1:{self._port}"
 
     def begin(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the master and wait until it listens."""
         self._process = subprocess.Popen(
             [
                 self._binary,
@@ -82,14 +82,14 @@ class Master:
         until(self._listens)
 
     def stopped(self) -> AbstractContextManager[None]:
-        """It answers nobody while in here."""
+        """Stop the master in a `with` block, so that it answers no client."""
         return stopped_process(self._process.pid)
 
     def links(self) -> int:
-        """How many connections all clients together have to it."""
+        """Return the number of established connections to the master, over all clients."""
         rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
         ends = [row.split()[2:4] for row in rows]
-        # The other end's port, and that the connection stands.
+        # The remote port, and state 01 (established).
         return sum(end.endswith(f":{self._port:04X}") and state == "01" for end, state in ends)
 
     def kill(self) -> None:
@@ -106,7 +106,7 @@ class Master:
 
 
 class LentClient(MooncakeClient):
-    """A client that goes back to where it was taken from instead of leaving the store."""
+    """A client whose `close` returns it to the pool of idle clients instead of leaving the store."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ Lent = TypeVar("Lent", bound=LentClient)
 
 
 class MooncakeStore:
-    """A store: a master, a client that owns the memory, and clients that are lent to backends.
+    """A store: a master, a client that owns the memory, and pooled clients that backends borrow.
 
-    A client needs seconds to leave a store, so that tests would be long if each made its own.
+    The pool exists because a client needs seconds to leave a store.
     """
 
     def __init__(self, *flags: str, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -138,7 +138,8 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # It owns nothing, so it is a client like any other, and one fewer has to leave.
+                # The owner has no memory here, so reuse it as a pooled client; one client fewer has to
+                # leave.
                 self._idle.append(self.owner)
         except BaseException:
             self.master.kill()
@@ -168,7 +169,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """The key under which the object lies now, or would first lie."""
+        """Return the key that stores the object now, or the key of its first write."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -178,15 +179,15 @@ class MooncakeStore:
         self.owner.remove_all(True)
 
     def link_often(self, links: int = 12) -> None:
-        """Give the client that is lent next so many connections to the master.
+        """Give the next borrowed client at least `links` connections to the master.
 
-        Each of them lets one call fail at once when the master dies. A call without any tries to
-        connect for four seconds.
+        Each connection makes one call fail immediately when the master dies. A call without a
+        connection retries for four seconds.
         """
         client = self.lend(self.settings())
         before = self.master.links()
         with self.master.stopped():
-            # One connection is taken for each call that the stopped master holds.
+            # Each call that waits for the stopped master occupies one connection.
             calls = [
                 threading.Thread(target=client.exist, args=[["any"]]) for _ in range(before + links)
             ]
@@ -198,10 +199,10 @@ class MooncakeStore:
         client.close()
 
     def outlast_leases(self) -> None:
-        """Wait until every lease is over that the master has given so far."""
+        """Wait until every lease that the master has granted so far has expired."""
         assert self.owner.put("read last", b"x") == 0
         assert self.owner.get("read last") == b"x"
-        # Without force, the lease holds it.
+        # Removal without force fails while the lease lasts.
         until(lambda: self.owner.remove("read last") == 0)
 
     def close(self) -> None:
@@ -213,11 +214,11 @@ class MooncakeStore:
         self.master.kill()
 
     def lend(self, settings: MooncakeSettings) -> MooncakeClient:
-        """Return a client that comes back when it is closed."""
+        """Return a client that returns to the pool when closed."""
         return self.lend_as(LentClient, settings)
 
     def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:
-        """Return a client of some kind that comes back when it is closed."""
+        """Return a client of a given class that returns to the pool when closed."""
         store = self._idle.pop() if self._idle else self._make(0)
         return kind(store, settings, self._idle)
 
@@ -229,7 +230,7 @@ class MooncakeStore:
 
 @contextmanager
 def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[MooncakeStore]:
-    """A store of its own, which costs seconds to leave."""
+    """Run a separate store, which takes seconds to leave."""
     needs_mooncake()
     store = MooncakeStore(*flags, segment_bytes=segment_bytes)
     try:
@@ -240,14 +241,14 @@ def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[Moonca
 
 @pytest.fixture(scope="module")
 def mooncake_store() -> Generator[MooncakeStore]:
-    """One store for all tests of a module; each must leave its master running."""
+    """One store for all tests of a module. Each test must leave its master running."""
     with a_store() as store:
         yield store
 
 
 @pytest.fixture
 def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
-    """The module's store, with nothing in it."""
+    """The module's store, emptied."""
     mooncake_store.clear()
     return mooncake_store
 
@@ -256,7 +257,7 @@ def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
 def process(
     what: str, store: MooncakeStore, *arguments: str, **environment: str
 ) -> Generator["subprocess.Popen[str]"]:
-    """A process that takes part in the store, once it is ready."""
+    """Run a helper process that uses the store; yield it once it is ready."""
     with subprocess.Popen(
         program("tests.kit.servers.mooncake_process", what, store.master.address, *arguments),
         env=os.environ | environment,
@@ -274,7 +275,7 @@ def process(
 
 @contextmanager
 def brought_back(folder: Path) -> Generator[MooncakeStore]:
-    """A store with pages 0 and 1, which another one before it has left on a disk; both hold page 1."""
+    """Run a store that recovers pages 0 and 1 from the disk of an earlier store; both hold page 1."""
     with _on_disk(folder):
         pass
     with _on_disk(folder) as store:
@@ -297,7 +298,7 @@ def _on_disk(folder: Path) -> Generator[MooncakeStore]:
 
 
 class Begun:
-    """Knows of every thread that is about to ask a master for what it reads or writes."""
+    """Counts threads that are about to query a master for a read or an existence check."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun = threading.Semaphore(0)
@@ -312,19 +313,19 @@ class Begun:
         return tell
 
     def forget(self) -> None:
-        """Count anew."""
+        """Reset the count."""
         while self._begun.acquire(blocking=False):
             pass
 
     async def wait(self, threads: int = 1) -> None:
-        """Return when so many have come to it."""
+        """Wait until this many threads have started a query."""
         for _ in range(threads):
             assert await asyncio.to_thread(self._begun.acquire, timeout=60)
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
-    """What tells when a thread asks the master."""
+    """Counts the threads that query the master."""
     return Begun(monkeypatch)
 
 
@@ -334,12 +335,12 @@ def line_of(child: "subprocess.Popen[str]") -> str:
 
 
 def pool(nbytes: int) -> memoryview:
-    """Page-aligned memory, as the host pool's is."""
+    """Return page-aligned memory like that of the host pool."""
     return memoryview(mmap.mmap(-1, nbytes))
 
 
 async def usable(backend: StorageBackend, number: int) -> None:
-    """Wait until the store takes writes again."""
+    """Wait until the store accepts writes again."""
 
     async def takes_one() -> bool:
         await backend.remove([object_name(number)], deadline=soon())

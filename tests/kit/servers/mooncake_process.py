@@ -1,13 +1,13 @@
-"""A process of its own in a Mooncake Store, for tests that share with it or kill it.
+"""A process that joins a Mooncake store, for tests that share the store with it or kill it.
 
 Its arguments, one of these:
 
-own <master>      gives memory to the store, writes pages 0 to 3, waits
+own <master>      contributes memory to the store, writes pages 0 to 3, waits
 disk <master> <directory>
-                               as own, with memory that is kept on disk: pages 0 and 1,
-                               but both hold page 1; waits until that is on the disk
+                               like own, with memory offloaded to disk: pages 0 and 1,
+                               but both hold page 1; waits until both are on disk
 
-It ends when its standard input does.
+The process ends when its standard input closes.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def keep_on_disk(master: str, directory: str) -> None:
             digest = digest_of(object_name(number))
             name, content = object_name(1), page(1)
             header = encode_object(name, digest_of(name), [memoryview(content)], WHOLE)
-            # Under the first key lies what belongs to the second one.
+            # The object of the second key is stored under the first key, too.
             assert store.put(key_of(digest), header + content) == 0
         until(lambda: any(Path(directory).rglob("*.bucket")))
     say("ready")

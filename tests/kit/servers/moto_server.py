@@ -1,10 +1,10 @@
-"""A real S3 server on loopback for tests: moto's, in a process of its own.
+"""A real S3 server on loopback: moto in a separate process.
 
-python -m tests.kit.servers.moto_server: serves until its input ends, and says its port in a line
+python -m tests.kit.servers.moto_server: serves until its input closes, and prints its port
 
-Moto's own server makes a connection, a thread and a line of log for every request, which takes longer
-than the request. This one keeps connections, as a real store does, and asks moto for one thing at a
-time: moto looks whether an object exists and stores it in two steps, where a real store has one.
+Moto's bundled server creates a connection, a thread and a log line per request, which takes longer than
+the request. This server keeps connections open, as real stores do. It runs one moto request at a time,
+because moto checks for an object and stores it in two steps, where a real store does both atomically.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ KEYS = {
     "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""What the S3 client finds in the environment. Moto takes any key, but requests must be signed."""
+"""Environment for the S3 client. Moto accepts any key, but requests must be signed."""
 _ROOM_BYTES = 1 << 20
-"""What of a request may wait to be read."""
+"""How many unread bytes of a request may be buffered."""
 
 
 @lru_cache(maxsize=1)
 def serve() -> str:
-    """Serve in a process of its own, which ends with this one; gives the endpoint."""
+    """Start the server in a process that ends with this one; return the endpoint."""
     command = program(__spec__.name)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(process.kill)
@@ -56,7 +56,7 @@ def make_bucket(endpoint: str, bucket: str) -> None:
 
 
 def environ_of(head: str) -> dict[str, Any]:
-    """Return a request's line and headers as an application is told of them, all but its body."""
+    """Return a request's line and headers as a WSGI environment without the body."""
     line, *headers = head.rstrip("\r\n").split("\r\n")
     verb, target, protocol = line.split(" ")
     path, _, query = target.partition("?")
@@ -87,7 +87,7 @@ def environ_of(head: str) -> dict[str, Any]:
 
 
 def answer(application: Application, environ: dict[str, Any]) -> bytes:
-    """Return what the application answers, as it goes over the connection."""
+    """Return the application's response as raw HTTP bytes."""
     from werkzeug.test import run_wsgi_app
 
     content, status, headers = run_wsgi_app(application, environ, buffered=True)
@@ -101,7 +101,7 @@ def answer(application: Application, environ: dict[str, Any]) -> bytes:
 async def converse(
     application: Application, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Answer one request of a connection after the other, until the client hangs up."""
+    """Answer the requests of a connection in order until the client disconnects."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             environ = environ_of((await reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
@@ -112,9 +112,9 @@ async def converse(
 
 
 async def serve_here() -> None:
-    """Serve moto's S3 in this process, without end."""
-    # Moto ships no annotations for this. Asked for S3 alone, it need not find out for each request
-    # which service is meant.
+    """Serve moto's S3 in this process forever."""
+    # Moto ships no annotations for this. Restricted to S3, moto skips detecting the service per
+    # request.
     application = import_module("moto.moto_server.werkzeug_app").create_backend_app("s3")
     server = await asyncio.start_server(
         partial(converse, application), "127.0.0.1", 0, limit=_ROOM_BYTES

@@ -1,24 +1,24 @@
-"""Ports for a test that names one before it is served, or closes one and opens it again."""
+"""Free ports for tests that need a port number before the server starts or across a restart."""
 
 import socket
 from contextlib import ExitStack
 from secrets import choice
 
 TO_LISTEN_AT = range(20_000, 32_000)
-"""Below the ports that Linux gives to connections by itself.
+"""A range below Linux's ephemeral ports.
 
-Such a connection, of any other test, would take a port that was free a moment before.
+An outgoing connection of another test could take an ephemeral port that was free a moment before.
 """
 TRIES = 100
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens at and no connection takes by chance."""
+    """Return a port on this machine that no process uses and no outgoing connection takes by chance."""
     return free_ports(1)
 
 
 def free_ports(in_a_row: int) -> int:
-    """Return the first of so many free ports in a row."""
+    """Return the first of `in_a_row` consecutive free ports."""
     for _ in range(TRIES):
         first = choice(TO_LISTEN_AT)
         with ExitStack() as probes:

@@ -1,4 +1,4 @@
-"""Waiting for what another process does, and letting one stand still."""
+"""Waiting for a condition of another process, and stopping a process."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for what another process does, and fail if it does not."""
+    """Wait until `condition()` is true; fail after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -18,7 +18,10 @@ def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 @contextmanager
 def stopped_process(pid: int) -> Generator[None]:
-    """Every thread of a process stands still: the signal alone may leave some time to a few."""
+    """Stop a process with SIGSTOP, and wait until every thread is stopped.
+
+    The signal alone is not enough, because some threads may run a little longer.
+    """
     os.kill(pid, signal.SIGSTOP)
     try:
         tasks = Path(f"/proc/{pid}/task")

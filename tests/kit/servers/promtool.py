@@ -1,4 +1,4 @@
-"""Prometheus's own checker of rules and settings, and its evaluation of alerts."""
+"""Checks Prometheus rules and settings with promtool, and evaluates alerts."""
 
 import json
 import shutil
@@ -12,11 +12,11 @@ from lockstep.launch.top.sighting import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""How long a group stays as its window shows it, after as long without anything."""
+"""Minutes for which each of the two scrapes of a window continues."""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Return what `promtool` says; skip the test where it is not installed."""
+    """Run `promtool` and return the result; skip the test if promtool is not installed."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool (apt-get install prometheus)")
@@ -24,7 +24,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless exactly these alerts fire while a group goes on as in a window of its scrapes."""
+    """Fail unless exactly these alerts fire while a group continues as in a window of its scrapes."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",
@@ -38,7 +38,7 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
         ],
     }
     file = folder / "alerts-test.yml"
-    # JSON is YAML.
+    # promtool reads YAML, of which JSON is a subset.
     file.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}), encoding="utf-8")
     checked = run_promtool("test", "rules", str(file))
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,1 +1,1 @@
-"""Two engines beside each other: what each makes of a model, and of the KV of the other."""
+"""KV sharing between two engines: how each describes a model and identifies the other's KV."""

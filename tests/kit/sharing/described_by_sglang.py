@@ -1,7 +1,8 @@
-"""Prints what SGLang's configurations of some models are described as, and keeps their positions.
+"""Prints the KV descriptions of SGLang's model configurations, and saves its rotary caches.
 
-A program of its own, since importing SGLang changes how a process logs, warns and ends. No engine runs.
-The command line has the file of models (`tests.kit.sharing.models`) and the file for positions.
+A separate program, because importing SGLang changes how a process logs, warns and exits. No engine
+runs. The arguments are the file of models (`tests.kit.sharing.models`) and the output file for
+positions.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, position
 
 
 def described(folder: str, dtype: str, page_tokens: int) -> list[Any]:
-    """Return the description's digest, and all that is not proven."""
+    """Return the description's digest, and everything that is not proven equal between engines."""
     arguments: Any = import_module("sglang.srt.server_args").ServerArgs(
         model_path=folder,
         device="cpu",
@@ -37,7 +38,7 @@ def described(folder: str, dtype: str, page_tokens: int) -> list[Any]:
 
 
 def cache(given: dict[str, Any]) -> torch.Tensor:
-    """Return sines and cosines of positions."""
+    """Return the sines and cosines of a rotary embedding."""
     make: Any = import_module("sglang.srt.layers.rotary_embedding.factory").get_rope
     scaling = {name: each for name, each in given.items() if name != "rope_theta"}
     found: torch.Tensor = make(

@@ -1,7 +1,7 @@
-"""Prints what vLLM's configurations of some models are described as, and keeps their positions.
+"""Prints the KV descriptions of vLLM's model configurations, and saves its rotary caches.
 
-A program of its own, since importing vLLM changes how a process logs, warns and ends. No engine runs.
-The command line has the file of models (`tests.kit.sharing.models`) and the file for positions.
+A separate program, because importing vLLM changes how a process logs, warns and exits. No engine runs.
+The arguments are the file of models (`tests.kit.sharing.models`) and the output file for positions.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, position
 
 
 def described(folder: str, dtype: str, page_tokens: int, **options: Any) -> list[Any]:
-    """Return the description's digest, and all that is not proven."""
+    """Return the description's digest, and everything that is not proven equal between engines."""
     vllm: Any = import_module("vllm")
     arguments: Any = import_module("vllm.engine.arg_utils").EngineArgs
     config = arguments(
@@ -31,7 +31,7 @@ def described(folder: str, dtype: str, page_tokens: int, **options: Any) -> list
 
 
 def caches() -> dict[str, torch.Tensor]:
-    """Return sines and cosines by what positions are given."""
+    """Return the sines and cosines of each kind of rotary embedding."""
     config: Any = import_module("vllm.config")
     make: Any = import_module("vllm.model_executor.layers.rotary_embedding").get_rope
     with config.set_current_vllm_config(config.VllmConfig()):
@@ -48,7 +48,7 @@ def caches() -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Print the descriptions, and keep the positions."""
+    """Print the descriptions and save the rotary caches."""
     torch.save(caches(), sys.argv[2])
     models = json.loads(Path(sys.argv[1]).read_text())
     json.dump({name: described(**each) for name, each in models.items()}, sys.stdout)

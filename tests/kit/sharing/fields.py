@@ -1,4 +1,4 @@
-"""Compares the settings of an installed engine with the lists and with what was known of it before."""
+"""Compares an installed engine's settings with the exclusion lists and the previously known names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from lockstep.integrations.sharing import Exclusions
 
 Fields = Mapping[str, Sequence[str]]
-"""Names by class, which begins with a capital letter, by namespace, or of variables."""
+"""Setting names by class (capitalised), by namespace, or of environment variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was found."""
+    """Differences between an engine's settings and the lists."""
 
     lacking: Sequence[str]
-    """Names on the lists that the engine has not."""
+    """Names on the lists that the engine does not have."""
     added: Sequence[str]
-    """Settings of the engine that nobody knew of."""
+    """Settings of the engine that are not known yet."""
 
 
 def compare(exclusions: Exclusions, found: Fields, known: Mapping[str, str]) -> Compared:
-    """Compare `found` with the lists, and with the names that are `known`, by class or namespace."""
+    """Compare `found` with the exclusion lists and the `known` names, by class or namespace."""
     names = {*found}
     for owner, each in found.items():
         names |= {f"{owner}.{name}" if owner[0].isupper() else name for name in each}

@@ -1,4 +1,4 @@
-"""Models and positions of which two engines are asked what they make, in processes of their own."""
+"""Models and position encodings that two engines describe, each in a separate process."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ LLAMA3 = {
 
 
 def positions() -> dict[str, dict[str, Any]]:
-    """Return what positions may be given, for each kind that engines are said to compute alike."""
+    """Return rotary parameters for each kind that engines are claimed to compute identically."""
     kinds: list[dict[str, Any]] = [
         {"rope_type": "default"},
         {"rope_type": "default", "partial_rotary_factor": 0.5},
@@ -57,7 +57,7 @@ def positions() -> dict[str, dict[str, Any]]:
 
 
 def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
-    """Return the pages of a model of two layers."""
+    """Return the page layout of a two-layer model."""
     columns = tuple(
         Column(name=name, layers=2, heads=2, elements=32, dtype=dtype) for name in (KEYS, VALUES)
     )
@@ -65,9 +65,9 @@ def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
 
 
 def write_model(folder: Path, kind: str = "llama", **said: Any) -> str:
-    """Write a model's own configuration, and return where."""
+    """Write a model's config.json; return the folder."""
     folder.mkdir()
-    # Mistral has a window where nothing is said.
+    # Mistral has a default sliding window, so disable it explicitly.
     whole = {"architectures": [KINDS[kind]], "model_type": kind, **SIZES}
     whole |= {"sliding_window": None, **said}
     (folder / "config.json").write_text(json.dumps(whole))

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them, and what both engines take them for."""
+"""LoRA adapters in PEFT's format, and how each engine identifies them."""
 
 import json
 import struct
@@ -74,7 +74,7 @@ def write_adapter(
 def under_vllm(
     folder: Path, *, options: str = "", versions: Mapping[str, str] | None = None
 ) -> str:
-    """Return what vLLM takes an adapter for."""
+    """Return the identity that vLLM's integration computes for an adapter."""
     digests = FileDigests(folder.parent / "digests.json")
     found = adapter_weights(digests, versions or {}, options).identify(
         loaded(Adapter("a", str(folder)))
@@ -90,7 +90,7 @@ def under_sglang(
     shares: bool = True,
     versions: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what SGLang takes an adapter for."""
+    """Return the identity that SGLang's integration computes for an adapter."""
     digests = FileDigests(folder.parent / "digests.json")
     held = {"7f": Loaded("a", str(folder))}
     known = SglangAdapters(

@@ -1,1 +1,1 @@
-"""Groups that are watched while they serve."""
+"""Groups whose metrics and traces are read while they serve."""

@@ -1,4 +1,4 @@
-"""A file of timelines, read as a viewer would."""
+"""Parses a trace file (Chrome trace format) as a viewer would."""
 
 import json
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ OUTCOME = "lockstep.operation.outcome"
 
 @dataclass(frozen=True)
 class Slice:
-    """What took some time on one thread; times in nanoseconds."""
+    """A complete event on one thread; times in nanoseconds."""
 
     pid: int
     thread: str
@@ -24,7 +24,7 @@ class Slice:
 
 
 class TraceFile:
-    """All of a file's events, by what they are."""
+    """The events of a trace file, sorted by type."""
 
     def __init__(self, text: str) -> None:
         record = json.loads(text)
@@ -54,25 +54,25 @@ class TraceFile:
         return cls(path.read_text(encoding="utf-8"))
 
     def named(self, name: str) -> list[Slice]:
-        """Return the slices of that name, in their order."""
+        """Return the slices with this name, in order of their start."""
         return sorted((e for e in self.slices if e.name == name), key=lambda each: each.began)
 
     def rounds(self) -> dict[int, dict[int, Slice]]:
-        """Return the rounds by number, and each by the process on which it was."""
+        """Return the slices of each round by round number, then by process id."""
         rounds: defaultdict[int, dict[int, Slice]] = defaultdict(dict)
         for each in self.named("round"):
             rounds[each.args["round"]][each.pid] = each
         return dict(rounds)
 
     def crossings(self) -> list[tuple[Slice, Slice]]:
-        """Return the pairs of slices of one thread that overlap and of which none holds the other."""
+        """Return the pairs of slices on one thread that overlap without one containing the other."""
         threads: defaultdict[tuple[int, str], list[Slice]] = defaultdict(list)
         for each in self.slices:
             threads[each.pid, each.thread].append(each)
         return [pair for slices in threads.values() for pair in _crossings(slices)]
 
     def operations(self, pid: int) -> dict[str, dict[str, int]]:
-        """Return how many operations of each kind have ended in each way on a rank."""
+        """Return how many operations of each kind completed with each outcome on a rank."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
             outcome = each.get("args", {}).get(OUTCOME) if each["ph"] == "b" else None
@@ -81,7 +81,7 @@ class TraceFile:
         return {kind: dict(outcomes) for kind, outcomes in ended.items()}
 
     def lives(self, category: str) -> dict[tuple[int, str], list[Event]]:
-        """Return the asynchronous events of a category by process and id, in the file's order."""
+        """Return the asynchronous events of a category by process and id, in file order."""
         lives: defaultdict[tuple[int, str], list[Event]] = defaultdict(list)
         for each in self.events:
             if each.get("cat") == category and "id2" in each:
@@ -89,7 +89,7 @@ class TraceFile:
         return dict(lives)
 
     def arrows(self) -> list[tuple[Event, Event]]:
-        """Return where each arrow begins and ends."""
+        """Return the start and end event of each flow arrow."""
         begins = {each["id"]: each for each in self.events if each["ph"] == "s"}
         ends = {each["id"]: each for each in self.events if each["ph"] == "f"}
         assert begins.keys() == ends.keys()
@@ -100,7 +100,7 @@ class TraceFile:
 
 
 def are_nested(life: Iterable[Event]) -> bool:
-    """Say whether each end is that of what began last, and no time runs backwards."""
+    """Return whether begin and end events nest properly and timestamps never decrease."""
     open_names: list[str] = []
     latest = 0.0
     for event in life:

@@ -1,4 +1,4 @@
-"""A group of two ranks that serves the built-in workload, and what its metrics say of it."""
+"""A group of two ranks that serves the built-in workload, and the metrics that a scrape returns."""
 
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
@@ -25,11 +25,12 @@ REQUESTS = 24
 SETTINGS = ReplaySettings(
     ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
 )
-"""With room for all on the host, and on the device for those at a time."""
+"""Sizes at which the host holds every page of the workload, and the device those of running requests.
+"""
 
 
 class WatchedGroup:
-    """Serves workloads, and is looked at."""
+    """Serves workloads on a group and returns the metrics that its ranks expose."""
 
     def __init__(self, group: ServedGroup, settings: ReplaySettings) -> None:
         self.group = group
@@ -40,9 +41,9 @@ class WatchedGroup:
     def serve(
         self, *, seed: int = 1, requests: int = REQUESTS, is_written: bool = True
     ) -> ReplayCounts:
-        """Serve a workload to its end, and wait for the last write; return what rank 0 counts.
+        """Serve a workload to its end, flush the writes, and return rank 0's counters.
 
-        Where not all of it `is_written` the store has failed, and nobody waits.
+        If `is_written` is False, the store has failed and the flush is skipped.
         """
         first, self._served = self._served, self._served + requests
 
@@ -58,23 +59,23 @@ class WatchedGroup:
         return counts
 
     def detach(self) -> None:
-        """Let go of the store, and step until it is gone."""
+        """Detach the store, and step until every rank reports `DETACHED`."""
         for cache in self.group.caches:
             cache.detach_store()
         self.group.until(lambda cache: cache.store_state() is StoreState.DETACHED)
 
     def seen(self, at_s: float = 0.0) -> Sighting:
-        """Return what a scrape of every rank would see now."""
+        """Return the metrics that a scrape of every rank would return now."""
         return seen_of(self.group.caches, at_s)
 
 
 def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> Sighting:
-    """Return what a scrape of the ranks of these caches would see now."""
+    """Return the metrics that a scrape of these caches' ranks would return now."""
     return Sighting(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
 
 
 def exposed_by(cache: Member) -> str:
-    """Return the text that a scrape of a cache gets."""
+    """Return the Prometheus text that a scrape of a cache returns."""
     registry = CollectorRegistry()
     registry.register(CacheCollector(cache.stats))
     return generate_latest(registry).decode()

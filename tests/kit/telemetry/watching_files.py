@@ -1,4 +1,4 @@
-"""What the dashboard and the alerts ask Prometheus for."""
+"""The Prometheus queries of the Grafana dashboard and the alert rules."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from tests.kit.source_tree import ROOT
 WATCHING = ROOT / "examples" / "watching"
 NAME = re.compile(r"\blockstep_\w+")
 PARTS = re.compile(r"_(bucket|sum|count)$")
-"""What Prometheus puts after a histogram's name."""
+"""The suffixes that Prometheus adds to a histogram's name."""
 
 
 def texts() -> dict[str, str]:
@@ -24,5 +24,5 @@ def texts() -> dict[str, str]:
 
 
 def metrics_asked_for() -> set[str]:
-    """Return the names of the metrics in all of them, a histogram's without its parts."""
+    """Return the metric names used in all files, with histogram suffixes removed."""
     return {PARTS.sub("", name) for text in texts().values() for name in NAME.findall(text)}

@@ -1,4 +1,4 @@
-"""What `generate()` puts out for a prompt: tokens and logits, with and without a cache."""
+"""Tokens and logits that `generate()` returns for a prompt, with and without a cache."""
 
 import random
 from typing import Any, NamedTuple
@@ -12,43 +12,43 @@ from lockstep.integrations.transformers import LockstepCache
 PAGE = 16
 NEW_TOKENS = 8
 NEAR = 1e-4
-"""How far logits may be apart that the same numbers gave in sums of another length."""
+"""The largest difference of logits caused by summing the same numbers in another order."""
 
 
 class Said(NamedTuple):
-    """What came of a prompt."""
+    """The output of one `generate()` call."""
 
     tokens: list[int]
-    """The prompt and what followed it."""
+    """The prompt followed by the generated tokens."""
     logits: torch.Tensor
-    """[new tokens, vocabulary]."""
+    """Logits of shape [new tokens, vocabulary]."""
     reused: int = 0
-    """How many tokens of the prompt were not computed."""
+    """How many prompt tokens came from the cache instead of being computed."""
 
     def same_bits(self, other: "Said") -> bool:
-        """Say whether tokens and logits are equal to the bit."""
+        """Return whether tokens and logits are bitwise equal."""
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
     def near(self, other: "Said") -> bool:
-        """Say whether tokens are equal, and logits but for the order of sums."""
+        """Return whether tokens are equal and logits differ by at most `NEAR`."""
         return self.tokens == other.tokens and torch.allclose(
             self.logits, other.logits, rtol=0, atol=NEAR
         )
 
 
 def prompt(seed: object, tokens: int = 100, shared: int = 48) -> list[int]:
-    """Return a prompt that begins as all others do, and goes on as `seed` says."""
+    """Return a random prompt: a common prefix of `shared` tokens, then tokens that depend on `seed`."""
     common, own = random.Random("common"), random.Random(str(seed))
     return [(common if at < shared else own).randrange(3, 500) for at in range(tokens)]
 
 
 def ids(tokens: list[int]) -> torch.Tensor:
-    """Return tokens as `generate()` takes them."""
+    """Return tokens as the [1, tokens] tensor that `generate()` takes."""
     return torch.tensor([tokens])
 
 
 def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Said:
-    """Let a model go on with a prompt, whose first tokens the past may have."""
+    """Generate from a prompt with the cache `past`, which may hold its first tokens."""
     output = model.generate(
         ids(tokens).to(model.device),
         past_key_values=past,
@@ -65,12 +65,12 @@ def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any)
 
 
 def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Said:
-    """Let a model go on with a prompt without any cache of ours."""
+    """Generate from a prompt without a Lockstep cache."""
     return said(model, tokens, DynamicCache(config=model.config), **options)
 
 
 def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Said:
-    """Do the same where Transformers' own past has the first tokens of a pass over all of them."""
+    """Generate with Transformers' cache holding the first `reused` tokens of a full forward pass."""
     whole, past = DynamicCache(), DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=ids(tokens).to(model.device), past_key_values=whole)
@@ -82,7 +82,7 @@ def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Sai
 def reusing(
     cache: LockstepCache, model: PreTrainedModel, tokens: list[int], salt: str = "", **options: Any
 ) -> Said:
-    """Let a model go on with a prompt of which a cache may have the first tokens."""
+    """Generate from a prompt with a Lockstep cache that may hold its first tokens."""
     with cache.reuse(ids(tokens), salt=salt) as past:
         came = said(model, tokens, past, **options)
     return came._replace(reused=past.reused_tokens)

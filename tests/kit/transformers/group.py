@@ -1,4 +1,4 @@
-"""Starts a group of ranks under torchrun, which divide a model by its heads."""
+"""Starts a tensor-parallel group of ranks under torchrun."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ from tests.kit.transformers.plan import Phase, PhaseResult, read_results, write_
 
 RANKS = 2
 START_S = 180
-"""Longer than a start and its phases ever take here, shorter than anyone waits for a hang."""
+"""Timeout in seconds, longer than a start and its phases ever take here."""
 
 
 def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[PhaseResult]]:
-    """Have all phases carried out by a group; return what came of each on every rank."""
+    """Run all phases on a group of ranks; return each phase's result on every rank."""
     folder.mkdir(parents=True)
     write_plan(folder / "plan.json", model, phases)
     ended = run(
@@ -22,7 +22,7 @@ def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[Phase
         f"--nproc-per-node={RANKS}",
         *("--module", "tests.kit.transformers.rank", folder / "plan.json"),
         timeout_s=START_S,
-        # Ranks import what this process does, and what the tests share.
+        # Ranks import from this process's path and the test tree.
         PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         HF_HUB_OFFLINE="1",
     )

@@ -1,4 +1,4 @@
-"""One rank of a model that Transformers divides; torchrun starts it with a plan's path."""
+"""One rank of a tensor-parallel Transformers model; torchrun starts it with the path of a plan."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.kit.transformers.tiny_models import load
 
 
 def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
-    """Carry out a phase."""
+    """Run a phase on this rank."""
     prompts = [[rank + 3, *each] if phase.apart else each for each in phase.prompts]
     if phase.settings is None:
         return PhaseResult([alone(model, each) for each in prompts], {}, "")
@@ -34,7 +34,7 @@ def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
 
 
 def main(path: Path) -> None:
-    """Carry out a plan, and leave what came of it beside it."""
+    """Run a plan and write this rank's results next to it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -1,13 +1,13 @@
-"""What becomes of the pages in a store's folder."""
+"""Finds and corrupts pages in a store's folder."""
 
 from pathlib import Path
 
 RECORD_BYTES_MAX = 8192
-"""A record beside pages that is longer is a manifest, which has a folder of its own."""
+"""Files longer than this are pages. Shorter ones are records."""
 
 
 def pages_in(store: Path) -> list[Path]:
-    """Return the files of pages in a folder of `file://`, where one model has written."""
+    """Return the page files in a folder of `file://` that one model has written."""
     folders = [
         [each for each in folder.rglob("*") if each.is_file()]
         for folder in (store / "objects").iterdir()
@@ -16,7 +16,7 @@ def pages_in(store: Path) -> list[Path]:
 
 
 def flip(page: Path) -> None:
-    """Change one bit of the bytes of a page."""
+    """Flip one bit of a page's bytes."""
     content = bytearray(page.read_bytes())
     content[-100] ^= 1
     page.write_bytes(content)

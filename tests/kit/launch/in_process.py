@@ -38,7 +38,7 @@ def run_lockstep(
 
 
 def refusal(run: Run, *arguments: str | Path) -> str:
-    """Run a command that must be refused: status 2, no output, and one line, which is returned."""
+    """Run a command that must be refused: status 2, no output, one line on stderr. Return that line."""
     status, printed, said = run(*arguments)
     assert (status, printed, said.count("\n")) == (2, "", 1)
     assert said.startswith("lockstep: ")

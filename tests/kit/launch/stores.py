@@ -128,7 +128,7 @@ class Kept(FileStore):
 
 @contextmanager
 def another_process_writes(root: Path) -> Generator[None]:
-    """Let a process write to the store all through the block; fail if it ends by itself."""
+    """Run a process that writes to the store during the block; fail if the process exits by itself."""
     with subprocess.Popen(
         program("tests.kit.launch.stores", root), stdout=subprocess.PIPE, text=True
     ) as writer:

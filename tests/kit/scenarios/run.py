@@ -221,7 +221,7 @@ class Run:
         return [*told, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
-        """Let each replica hear the messages up to a number, as they reached the rank that it is on."""
+        """Apply the messages up to number `through`, each replica with its own rank's content."""
         told: list[str] = []
         for number in range(self._replicas[0].hearing.heard + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]

@@ -45,7 +45,7 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
 
 
 def _series(window: Window) -> Iterator[dict[str, str]]:
-    """Yield what Prometheus has of each sample: gauges as they were and are, counters that grow on."""
+    """Yield each sample's series: gauges keep the old, then the new value; counters keep growing."""
     assert window.before is not None
     for rank, before in window.before.ranks.items():
         now = window.now.ranks.get(rank, {})

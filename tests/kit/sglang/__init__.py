@@ -1,1 +1,1 @@
-"""SGLang under test: real engines on a CPU, and its objects where it is not installed."""
+"""SGLang under test: real engines on a CPU, and stand-ins for its objects without SGLang."""

@@ -1,4 +1,4 @@
-"""What several ranks keep below SGLang's trees, on real caches whose I/O a test tells."""
+"""The host tier of several ranks below SGLang's trees: real caches with scripted I/O."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,33 +24,33 @@ T = TypeVar("T")
 
 SLOTS = 40 * PAGE_TOKENS
 INITIAL = "files 0"
-"""The name of the weights of the start."""
+"""The name of the initial weights."""
 
 
 @dataclass
 class KnownAdapters:
-    """What adapters count as, by the ids that SGLang has for them."""
+    """Identities of adapters by the ids that SGLang gives them."""
 
     names: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
     def identify(self, lora_id: str) -> str | None:
-        """Return what an adapter's weights are."""
+        """Return the identity of an adapter's weights."""
         return self.names.get(lora_id)
 
     def look(self) -> Collection[str | None]:
-        """Return what all of them are: the test knows them."""
+        """Return the identities of all adapters, which the test sets."""
         return self.names.values()
 
 
 class RankBelow:
-    """One rank's part. SGLang has given it other slots than the other ranks."""
+    """One rank's host tier. SGLang has allocated other slots on it than on the other ranks."""
 
     def __init__(self, host: HostCache, policy: WritePolicy, threshold_tokens: int) -> None:
         self.host, pages = host, SLOTS // PAGE_TOKENS
         allocator = SlotAllocator(pages, PAGE_TOKENS, first=host.rank * pages)
         self.slots = AttentionSlots(allocator, PAGE_TOKENS)
         self.unlocked: list[Any] = []
-        """The locks that were given back, in their order."""
+        """The locks that were released, in order."""
         self.waiting = WaitingRequests(host, threshold_tokens)
         self.backups = LentBackups(host, self.unlocked.append, SLOTS)
         self.adapters = KnownAdapters()
@@ -59,7 +59,7 @@ class RankBelow:
         self.weights = WeightsVersions(host, self.namespaces, INITIAL, named_by_version)
 
     def rows(self, tokens: int, first: int = 0) -> torch.Tensor:
-        """Return the slots of so many tokens on this rank."""
+        """Return the slots of `tokens` tokens on this rank."""
         start = self.host.rank * SLOTS + first
         return torch.arange(start, start + tokens)
 
@@ -72,7 +72,7 @@ class RankBelow:
         items: SentItems | None = None,
         held_by: str | None = None,
     ) -> None:
-        """Let a request arrive under the weights of now; `tokens` are its whole pages."""
+        """Add a waiting request under the current weights; `tokens` are its full pages."""
         request = Sent(handle, tokens, multimodal_inputs=items)
         namespace, prompt = self.namespaces.of(request), self.namespaces.items_of(request)
         assert namespace is not None
@@ -82,29 +82,29 @@ class RankBelow:
         self.waiting.arrive(handle, waiting, device_tokens)
 
     def forget(self, handle: str) -> bool:
-        """Forget a request that waits; say whether it was known."""
+        """Remove a waiting request; return whether it existed."""
         return self.waiting.forget(handle) is not None
 
     def known(self, handle: str) -> Waiting:
-        """Return a request that waits."""
+        """Return a waiting request."""
         waiting = self.waiting.get(handle)
         assert waiting is not None
         return waiting
 
     def waits(self, handle: str) -> bool:
-        """Say whether a request had better not be visited, for loads of others."""
+        """Return whether a request should be skipped because it waits for loads of other requests."""
         return self.waiting.waits_for_others(self.known(handle))
 
     def after(self, handle: str, queue: Sequence[str]) -> list[str]:
-        """Return the names of those that are visited after a request."""
+        """Return the names of the requests that are visited after a request."""
         return [each.name for each in self.waiting.after(self.known(handle), queue)]
 
     def hit(self, handle: str, device_tokens: int = 0) -> int:
-        """Return what can be loaded for a request that waits."""
+        """Return how many tokens can be loaded for a waiting request."""
         return self.waiting.hit(self.known(handle), device_tokens)
 
     def load(self, handle: str, device_tokens: int = 0, tokens: int | None = None) -> None:
-        """Begin to load what the last hit has promised, or the first `tokens` of it."""
+        """Start loading the last match, or its first `tokens` tokens."""
         waiting = self.known(handle)
         count = waiting.prefix - device_tokens if tokens is None else tokens
         reserved = self.slots.reserve(count, 0, lambda full, window, states: None)
@@ -115,7 +115,7 @@ class RankBelow:
         self.host.begin_loads()
 
     def ended(self) -> list[tuple[str, bool]]:
-        """Return the loads that have ended, by the request's name, and whether they are good."""
+        """Return finished loads by request name, with whether each succeeded."""
         return [(waiting.name, good) for waiting, _, good in self.waiting.ended()]
 
     def compute(
@@ -127,7 +127,7 @@ class RankBelow:
         shared: int = 0,
         backed_up: int | None = None,
     ) -> None:
-        """Let a request be admitted, and compute, of which the tree takes `backed_up` tokens."""
+        """Admit a request and compute its tokens, of which the tree stores `backed_up`."""
         if handle not in self.running:
             self.arrive(handle, tokens, items=items)
             waiting = self.waiting.forget(handle)
@@ -144,12 +144,12 @@ class RankBelow:
 
 
 def named_by_version(update: Update) -> str | None:
-    """Name weights by what the user calls them."""
+    """Name weights by the version that the user gives."""
     return update.version
 
 
 class RanksBelow:
-    """The parts of all ranks, which are told the same."""
+    """The host tiers of all ranks, which get the same commands."""
 
     def __init__(
         self,
@@ -163,20 +163,20 @@ class RanksBelow:
         self.below = [RankBelow(host, policy, threshold_tokens) for host in self.ranks.caches]
 
     def every(self, command: Callable[[RankBelow], T]) -> T:
-        """Tell every rank the same; return the answer, which must be the same everywhere."""
+        """Run a command on every rank; return the answer, which must be equal on all."""
         answers = [command(each) for each in self.below]
         assert all(answer == answers[0] for answer in answers), answers
         return answers[0]
 
     def publish(self, handle: str, tokens: Sequence[int], items: SentItems | None = None) -> None:
-        """Let host memory have what a request has computed under the weights of now."""
+        """Compute a request under the current weights, and back it up to the host."""
         self.every(lambda rank: rank.compute(handle, tokens, items=items))
         self.ranks.settle()
         self.every(lambda rank: rank.backups.collect())
         self.every(lambda rank: rank.running.ended(handle))
 
     def check_copied_before_it_went_on(self) -> None:
-        """Check that each rank was told to begin one copy, and then to wait for it."""
+        """Check that each rank started one copy to the host and then waited for it."""
         for executor in self.ranks.executors:
             [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
             assert executor.begun == [Direction.TO_HOST]

@@ -1,6 +1,6 @@
-"""Configurations of SGLang with the fields that the plug-in reads, for tests without SGLang.
+"""SGLang configurations with the fields that the plug-in reads, for tests without SGLang.
 
-Their classes say that they are SGLang's, since by these the plug-in knows their settings.
+Their classes carry SGLang's module names, because the plug-in finds the settings by them.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ class Pretrained:
 
 @dataclass
 class Graphs:
-    """For which batches of one kind there is a graph."""
+    """The batch sizes that have a CUDA graph, for one phase."""
 
     __module__ = "sglang.srt.model_executor.cuda_graph_config"
     __qualname__ = "PhaseConfig"
@@ -73,7 +73,7 @@ class Graphs:
 
 
 class Model:
-    """A model, as SGLang has found it."""
+    """SGLang's resolved model configuration."""
 
     __module__ = "sglang.srt.configs.model_config"
     __qualname__ = "ModelConfig"
@@ -95,7 +95,7 @@ def engine(
 ) -> Resolved:
     """Return an engine's configuration; `changes` are fields, as `model__dtype="float16"`.
 
-    A field that SGLang has not, as far as this module knows, is one that it has from now on.
+    A field that this module does not list counts as one that a newer SGLang has added.
     """
     fields: dict[str, dict[str, object]] = {}
     given = {name.replace("__", "."): value for name, value in changes.items()}

@@ -1,7 +1,7 @@
-"""The process in which SGLang runs for a test, forked from one that has imported it.
+"""The process in which SGLang runs for a test, forked from one that has imported SGLang.
 
-It is told one message, the engine's arguments, and then commands: `(number, name, keywords)`. Each is
-carried out beside those that still run, and answered with `(number, None or what failed, value)`.
+The connection first carries the engine's arguments, then commands: `(number, name, keywords)`. Commands
+run concurrently. Each is answered with `(number, error or None, value)`.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tests.kit.sglang.requests import Answer, Request
 
 POLL_S = 0.001
 POLLED_S = 60.0
-"""What is waited for here, so that the answer is there in time for whoever asked."""
+"""Timeout of waits in this process, shorter than the caller's own timeout."""
 STARTED = 0
-"""The number of the answer that says that the engine runs."""
+"""The number of the reply that says that the engine has started."""
 
 
 class Sent:
-    """One request on its way."""
+    """One request in flight."""
 
     def __init__(self, request: Request, name: str) -> None:
         self.request = request
@@ -36,7 +36,7 @@ class Sent:
 
 
 class Driver:
-    """Carries out commands; each of its other methods without an underscore is one."""
+    """Executes commands; each public method other than `serve` is one."""
 
     def __init__(self, engine: Any, connection: Connection) -> None:
         self._engine = engine
@@ -48,7 +48,7 @@ class Driver:
         self._over = asyncio.Event()
 
     async def serve(self) -> None:
-        """Take commands until the other side is gone."""
+        """Process commands until the other side closes the connection."""
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
         await self._over.wait()
 
@@ -80,7 +80,7 @@ class Driver:
             self._connection.send((number, None, value))
 
     async def generate(self, requests: list[Sent], *, together: bool) -> list[Answer]:
-        """Answer requests that are sent together, or each when the one before it has ended."""
+        """Return answers to requests, sent all at once or each after the previous one has finished."""
         if together:
             return list(await asyncio.gather(*map(self._answer, requests)))
         return [await self._answer(sent) for sent in requests]
@@ -124,35 +124,35 @@ class Driver:
         return self._is_dispatched(sent) and sent.streamed >= tokens
 
     def _is_dispatched(self, sent: Sent) -> bool:
-        """Whether the scheduler has been sent a request: an abort before that is lost."""
+        """Return whether the request has reached the scheduler. An earlier abort would be lost."""
         state = self._tokenizer.rid_to_state.get(sent.name)
         return state is not None and state.dispatched
 
     async def flush(self, within_s: float) -> None:
-        """Flush the engine's caches as soon as it is idle enough."""
+        """Flush the engine's caches, retrying until the engine is idle."""
         ends = time.monotonic() + within_s
         while not (await self._tokenizer.flush_cache()).success:
             assert time.monotonic() < ends, f"not flushed in {within_s} s"
             await asyncio.sleep(POLL_S)
 
     async def update_weights(self, **fields: Any) -> tuple[bool, str]:
-        """Load weights from disk; return whether it did, and what it says."""
+        """Load weights from disk; return SGLang's success flag and message."""
         wanted = self._messages.UpdateWeightFromDiskReqInput(**fields)
         success, message, _ = await self._tokenizer.update_weights_from_disk(wanted)
         return success, message
 
     async def begin_update(self) -> None:
-        """Begin a session of updates of the weights."""
+        """Begin a weight-update session."""
         await self._tokenizer.begin_weight_update(self._messages.BeginWeightUpdateReqInput(), None)
 
     async def end_update(self) -> None:
-        """End a session of updates of the weights."""
+        """End a weight-update session."""
         await self._tokenizer.end_weight_update(self._messages.EndWeightUpdateReqInput(), None)
 
     async def send_weights(
         self, path: str, part: int, parts: int, **fields: Any
     ) -> tuple[bool, str]:
-        """Send one part of the weights of a model's folder to the ranks."""
+        """Send one part of a model folder's weights to the ranks."""
         serializer: Any = import_module("sglang.srt.utils").MultiprocessingSerializer
         sent = _weights(path)[part::parts]
         wanted = self._messages.UpdateWeightsFromTensorReqInput(
@@ -165,12 +165,12 @@ class Driver:
         return success, message
 
     async def release_memory(self, tags: list[str] | None) -> None:
-        """Sleep."""
+        """Release the engine's memory (sleep)."""
         wanted = self._messages.ReleaseMemoryOccupationReqInput(tags=tags)
         await self._tokenizer.release_memory_occupation(wanted, None)
 
     async def resume_memory(self, tags: list[str] | None) -> None:
-        """Wake up."""
+        """Resume the engine's memory (wake up)."""
         wanted = self._messages.ResumeMemoryOccupationReqInput(tags=tags)
         await self._tokenizer.resume_memory_occupation(wanted, None)
 
@@ -185,13 +185,13 @@ class Driver:
         return answer.success, answer.message
 
     async def load_adapter(self, name: str, path: str) -> tuple[bool, str]:
-        """Load an adapter under a name."""
+        """Load a LoRA adapter under a name."""
         wanted = self._messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=path)
         answer = await self._tokenizer.load_lora_adapter(wanted, None)
         return answer.success, answer.error_message or ""
 
     async def metrics(self) -> str:
-        """Return the engine's metrics in Prometheus' text; it must run with `enable_metrics`."""
+        """Return the engine's metrics in Prometheus text format; requires `enable_metrics`."""
         prometheus: Any = import_module("prometheus_client")
         processes: Any = import_module("prometheus_client.multiprocess")
         registry = prometheus.CollectorRegistry()
@@ -204,7 +204,7 @@ class Driver:
         self._engine.collective_rpc(method, **keywords)
 
     async def shutdown(self, within_s: float) -> list[int]:
-        """Ask the ranks to close; return those processes that have not ended by then."""
+        """Request shutdown of the ranks; return the processes that still run after `within_s`."""
         pids: list[int] = self._engine.get_all_child_pids()[: self._engine.server_args.tp_size]
         self._tokenizer._subprocess_watchdog.stop()
         self._tokenizer._dispatch_to_scheduler(self._messages.ShutdownReq())
@@ -214,7 +214,7 @@ class Driver:
 
 
 def _weights(path: str) -> list[tuple[str, Any]]:
-    """Return the tensors of a model's folder by their names, in the order of these."""
+    """Return the tensors of a model's folder, sorted by name."""
     load: Any = import_module("safetensors.torch").load_file
     tensors = [each for file in Path(path).glob("*.safetensors") for each in load(file).items()]
     return sorted(tensors, key=lambda each: str(each[0]))
@@ -248,7 +248,7 @@ def _read(chunk: dict[str, Any]) -> Answer:
 
 
 def drive(handle: int) -> None:
-    """Start the engine with the arguments that the connection gives, and serve."""
+    """Start the engine with the arguments from the connection, and serve commands."""
     with Connection(handle) as connection:
         arguments = connection.recv()
         try:

@@ -1,4 +1,4 @@
-"""Starts a real SGLang in a process of its own, and speaks with it until the test is over."""
+"""Starts a real SGLang in a separate process and sends commands to it."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from tests.kit.sglang.requests import Answer, RankReport, Request
 
 START_S = 150.0
 ANSWER_S = 120.0
-"""Longer than anything that ends takes here, shorter than anyone waits for a hang."""
+"""Timeout of a command, longer than any command takes here."""
 CLOSE_S = 30.0
 LOG_TAIL = 6000
 
@@ -37,7 +37,7 @@ ARGUMENTS: dict[str, Any] = {
     "random_seed": 0,
     "log_level": "info",
 }
-"""Of `sglang.Engine`: small and exact; the attention that it would choose needs sgl_kernel."""
+"""Arguments of `sglang.Engine`: small and exact. SGLang's default attention needs sgl_kernel."""
 
 
 class EngineEndedError(Exception):
@@ -45,17 +45,17 @@ class EngineEndedError(Exception):
 
 
 class CommandError(Exception):
-    """A command failed in an engine that goes on; the message is its trace."""
+    """A command failed but the engine still runs; the message is the traceback."""
 
 
 class RunningEngine:
-    """One SGLang with its ranks, from `with` to the end of it.
+    """One SGLang engine with its ranks, running for the duration of a `with` block.
 
-    `plugins` are those that it loads, `faults` the probe's (`tests/kit/sglang/plugins/probe.py`),
-    `arguments` those of `sglang.Engine` that go before `ARGUMENTS`. Its processes run in `folder` and
-    log there; they are forked from one that has imported SGLang. An engine
-    that cannot start, dies, or does not answer in time raises `EngineEndedError`, and no process of it
-    is left; a command that fails in an engine that goes on raises `CommandError`.
+    `plugins` are the plug-ins to load, `faults` go to the probe (`tests/kit/sglang/plugins/probe.py`),
+    and `arguments` override `ARGUMENTS`. The processes run and log in `folder`. They are forked from a
+    process that has imported SGLang. An engine that cannot start, dies, or does not answer in time
+    raises `EngineEndedError` after all of its processes are killed. A failed command raises
+    `CommandError`, and the engine still runs.
     """
 
     def __init__(
@@ -105,44 +105,44 @@ class RunningEngine:
         self.kill()
 
     def generate(self, requests: Sequence[Request], *, together: bool = True) -> list[Answer]:
-        """Answer requests sent together, or one after the other: then each is a batch of its own."""
+        """Return answers to requests, sent together or one by one, so that each is its own batch."""
         answers: list[Answer] = self.ask("generate", requests=list(requests), together=together)
         return answers
 
     def flush(self) -> None:
-        """Flush the engine's caches as soon as it is idle enough."""
+        """Flush the engine's caches once the engine is idle."""
         self.ask("flush", within_s=POLLED_S)
 
     def update_weights(self, path: Path) -> tuple[bool, str]:
-        """Load weights, and return whether every rank did, and what SGLang says.
+        """Load weights; return whether every rank succeeded, and SGLang's message.
 
-        SGLang waits for requests that run.
+        SGLang waits for running requests first.
         """
         answer: tuple[bool, str] = self.ask("update_weights", model_path=str(path))
         return answer
 
     def ranks(self) -> list[RankReport]:
-        """Return what the probe has counted on every rank, all in the same turn."""
+        """Return the probe's counters of every rank, all taken in the same iteration."""
         self.ask("rpc", method="lockstep_probe", keywords={"folder": str(self.folder)})
         paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
         return [RankReport(**json.loads(path.read_text())) for path in paths]
 
     def shutdown(self) -> list[int]:
-        """Let the ranks close their caches and end; return the processes that had to be killed."""
+        """Close the ranks' caches and end the ranks; return the processes that had to be killed."""
         stuck: list[int] = self.ask("shutdown", within_s=CLOSE_S)
         self.kill()
         return stuck
 
     def log(self) -> str:
-        """Return what the engine's processes have logged."""
+        """Return the log of the engine's processes."""
         return self.log_file.read_text(errors="replace")
 
     def ask(self, command: str, **keywords: Any) -> Any:
-        """Have one of `driver.Driver`'s commands carried out, and return what it returns."""
+        """Run a command of `driver.Driver` and return its result."""
         return self._answer_to(self._tell(command, keywords), ANSWER_S)
 
     def _answer_to(self, number: int, deadline_s: float) -> Any:
-        """Wait for the answer to a command that was told before."""
+        """Wait for the answer to a command sent earlier."""
         ends = time.monotonic() + deadline_s
         while number not in self._answers:
             self._take_answer(ends, f"no answer in {deadline_s:g} s")
@@ -154,7 +154,7 @@ class RunningEngine:
         return value
 
     def kill(self) -> None:
-        """End every process of the engine, at once."""
+        """Kill every process of the engine."""
         if self._connection is not None:
             self._connection.close()
         if self._leader is not None:

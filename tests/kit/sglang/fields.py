@@ -1,6 +1,6 @@
-"""Prints the settings of SGLang by namespace or class, and the variables that it reads, as JSON.
+"""Prints SGLang's settings by namespace or class, and the variables it reads, as JSON.
 
-A program of its own, since importing SGLang changes how a process logs, warns and ends.
+A separate program, because importing SGLang changes how a process logs, warns and exits.
 """
 
 import json
@@ -19,7 +19,7 @@ READ = re.compile(
 )
 
 OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/test")
-"""Parts of SGLang that run in processes in which no cache of KV is."""
+"""Parts of SGLang that run in processes without a KV cache."""
 
 
 def settings() -> dict[str, list[str]]:
@@ -36,7 +36,7 @@ def settings() -> dict[str, list[str]]:
 
 
 def variables() -> Iterator[str]:
-    """Yield the names of the variables that SGLang declares, and of those that its modules read."""
+    """Yield the environment variables that SGLang declares and those that its modules read."""
     environ: Any = import_module("sglang.srt.environ")
     declared: list[Any] = [*vars(environ.Envs).values()]
     yield from (str(each.name) for each in declared if isinstance(each, environ.EnvField))

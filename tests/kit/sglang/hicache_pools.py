@@ -1,7 +1,7 @@
-"""SGLang's own host pools over Lockstep's storage, made as HiCache makes it, in a process of its own.
+"""SGLang's host pools with Lockstep's storage, created as HiCache does, in a separate process.
 
-python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`, of each
-layout in a store of its own in the folder. Prints what came of each layout's calls, as JSON.
+python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`. Each layout
+has its own store in the folder. Prints the results of each layout's calls as JSON.
 """
 
 import json
@@ -30,7 +30,7 @@ FIVE, LATER = [0, 1, 2, 3, 4], [7, 8, 9, 10, 11]
 
 
 def kv_pool(layout: str) -> Any:
-    """A host pool of keys and values."""
+    """Return a host pool of keys and values."""
     device = MHATokenToKVPool(
         size=PAGES * PAGE_SIZE,
         page_size=PAGE_SIZE,
@@ -55,7 +55,7 @@ def kv_pool(layout: str) -> Any:
 
 
 def state_pool(layout: str) -> Any:
-    """A host pool of recurrent states, one to a page."""
+    """Return a host pool of recurrent states, one state per page."""
     return MambaPoolHost(
         MambaStateBufferInfo(
             temporal=torch.zeros((LAYERS, PAGES, 2, 4), dtype=torch.float32),
@@ -70,7 +70,7 @@ def state_pool(layout: str) -> Any:
 
 
 def fill(pool: Any, seed: int) -> None:
-    """Give every page other bytes, through the pool's own calls."""
+    """Fill every page with different bytes, through the pool's own calls."""
     generator = torch.Generator().manual_seed(seed)
     for page in range(PAGES):
         flat = pool.get_dummy_flat_data_page()
@@ -79,7 +79,7 @@ def fill(pool: Any, seed: int) -> None:
 
 
 def digests(pool: Any, pages: list[int]) -> list[str]:
-    """What pages hold, through the pool's own calls."""
+    """Return digests of the pages' content, through the pool's own calls."""
     return [
         sha256(
             pool.get_data_page(page * pool.page_size).view(torch.uint8).numpy().tobytes()
@@ -89,31 +89,31 @@ def digests(pool: Any, pages: list[int]) -> list[str]:
 
 
 def slots(pool: Any, pages: list[int]) -> torch.Tensor:
-    """The slots of pages, by their numbers."""
+    """Return the slots of pages, given the page numbers."""
     size = pool.page_size
     return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
 
 
 def keys_of(numbers: list[int]) -> list[str]:
-    """Keys as HiCache makes them."""
+    """Return page keys in HiCache's format."""
     return [f"{number:064x}" for number in numbers]
 
 
 def states(pool: Any, numbers: list[int], pages: list[int]) -> PoolTransfer:
-    """Pages of the pool of states under such keys."""
+    """Return a transfer of pages of the state pool under these keys."""
     indices = slots(pool, pages)
     return PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=keys_of(numbers))
 
 
 def write(storage: Any, kv: Any, mamba: Any) -> list[Any]:
-    """Write five pages and two states; return what came of it, and what they hold."""
+    """Write five pages and two states; return the outcomes and the content digests."""
     written = storage.batch_set_v1(keys_of(FIVE), slots(kv, FIVE))
     of_states = storage.batch_set_v2([states(mamba, [1, 4], [1, 4])])[PoolName.MAMBA]
     return [written, of_states, digests(kv, FIVE), digests(mamba, [1, 4])]
 
 
 def read(storage: Any, kv: Any, mamba: Any) -> list[Any]:
-    """Look for them, read them to other pages, and clear the store; return what came of it."""
+    """Query the objects, read them into other pages, and clear the store; return the outcomes."""
     keys = keys_of([*FIVE, 5])
     last = PoolTransfer(
         name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES
@@ -127,7 +127,7 @@ def read(storage: Any, kv: Any, mamba: Any) -> list[Any]:
 
 
 def run(what: str, store: str, layout: str) -> dict[str, Any]:
-    """Attach the storage as HiCache does, make the calls, and detach it."""
+    """Attach the storage as HiCache does, run the calls, and detach the storage."""
     pools = {"kv": kv_pool(layout), "mamba": state_pool(layout)}
     for number, pool in enumerate(pools.values()):
         fill(pool, number + 100 * (what == "read"))

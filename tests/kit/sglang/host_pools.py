@@ -1,4 +1,4 @@
-"""Host pools as HiCache has them, in plain torch, and where a rank stands."""
+"""Host pools like HiCache's in plain torch, and a rank's position in the group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ PAGES = 8
 
 
 class PageFirst:
-    """Keys and values, each [slots, layers, heads, dim]: a page lies in two pieces."""
+    """Keys and values, each [slots, layers, heads, dim]: a page is two contiguous pieces."""
 
     layout = "page_first"
 
@@ -34,7 +34,7 @@ class PageFirst:
         return [place.data_ptr() for place in places], [nbytes] * len(places)
 
     def page(self, index: int) -> torch.Tensor:
-        """The page that begins at a slot, in place."""
+        """Return a view of the page that begins at a slot."""
         return self.kv[:, index : index + self.page_size]
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
@@ -61,7 +61,7 @@ class LayerFirst(PageFirst):
 
 
 class Anchor(PageFirst):
-    """Slots that pages of other pools are named by, without any bytes."""
+    """A pool without bytes, whose slots only identify pages of other pools."""
 
     layout = "layer_first"
 
@@ -74,7 +74,7 @@ class Anchor(PageFirst):
 
 @dataclass(kw_only=True)
 class Standing:
-    """Where a rank stands, and what its user wrote."""
+    """A rank's position in its group, and the user's extra configuration."""
 
     tp_rank: int = 0
     tp_size: int = 2
@@ -92,7 +92,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Pages of one pool, as SGLang asks for them."""
+    """Requested pages of one pool, in SGLang's form."""
 
     name: str
     keys: Sequence[str] | None = None
@@ -103,26 +103,26 @@ class Wanted:
 
 
 def keys_of(count: int, start: int = 0) -> list[str]:
-    """Keys as SGLang makes them: 64 hexadecimal digits."""
+    """Return keys in SGLang's format: 64 hexadecimal digits."""
     return [f"{number:064x}" for number in range(start, start + count)]
 
 
 def slots_of(pool: PageFirst, *pages: int) -> torch.Tensor:
-    """The slots of pages, by their numbers in the pool."""
+    """Return the slots of pages, given their numbers in the pool."""
     return torch.cat(
         [torch.arange(page * pool.page_size, (page + 1) * pool.page_size) for page in pages]
     )
 
 
 def filled(pool: PageFirst, seed: int = 1) -> PageFirst:
-    """The pool with bytes that no two places have in common."""
+    """Fill the pool with random bytes and return the pool."""
     drawn = torch.randint(0, 256, (pool.kv.nbytes,), generator=torch.Generator().manual_seed(seed))
     pool.kv.view(torch.uint8).copy_(drawn.to(torch.uint8).reshape(pool.kv.view(torch.uint8).shape))
     return pool
 
 
 def same_bytes(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bytes, also where these are no numbers."""
+    """Return whether two tensors hold the same bytes, including NaNs."""
     return one.contiguous().view(torch.uint8).equal(two.contiguous().view(torch.uint8))
 
 
@@ -133,7 +133,7 @@ def opened(
     facts: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> HiCacheCalls:
-    """A rank's storage under HiCache, open for a pool."""
+    """Return a rank's HiCache storage, open for a pool."""
     stands = standing or Standing()
     stands.extra_config = {"store": store, **extra}
     calls = HiCacheCalls(stands, facts or {})

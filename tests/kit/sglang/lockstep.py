@@ -7,14 +7,14 @@ from typing import Any
 from tests.kit.sglang.engine import RunningEngine
 
 HOST_PAGES = 1200
-"""Enough for all that a test computes."""
+"""Enough host pages for everything that a test computes."""
 
 CROWDED = {"max_total_tokens": 2048, "max_running_requests": 4}
-"""A device pool of four of the longest prompts or so."""
+"""A device pool for about four of the longest prompts."""
 
 
 def lockstep_flags(store: str | None = None, **extra: Any) -> dict[str, Any]:
-    """Return the arguments that choose Lockstep; `extra` goes to its extra configuration."""
+    """Return the arguments that select Lockstep; `extra` goes to its extra configuration."""
     settings = {"host_pages": HOST_PAGES, **extra} | ({"store": store} if store else {})
     return {
         "radix_cache_backend": "lockstep",
@@ -34,6 +34,6 @@ def lockstep_engine(
     extra: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> RunningEngine:
-    """Return an engine with Lockstep, not started, with room for few prompts on the device."""
+    """Return an engine with Lockstep and room for few prompts on the device, not started."""
     flags: dict[str, Any] = {**CROWDED, **lockstep_flags(store, **(extra or {})), **arguments}
     return RunningEngine(folder, model, tp=tp, **flags)

@@ -1,6 +1,6 @@
-"""How a driver is forked from a process that has imported SGLang.
+"""Forks a driver from a process that has imported SGLang.
 
-And how programs run that import SGLang and start no engine.
+Also runs programs that import SGLang without starting an engine.
 """
 
 import os
@@ -26,12 +26,12 @@ DRIVER = "tests.kit.sglang.driver"
 
 
 def start_forked(place: Place) -> tuple[int, Connection]:
-    """Start a driver, of which also the ranks are forked; return it and what to speak through."""
+    """Fork a driver, from which the ranks fork in turn; return its process id and connection."""
     return _nursery().start(f"{DRIVER}:drive", place)
 
 
 def said_by(module: str, *arguments: object) -> str:
-    """Run a program that imports SGLang, and return the last line of its output."""
+    """Run a program that imports SGLang; return the last line of its output."""
     finished = subprocess.run(
         program(module, *arguments),
         capture_output=True,
@@ -45,7 +45,7 @@ def said_by(module: str, *arguments: object) -> str:
 
 
 def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
-    """Return what SGLang's processes need to run on a CPU, with these plug-ins."""
+    """Return the environment that SGLang needs on a CPU with these plug-ins."""
     cores = os.cpu_count() or 1
     paths = [*map(str, ON_THE_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -54,12 +54,12 @@ def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        # It would wait for five seconds before it looks at its ranks with tools that are not here.
+        # Otherwise SGLang waits five seconds and runs tools on its ranks that are not installed.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        # Two small functions would be compiled with the first request, for twenty seconds.
+        # Otherwise the first request compiles two small functions for twenty seconds.
         "TORCHDYNAMO_DISABLE": "1",
-        # Cores for each rank; without them SGLang wants a NUMA node for each.
+        # Binds each rank to a core. Without it SGLang requires one NUMA node per rank.
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % cores) for rank in range(tp)),
     }
 

@@ -1,4 +1,4 @@
-"""What is asked of a running SGLang, and what it answers: plain data that passes between processes."""
+"""Requests to a running SGLang and their answers, as plain data passed between processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,48 +7,48 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, greedy and of a length that is fixed."""
+    """A greedy request with a fixed output length."""
 
     tokens: Sequence[int]
     output_tokens: int = 8
     salt: str | None = None
-    """SGLang's `cache_salt`: what is cached under one is no hit under another."""
+    """SGLang's `cache_salt`: pages cached under one salt never match under another."""
     adapter: str | None = None
-    """The name of an adapter that the engine has loaded."""
+    """The name of a loaded adapter."""
     logprobs: bool = True
-    """SGLang computes again what a request with them had decoded before it was retracted."""
+    """With log-probabilities, SGLang recomputes tokens that were decoded before a retraction."""
     abort_after: int | None = None
-    """Abort it once so many tokens have come out; 0: as soon as it has been sent to the scheduler."""
+    """Abort after this many output tokens; 0: as soon as the scheduler has the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of one request."""
+    """The result of one request."""
 
     tokens: list[int]
     logprobs: list[float]
-    """Of the tokens that were chosen, as the engine has them."""
+    """Log-probabilities of the chosen tokens."""
     cached_tokens: int
     cached_by_tier: dict[str, Any]
     """SGLang's `cached_tokens_details`."""
     retractions: int
     finish: str
-    """`length`, `stop` or `abort`."""
+    """The finish reason: `length`, `stop`, `abort` or `refused`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What the probe has counted on one rank since its scheduler began its loop."""
+    """One rank's probe counters since its scheduler entered its loop."""
 
     rank: int
     iterations: int
-    """Turns in which the scheduler chose a batch, or that there was none."""
+    """Scheduler iterations, including those without a batch."""
     collectives: dict[str, int]
-    """By `name from module.function`: the name in `torch.distributed`, and who called it."""
+    """Counts by `name from module.function`: the `torch.distributed` function and its caller."""
     cache: str
     """The class of the rank's prefix cache."""
     state: Any
-    """What its `lockstep_state()` returned, through JSON; None where it has none."""
+    """The result of `lockstep_state()` after JSON, or None if the cache has no such method."""
 
 
 def differences(
@@ -68,14 +68,14 @@ def differences(
 
 
 def by_tier(answers: Sequence[Answer], tier: str) -> int:
-    """Return how many tokens of all answers came from one tier."""
+    """Return how many tokens of all answers were cached in one tier."""
     return sum(answer.cached_by_tier.get(tier, 0) for answer in answers)
 
 
 def rounds_beyond_iterations(
     before: Sequence[RankReport], after: Sequence[RankReport]
 ) -> list[int]:
-    """Return how many more rounds than iterations each rank has had."""
+    """Return, for each rank, the number of rounds minus the number of iterations."""
     return [
         (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
         for begin, end in zip(before, after, strict=True)
@@ -83,5 +83,5 @@ def rounds_beyond_iterations(
 
 
 def growth(before: Sequence[RankReport], after: Sequence[RankReport], name: str) -> list[int]:
-    """Return by how much a number in each rank's state has grown."""
+    """Return how much a number in each rank's state has increased."""
     return [end.state[name] - begin.state[name] for begin, end in zip(before, after, strict=True)]

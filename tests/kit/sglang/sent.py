@@ -1,4 +1,4 @@
-"""Requests, batches and a tree's locks with the attributes that SGLang's have, for tests without it."""
+"""Stand-ins for SGLang's requests, batches and rows, for tests without SGLang."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lockstep.integrations.sglang.engine.contract import KvRow, MultimodalInputs
 
 @dataclass
 class Row:
-    """Where a request's KV lies."""
+    """The location of a request's KV in the device pools."""
 
     req_pool_idx: Any = 0
     kv_committed_len: int = 0
@@ -25,21 +25,21 @@ class Row:
 
 
 class Modality(Enum):
-    """Kinds of items."""
+    """Kinds of multimodal items."""
 
     IMAGE = 1
     AUDIO = 2
 
 
 class Format(Enum):
-    """Formats of items that were processed elsewhere."""
+    """Formats of preprocessed items."""
 
     NORMAL = 1
 
 
 @dataclass
 class SentItem:
-    """An image or a recording; `hash` is what SGLang, or a client, calls it."""
+    """An image or a recording; `hash` is the identity given by SGLang or the client."""
 
     hash: int | None
     offsets: Sequence[tuple[int, int]] | None
@@ -57,7 +57,7 @@ class SentItem:
             self.pad_value = self.pad_values[0]
 
     def pad(self, tokens: Sequence[int]) -> list[int]:
-        """Put the item's ids in the place of its placeholders, as SGLang does."""
+        """Replace the item's placeholders by its ids, as SGLang does."""
         padded, values = [*tokens], self.pad_values or ()
         for start, last in self.offsets or ():
             for at in range(start, min(last + 1, len(padded))):
@@ -67,7 +67,7 @@ class SentItem:
 
 @dataclass
 class SentItems:
-    """The items of a prompt."""
+    """The multimodal items of a prompt."""
 
     mm_items: list[SentItem]
     num_image_tokens: int | None = None
@@ -75,7 +75,7 @@ class SentItems:
 
 @dataclass
 class Sent:
-    """A request with the attributes that SGLang's has; its handle is its name."""
+    """A request with the attributes of SGLang's; its handle is its name."""
 
     rid: str = "r"
     prompt: InitVar[Sequence[int]] = ()
@@ -102,24 +102,24 @@ class Sent:
         self.full_untruncated_fill_ids = array("q", [*prompt, *output])
 
     def finished(self) -> bool:
-        """Say that it goes on."""
+        """Return False: the request continues."""
         return False
 
 
 @dataclass
 class Mode:
-    """What kind of pass a batch is."""
+    """The forward mode of a batch."""
 
     name: str
 
     def is_extend(self) -> bool:
-        """Say whether it computes prompts."""
+        """Return whether the batch computes prompts."""
         return self.name != "DECODE"
 
 
 @dataclass
 class Computed:
-    """One batch."""
+    """A batch of computed requests."""
 
     reqs: Sequence[SglangRequest]
     forward_mode: Any = field(default_factory=lambda: Mode("EXTEND"))

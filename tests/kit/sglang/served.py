@@ -1,4 +1,4 @@
-"""An SGLang server of its own, as `sglang.launch_server` starts one."""
+"""Runs an SGLang server with `sglang.launch_server`."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from tests.kit.sglang.processes import environment
 
 @contextmanager
 def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[str]:
-    """Start a server of one rank with a store; give its address, and kill it.
+    """Run a one-rank server with a store; yield its address, and kill it at the end.
 
     Lockstep's metrics are at `metrics_port`, SGLang's at the address.
     """
@@ -31,7 +31,7 @@ def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[s
 
 
 def generate(address: str, tokens: Sequence[int]) -> tuple[list[int], int]:
-    """Return what a server answers to a prompt, and how many tokens of it were cached."""
+    """Return a server's output tokens for a prompt, and how many prompt tokens were cached."""
     asked: dict[str, Any] = {
         "input_ids": [*tokens],
         "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},

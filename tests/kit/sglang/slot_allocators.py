@@ -1,10 +1,10 @@
-"""Allocators of slots as SGLang's are, page by page, which know what each slot is."""
+"""Paged slot allocators like SGLang's, which check that pages are freed correctly."""
 
 import torch
 
 
 class SlotAllocator:
-    """Gives away the slots of one pool in order; the pages before `first` are nobody's."""
+    """Allocates the slots of one pool in order; pages before `first` belong to no request."""
 
     def __init__(self, pages: int, page_tokens: int, first: int = 1) -> None:
         self._page_tokens, self._first = page_tokens, first
@@ -24,7 +24,7 @@ class SlotAllocator:
         return torch.cat([slots[:0], *(page * self._page_tokens + slots for page in taken)])
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Take slots back; nobody gives a page back twice, nor one that is nobody's."""
+        """Free slots; fails on a double free or a page that was never allocated."""
         pages = sorted({int(slot) // self._page_tokens for slot in free_index})
         assert min(pages) >= self._first
         assert not {*pages} & {*self.free_pages}
@@ -32,7 +32,7 @@ class SlotAllocator:
 
 
 class WindowedAllocator:
-    """Gives away slots of full attention, and of windows beside some of them."""
+    """Allocates slots of full attention, some of them with a window slot."""
 
     def __init__(self, full_pages: int, window_pages: int, page_tokens: int) -> None:
         self.full_attn_allocator = SlotAllocator(full_pages, page_tokens)
@@ -44,15 +44,15 @@ class WindowedAllocator:
     def set_full_to_swa_mapping(
         self, full_indices: torch.Tensor, swa_indices: torch.Tensor
     ) -> None:
-        """Put slots of windows beside those of full attention."""
+        """Assign window slots to full-attention slots."""
         self.full_to_swa_index_mapping[full_indices] = swa_indices
 
     def clear_full_to_swa_mapping(self, full_indices: torch.Tensor) -> None:
-        """Say of slots that there is no window beside them."""
+        """Remove the window slots of full-attention slots."""
         self.full_to_swa_index_mapping[full_indices] = 0
 
     def give(self, tokens: int) -> torch.Tensor:
-        """Return slots of full attention with a window beside each."""
+        """Allocate full-attention slots, each with a window slot."""
         slots = self.full_attn_allocator.alloc(tokens)
         windows = self.swa_attn_allocator.alloc(tokens)
         assert slots is not None
@@ -61,6 +61,6 @@ class WindowedAllocator:
         return slots
 
     def free_windows(self, slots: torch.Tensor) -> None:
-        """Take back the windows beside slots, whose request has moved past them."""
+        """Free the window slots of tokens that the request's window has passed."""
         self.swa_attn_allocator.free(self.full_to_swa_index_mapping[slots])
         self.clear_full_to_swa_mapping(slots)

@@ -1,4 +1,4 @@
-"""SGLang without Lockstep, for comparison: with its prefix cache alone."""
+"""SGLang without Lockstep, for comparison, with only its own prefix cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,30 +10,30 @@ from tests.kit.vllm.mixed_prompts import mixed_prompts
 
 REQUESTS = 30
 TOLERANCE = 1e-4
-"""Of log-probabilities, where a request was computed in other chunks or beside others: sums of float32
-come out otherwise by up to 6e-6 here."""
+"""Tolerance of log-probabilities between different chunks or batches. Float32 sums differ by up to 6e-6
+here."""
 
 PROBE = "lockstep_probe"
 
 
 def mixed_requests(count: int = REQUESTS) -> list[Request]:
-    """Return requests with shared prefixes, some of them the whole."""
+    """Return requests with shared prefixes, some with identical prompts."""
     return [Request(tokens=prompt.tokens) for prompt in mixed_prompts(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What stock SGLang says to `mixed_requests()`, each time in turn, but for `together`."""
+    """Stock SGLang's answers to `mixed_requests()`, sent one by one except for `together`."""
 
     cold: list[Answer]
     warm: list[Answer]
     together: list[Answer]
-    """All sent at once, after a flush."""
+    """Answers when all requests are sent at once, after a flush."""
     after: list[RankReport]
 
 
 def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
-    """Start stock SGLang, and return what it says."""
+    """Run stock SGLang and return its answers."""
     requests = mixed_requests()
     with RunningEngine(folder, model, tp=tp, plugins=(PROBE,)) as engine:
         cold = engine.generate(requests, together=False)
@@ -45,7 +45,7 @@ def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
 
 
 def adapters_engine(folder: Path, model: Path, **options: Any) -> RunningEngine:
-    """Return an engine that serves adapters on a CPU, not started; `options` are `RunningEngine`'s."""
+    """Return an engine, not started, that serves adapters on a CPU; `options` go to `RunningEngine`."""
     plugins = (*options.pop("plugins", (PROBE,)), "cpu_adapters")
     adapters: dict[str, Any] = {
         "enable_lora": True,

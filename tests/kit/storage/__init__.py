@@ -1,1 +1,1 @@
-"""Stores under test: the contract as a suite, stores by name, and what can go wrong with them."""
+"""Stores under test: the contract suite, test doubles of each backend, and injected failures."""

@@ -1,4 +1,4 @@
-"""What the tests of stores share: objects of known bytes, and short forms of a backend's calls."""
+"""Shared by tests of stores: objects with known bytes, and shorthands for backend calls."""
 
 import asyncio
 import random
@@ -24,30 +24,30 @@ from lockstep.storage_backends.registry import make_backend
 T = TypeVar("T")
 Backend = TypeVar("Backend", bound=StorageBackend)
 Found = tuple[ReadOutcome, bytearray]
-"""What became of a read, and what its buffer holds then."""
+"""The outcome of a read and the buffer's content afterwards."""
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
-"""Optional columns, two of them of one length, so that lengths do not tell which is there."""
+"""Sizes of optional columns. Two are equal, so that a length does not identify a column."""
 HEALTHY_S = 60.0
-"""No healthy call takes as long."""
+"""Timeout that no healthy call reaches."""
 EVERY = (1 << len(OPTIONAL_BYTES)) - 1
-"""The presence bits of a page with all of them."""
+"""The presence bits of a page with all optional columns."""
 
 
 class StoreUnderTest(Protocol):
-    """One store, and what a test needs to look behind its back."""
+    """One store, with access behind the backend's back."""
 
     def backend(self) -> StorageBackend:
-        """Return a new backend on this same store, not open yet."""
+        """Return a new, unopened backend on this store."""
         ...
 
     def spoil(self, name: ObjectName, at: int = 0) -> None:
-        """Flip one bit of byte `at` of the object's payload where it is stored."""
+        """Flip one bit of byte `at` of the stored object's payload."""
         ...
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Store a copy of what is stored under `name` under `other`."""
+        """Store a copy of the object `name` under the name `other`."""
         ...
 
 
@@ -56,7 +56,7 @@ def object_name(number: int, pool: str = "kv") -> ObjectName:
 
 
 def digest_of(name: ObjectName) -> bytes:
-    """What the object is called where it is stored; the name must be possible."""
+    """Return the digest that names the object in the store. The name must be valid."""
     digest = name_digest(name)
     assert digest is not None
     return digest
@@ -68,22 +68,22 @@ def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
 
 @lru_cache(maxsize=1024)
 def _drawn(number: int, nbytes: int) -> bytes:
-    """The same few pages are written again and again, and to draw one takes longer than to write it."""
+    """Cached, because generating a page is slower than writing the same page again."""
     return random.Random(number).randbytes(nbytes)
 
 
 def now() -> float:
-    """The time on the running loop's clock; the clock to give to what is tested."""
+    """Return the running loop's time; also the clock to pass to the code under test."""
     return asyncio.get_running_loop().time()
 
 
 def soon() -> float:
-    """A deadline that no healthy call comes near, on the running loop's clock."""
+    """Return a deadline on the running loop's clock that no healthy call reaches."""
     return now() + HEALTHY_S
 
 
 def soon_off_loop() -> float:
-    """The same for blocking calls, which go by the machine's clock."""
+    """Return a deadline on the machine's monotonic clock, for blocking calls."""
     return time.monotonic() + HEALTHY_S
 
 
@@ -93,7 +93,7 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGenerator[Backend]:
-    """A backend, open while in here."""
+    """Open a backend for the duration of the block."""
     await backend.open(memory)
     try:
         yield backend
@@ -104,26 +104,26 @@ async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGen
 def opened(
     store: StoreUnderTest, memory: Sequence[memoryview] = ()
 ) -> AbstractAsyncContextManager[StorageBackend]:
-    """A new backend on this store, open while in here."""
+    """Open a new backend on this store for the duration of the block."""
     return using(store.backend(), memory)
 
 
 def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
-    """The backend of a URI, open while in here."""
+    """Open the backend of a URI for the duration of the block."""
     return using(make_backend(uri))
 
 
 def reading(
     name: ObjectName, buffer: bytearray | memoryview, shape: ObjectShape | None = None
 ) -> Read:
-    """A read into one buffer, of an object that is one part if nothing else is said."""
+    """Return a read into one buffer; the default shape is a single part."""
     return Read(name, (memoryview(buffer),), shape or ObjectShape.whole(len(buffer)))
 
 
 def writing(
     name: ObjectName, content: bytearray | bytes | memoryview, shape: ObjectShape | None = None
 ) -> Write:
-    """A write from one buffer, as an object that is one part if nothing else is said."""
+    """Return a write from one buffer; the default shape is a single part."""
     return Write(name, (memoryview(content),), shape or ObjectShape.whole(len(content)))
 
 
@@ -140,7 +140,7 @@ async def put(
 async def get(
     backend: StorageBackend, name: ObjectName, shape: ObjectShape | int = 16 * KIB
 ) -> Found:
-    """Read what `shape` holds, or the one part of so many bytes."""
+    """Read the parts of `shape`, or one part of `shape` bytes; return the outcome and the buffer."""
     shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
     buffer = bytearray(shape.nbytes)
     (outcome,) = await backend.read([reading(name, buffer, shape)], deadline=soon())
@@ -150,22 +150,22 @@ async def get(
 async def put_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[WriteOutcome]:
-    """Write the pages of these numbers in one call."""
+    """Write the pages with these numbers in one call."""
     writes = [writing(object_name(number), page(number, nbytes)) for number in numbers]
     return await backend.write(writes, deadline=soon())
 
 
 async def put_each(backend: StorageBackend, numbers: Iterable[int]) -> set[WriteOutcome]:
-    """Write each of these pages in a call of its own."""
+    """Write each page in a separate call; return the set of outcomes."""
     return {await put(backend, object_name(number), page(number)) for number in numbers}
 
 
 async def get_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[Found]:
-    """Read the pages of these numbers in one call."""
+    """Read the pages with these numbers in one call."""
     buffers = {number: bytearray(nbytes) for number in numbers}
-    # One shape for all of them, as the pages of a pool have.
+    # All reads share one shape, as the pages of a pool do.
     shape = ObjectShape.whole(nbytes)
     reads = [reading(object_name(number), buffer, shape) for number, buffer in buffers.items()]
     outcomes = await backend.read(reads, deadline=soon())
@@ -175,19 +175,19 @@ async def get_many(
 async def outcomes_of(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[ReadOutcome]:
-    """Read the pages of these numbers in one call, and say only what became of each."""
+    """Read the pages with these numbers in one call; return only the outcomes."""
     return [outcome for outcome, _ in await get_many(backend, numbers, nbytes)]
 
 
 def found(numbers: Iterable[int], nbytes: int = 16 * KIB) -> list[Found]:
-    """What `get_many` returns where all of these pages are there."""
+    """Return the result of `get_many` if all these pages exist."""
     return [(ReadOutcome.OK, page(number, nbytes)) for number in numbers]
 
 
 def wrongly_served(
     numbers: Iterable[int], read: Iterable[Found], nbytes: int = 16 * KIB
 ) -> list[int]:
-    """Which of these pages were read as OK with other bytes than their own."""
+    """Return the pages that were read as OK but with wrong bytes."""
     return [
         number
         for number, (outcome, content) in zip(numbers, read, strict=True)
@@ -200,13 +200,13 @@ async def listed(backend: StorageBackend) -> list[StoredObject]:
 
 
 async def turns() -> None:
-    """Let everything run that can."""
+    """Let every ready task run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until the answer is yes; fails where that takes longer than any healthy call."""
+    """Repeat `ask` until it returns true; fail after `HEALTHY_S`."""
     give_up = soon()
     while not await ask():
         assert now() < give_up, "it did not happen in time"
@@ -214,14 +214,14 @@ async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
 
 
 def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
-    """A page of `nbytes` that every engine keeps, and of `OPTIONAL_BYTES` those of `present`."""
+    """Return a shape with `nbytes` of required columns and the optional columns in `present`."""
     optional = [Part(length, bit) for bit, length in enumerate(OPTIONAL_BYTES)]
     held = [1 + bit for bit in range(len(optional)) if present >> bit & 1]
     return ObjectShape((Part(nbytes), *optional), (0, *held))
 
 
 def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
-    """What an author writes as `columns(present, nbytes)`."""
+    """Return the content that an author writes for `columns(present, nbytes)`."""
     content = page(author, nbytes)
     for number, length in enumerate(OPTIONAL_BYTES):
         content += page(10 * author + number, length) if present >> number & 1 else b""
@@ -242,6 +242,6 @@ async def get_columns(
 
 
 def cut(content: bytearray, places: Sequence[int]) -> tuple[memoryview, ...]:
-    """The content as several buffers, cut at these places, in order."""
+    """Split the content into several buffers at these offsets, in order."""
     ends = [0, *places, len(content)]
     return tuple(memoryview(content)[start:end] for start, end in pairwise(ends))

@@ -1,8 +1,7 @@
 """The contract of `storage_backends.base`, as tests that every backend must pass.
 
-A test module gives a `store` fixture and makes a subclass of `StorageContract`, which holds the
-backend to S1 to S7 here, to S8 in `contract_parts` and `contract_columns`, and to what
-concerns callers' buffers in `contract_buffers`.
+A test module provides a `store` fixture and subclasses `StorageContract`. This file tests S1 to S7.
+`contract_parts` and `contract_columns` test S8, and `contract_buffers` tests callers' buffers.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from tests.kit.storage.contract_parts import PartsContract
 
 
 async def get_once_there(backend: StorageBackend, name: ObjectName, nbytes: int) -> Found:
-    """Read again and again until the object is there, and return what was read then."""
+    """Read repeatedly until the object exists; return that read's result."""
     give_up = soon()
     while (read := await get(backend, name, nbytes))[0] is ReadOutcome.MISSING:
         assert now() < give_up, "nobody has written it in time"
@@ -49,10 +48,10 @@ async def get_once_there(backend: StorageBackend, name: ObjectName, nbytes: int)
 
 
 class StorageContract(BuffersContract, ColumnsContract, PartsContract):
-    """The promises, each test named after what it holds the backend to."""
+    """The full contract; each test is named after the promise that it checks."""
 
     large_batch = 600
-    """Objects of a large call; fewer where a store of the tests takes milliseconds for each."""
+    """Objects in a large call. Subclasses lower it if their store needs milliseconds per object."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     async def test_s4_a_page_comes_back_as_it_was_written(
@@ -141,7 +140,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             mark = bytes([0xEE]) * (1 << 20)
             for buffer in buffers:
                 buffer[:] = mark
-            # Closing waits for everything that could still run.
+            # Closing waits for every call that could still run.
             await backend.close()
             assert all(buffer == mark for buffer in buffers)
 
@@ -268,7 +267,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
 
 
 class ListingContract:
-    """What stores promise that can list what they have."""
+    """The contract of stores that can list their objects."""
 
     async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
         self, store: StoreUnderTest
@@ -280,7 +279,7 @@ class ListingContract:
         await anext(listing)
         await backend.close()
 
-        # What is missing in it would be taken for gone.
+        # A listing that just ended would make missing objects look deleted.
         with pytest.raises(StorageError, match="closed while it was listed; open it again"):
             _ = [each async for each in listing]
         assert await listed(backend) == []

@@ -49,7 +49,7 @@ UNFIT_TO_READ = UNFIT | {"read-only": lambda: (memoryview(bytes(SIZE)),)}
 
 
 class BuffersContract:
-    """A buffer that does not fit harms nobody, and however bytes are cut up, they arrive."""
+    """An unfit buffer fails only its key, and objects may be split over buffers in any way."""
 
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_read(
         self, store: StoreUnderTest
@@ -69,7 +69,7 @@ class BuffersContract:
             failed = [ReadOutcome.FAILED] * len(UNFIT_TO_READ)
             assert outcomes == [ReadOutcome.OK, *failed, ReadOutcome.OK]
             assert (before, behind) == (page(0), page(last))
-            # Nothing is wrong with the objects.
+            # The objects themselves are still valid.
             assert await get_many(backend, range(last + 1)) == found(range(last + 1))
 
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_write(

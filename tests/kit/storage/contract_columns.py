@@ -28,13 +28,13 @@ from tests.kit.storage.calls import (
 )
 
 CHOICES = range(EVERY + 1)
-"""The presence bits of every choice of optional columns."""
+"""The presence bits of every subset of the optional columns."""
 
 
 async def seen_during(
     call: Coroutine[Any, Any, WriteOutcome], look: Callable[[], Awaitable[Found]]
 ) -> tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]:
-    """Look again and again until the call is done; return its answer and what was seen."""
+    """Call `look` repeatedly until the write finishes; return the outcome and all results seen."""
     task, seen = asyncio.create_task(call), set[tuple[ReadOutcome, bytes]]()
     while not task.done():
         outcome, content = await look()
@@ -44,10 +44,10 @@ async def seen_during(
 
 
 class ColumnsContract:
-    """Objects have the columns that their writers kept, and only ever more of them."""
+    """Objects keep the columns that their writers stored, and later writes only add columns."""
 
     races = 10
-    """How often many writers meet; fewer times where a store of the tests is slow."""
+    """Repetitions of races between writers. Subclasses lower it for slow stores."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     async def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(

@@ -1,10 +1,10 @@
-"""Writers that die at a chosen moment, and a look at everything that they leave; for a test.
+"""Kills writers of a file store at chosen system calls, and checks everything that they leave.
 
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
-A writer does one of everything that changes a store, and dies at a drawn call to the kernel: before
-it, after it, or in the midst of it with only a part of the bytes written. What it has been told to be
-done it tells on. <deaths> is a number of draws, or `all` for every call and manner.
+A writer performs each kind of change to a store. It dies at a randomly chosen system call: before the
+call, after it, or during it with only part of the bytes written. The writer reports every change that
+the store confirmed. <deaths> is a number of random deaths, or `all` for every call and manner.
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.kit.storage.files import open_without_unnamed_files
 
 SMALL, LARGE = 5000, (300 << 10) + 7
 SPOILT: Final = 77
-"""Bytes that are left of a file that is spoilt."""
+"""Length of a file that is truncated to corrupt it."""
 CALLS: Final = (
     "open",
     "close",
@@ -44,14 +44,14 @@ CALLS: Final = (
 )
 MANNERS: Final = ("before", "after", "torn")
 CALLS_MAX: Final = 400
-"""More than a writer makes."""
+"""Upper bound of the system calls of one writer."""
 NAMES: Final = 10
-"""Of one writer; the last digit of a name's number says what is done with it."""
+"""Object numbers per writer. The last digit of a number selects the kind of change."""
 WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)
 
 
 class Death:
-    """Stands between a writer and the kernel, and lets the writer die at its call number `at`."""
+    """Wraps the writer's system calls, and kills the writer at call number `at`."""
 
     def __init__(self, at: int, manner: str) -> None:
         self._left = at
@@ -79,7 +79,7 @@ class Death:
 
 
 def content_of(number: int) -> tuple[ObjectShape, bytes]:
-    """What a name has in the end."""
+    """Return the final shape and content of an object."""
     match number % NAMES:
         case what if what == WHOLE_LARGE:
             return ObjectShape.whole(LARGE), bytes(page(number % 7, LARGE))
@@ -96,7 +96,7 @@ def write(files: ObjectFiles, number: int, shape: ObjectShape, content: bytes) -
 
 
 def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> None:
-    """Do one of everything, and tell what was said to be done."""
+    """Perform each kind of change, and report every confirmed one."""
     files = ObjectFiles(root, durability, direct=False)
     files.open()
     for what in (WHOLE_SMALL, WHOLE_LARGE, REPAIRED, REMOVED):
@@ -119,7 +119,7 @@ def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> No
 def let_one_die(
     root: Path, durability: Durability, first: int, at: int, manner: str
 ) -> tuple[bool, list[int]]:
-    """Say whether the writer died, and what it had told before."""
+    """Run a writer that dies; return whether it died, and the changes it reported before."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -140,20 +140,20 @@ def path_of(name: ObjectName) -> str:
 
 
 def look_at_everything(root: Path, done: set[int]) -> None:
-    """Check that what was told is there and right, that nothing else is, and nothing temporary."""
+    """Check that all confirmed changes are correct, and that no other or temporary file exists."""
     files = ObjectFiles(root, Durability.NONE, direct=False)
     files.open()
     assert not any((root / "temporary").iterdir()), "a temporary file survived the next opening"
     names = {each.name: each.shape for each in files.names()}
     paths = {str(path.relative_to(root)) for path in root.glob("objects/*/*/*")}
-    # A writer may die when it has just spoilt a file, before it repairs it.
+    # A writer may die after it corrupts a file and before it repairs the file.
     spoilt = {path for path in paths if (root / path).stat().st_size == SPOILT}
     assert paths - spoilt == {path_of(name) for name in names}, "a file is no sound object"
     for name, shape in names.items():
         number = int(name.key, 16)
         whole, content = content_of(number)
         if number % NAMES == UNITED and shape.nbytes != whole.nbytes:
-            # The second column may not have come.
+            # The writer may have died before it wrote the second column.
             assert number not in done, f"object {number} lacks a column"
             whole, content = columns(1, SMALL), bytes(full_page(1, 1, SMALL))
         buffer = bytearray(whole.nbytes)
@@ -191,7 +191,7 @@ def main() -> None:
         dead, told = let_one_die(Path(root), Durability(durability), one * NAMES, at, manner)
         done |= set(told)
         if deaths == "all" and manner == "before" and not dead:
-            # It made no more calls than these.
+            # The writer finished with fewer calls, so larger call numbers are pointless.
             break
         died, lived = died + dead, lived + (not dead)
         if one % 20 == 19:

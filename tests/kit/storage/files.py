@@ -1,4 +1,4 @@
-"""What the tests of `file://` share: a store in a directory, and a kernel that does not do its best."""
+"""Shared by tests of `file://`: a store in a directory, and system calls that fail or stall."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ _open = os.open
 
 
 class FileStore:
-    """A store in `root`."""
+    """A file store in `root`."""
 
     def __init__(
         self, root: Path, durability: Durability = Durability.NONE, *, direct: bool = False
@@ -37,7 +37,7 @@ class FileStore:
         self.direct = direct
 
     def backend(self, threads: int = 3) -> FileBackend:
-        # Without a quota it would depend on how full the disk is whether a pass is made.
+        # Disable the quota, because a sweep would otherwise depend on how full the disk is.
         options = FileOptions(
             durability=self.durability, direct=self.direct, threads=threads, quota_bytes=0
         )
@@ -45,7 +45,7 @@ class FileStore:
 
     @contextmanager
     def files(self) -> Generator[ObjectFiles]:
-        """The store's files as a backend's threads see them, open while in here."""
+        """Open the store's files, as a backend's threads use them, for the duration of the block."""
         files = ObjectFiles(self.root, self.durability, direct=self.direct)
         files.open()
         try:
@@ -74,7 +74,7 @@ class FileStore:
 
 
 def sweeper_of(backend: StorageBackend) -> Sweeper:
-    """What sweeps for a backend, so that a test can make its turns itself."""
+    """Return a backend's sweeper, so that a test can run sweeps itself."""
     assert isinstance(backend, FileBackend)
     sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
     assert sweeper is not None
@@ -82,7 +82,7 @@ def sweeper_of(backend: StorageBackend) -> Sweeper:
 
 
 def flipped(content: bytes, bit: int) -> bytes:
-    """The content with one bit the other way round."""
+    """Return the content with one bit flipped."""
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
@@ -94,7 +94,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def modes_in(root: Path) -> set[tuple[str, int]]:
-    """Who may do what with the files and directories at and below `root`: the kinds, and modes."""
+    """Return the kind and mode of every file and directory at and below `root`."""
     return {
         ("directory" if path.is_dir() else "file", stat.S_IMODE(path.stat().st_mode))
         for path in [root, *root.rglob("*")]
@@ -102,15 +102,15 @@ def modes_in(root: Path) -> set[tuple[str, int]]:
 
 
 def descriptors_open() -> int:
-    """How many descriptors this process has."""
+    """Return how many file descriptors this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def files_open_below(root: Path) -> list[Path]:
-    """What this process has open at or below `root`."""
+    """Return the paths at or below `root` that this process has open."""
     targets: list[Path] = []
     for link in Path("/proc/self/fd").iterdir():
-        # Somebody else's may go meanwhile.
+        # Another thread may close a descriptor meanwhile.
         with suppress(FileNotFoundError):
             targets.append(link.readlink())
     return [target for target in targets if target.is_relative_to(root)]
@@ -118,7 +118,7 @@ def files_open_below(root: Path) -> list[Path]:
 
 @contextmanager
 def no_umask() -> Generator[None]:
-    """What is made in here is open to everybody, unless its maker takes care."""
+    """Set umask to 0 in the block, so that new files are public unless their creator restricts them."""
     before = os.umask(0)
     try:
         yield
@@ -128,7 +128,7 @@ def no_umask() -> Generator[None]:
 
 @contextmanager
 def limited(what: int, most: int) -> Generator[None]:
-    """This process may have at most so much of a resource, such as `RLIMIT_FSIZE`, while in here."""
+    """Limit a resource of this process, such as `RLIMIT_FSIZE`, in the block."""
     before = resource.getrlimit(what)
     resource.setrlimit(what, (most, before[1]))
     try:
@@ -138,7 +138,7 @@ def limited(what: int, most: int) -> Generator[None]:
 
 
 def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
-    """A call to the kernel that ends in this error, whatever it is asked for."""
+    """Return a stand-in for a system call that always fails with this error."""
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise OSError(error, os.strerror(error))
@@ -147,7 +147,7 @@ def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
 
 
 def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[..., int]:
-    """`os.open` that ends in this error for the paths and flags that `refuses` says yes to."""
+    """Return an `os.open` that fails with this error if `refuses(path, flags)` is true."""
 
     def instead(path: Any, flags: int, *args: Any, **named: Any) -> int:
         if refuses(str(path), flags):
@@ -160,7 +160,7 @@ def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[.
 open_without_unnamed_files = open_refusing(
     lambda _, flags: flags & os.O_TMPFILE == os.O_TMPFILE, errno.EOPNOTSUPP
 )
-"""`os.open` as it is on a filesystem that has no unnamed files."""
+"""`os.open` as on a filesystem without O_TMPFILE."""
 
 
 def forbid_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,13 +169,13 @@ def forbid_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["unnamed", "named"])
 def each_kind_of_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the filesystem has unnamed files, and where it has none."""
+    """Run the test with and without O_TMPFILE support."""
     if request.param == "named":
         forbid_unnamed_files(monkeypatch)
 
 
 def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Let every read and write move only some of the bytes that it is asked for."""
+    """Make every read and write transfer only part of the requested bytes."""
     draw, preadv, pwritev = random.Random(seed), os.preadv, os.pwritev
 
     def some(views: Any) -> list[memoryview]:
@@ -193,7 +193,7 @@ def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None
 
 
 class Gate:
-    """Stands in the kernel's place: calls of one function of `os` stop in it until it is opened."""
+    """Blocks calls of one function of `os` until the gate is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str = "preadv") -> None:
         self._function: Callable[..., Any] = getattr(os, function)
@@ -207,7 +207,7 @@ class Gate:
         return self._function(*arguments, **named)
 
     async def entered(self) -> None:
-        """Wait until a call has come to it."""
+        """Wait until a call is blocked at the gate."""
         assert await asyncio.to_thread(self._entered.wait, HEALTHY_S)
 
     def open(self) -> None:

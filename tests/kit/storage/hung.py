@@ -1,4 +1,4 @@
-"""A process whose store never answers again, for the test that such a process still ends.
+"""A process whose store hangs forever, for the test that such a process still exits.
 
 python -m tests.kit.storage.hung <directory> open|read
 """
@@ -17,14 +17,14 @@ hung = threading.Event()
 
 
 def hang(*_: Any, **__: Any) -> Any:
-    """What the kernel does when a network filesystem is gone."""
+    """Hang like a system call on a network filesystem that is gone."""
     hung.set()
     threading.Event().wait()
     raise AssertionError
 
 
 async def use(backend: FileBackend, call: str) -> None:
-    """Get held by the kernel in `call`."""
+    """Open or read the store so that the call named by `call` hangs."""
     if call == "open":
         os.link = hang
     await backend.open()
@@ -34,7 +34,7 @@ async def use(backend: FileBackend, call: str) -> None:
 
 
 async def close(backend: FileBackend) -> None:
-    """Close as far as that goes in a short time."""
+    """Close the backend, but give up after 0.1 s."""
     try:
         async with asyncio.timeout(0.1):
             await backend.close()

@@ -1,4 +1,4 @@
-"""What the tests of wrappers share: virtual time, and layers that fail, wait or watch on purpose."""
+"""Shared by tests of wrappers: virtual time, and layers that fail, wait or record calls."""
 
 import asyncio
 import selectors
@@ -20,11 +20,12 @@ PAGE_BYTES = 512
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits for no time at all, and says how long it should have waited."""
+    """A selector that returns at once and adds the requested timeout to its clock."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Weeks ahead of the machine's clock, so that a deadline taken from that one is found out.
+        # Weeks ahead of the machine's clock, so that a deadline from the machine's clock fails the
+        # test.
         self.now = 2.0**21
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -34,7 +35,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer as soon as nothing else can run."""
+    """An event loop whose clock jumps to the next timer when no task is ready."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -50,12 +51,12 @@ def run_virtually(scenario: Coroutine[Any, Any, T]) -> T:
 
 
 def a_while() -> float:
-    """A deadline that only a hang comes near."""
+    """Return a deadline in virtual time that only a hang reaches."""
     return now() + 3600.0
 
 
 async def memory_store(numbers: Sequence[int] = ()) -> MemoryBackend:
-    """A store in virtual time with the pages of these numbers, open."""
+    """Return an open memory store in virtual time with these pages."""
     backend = MemoryBackend(Shelf(), clock=now)
     await backend.open()
     await backend.write([a_write(number) for number in numbers], deadline=a_while())
@@ -80,13 +81,13 @@ def writes_of(*numbers: int) -> list[Write]:
 
 
 def wrapped(wrap: WrapBackend, options: str, backend: StorageBackend) -> StorageBackend:
-    """The backend behind the wrapper whose `wrap` this is, with the options of a URI."""
+    """Return the backend wrapped by `wrap`, with options in URI form."""
     name = wrap.__module__.rpartition(".")[2]
     return wrap(parse_uri(f"{name}+memory://{options}"), backend)
 
 
 class Watched(Wrapper):
-    """A layer that remembers which keys each call asked for, and when."""
+    """A layer that records the keys and the time of each call."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -118,7 +119,7 @@ class Watched(Wrapper):
 
 
 class Failing(Wrapper):
-    """A layer that fails each key so many times before it asks for it; `down` fails everything."""
+    """A layer that fails each key a given number of times, and every key while `down`."""
 
     def __init__(self, backend: StorageBackend, failures: dict[int, int] | None = None) -> None:
         super().__init__(backend)

@@ -1,4 +1,4 @@
-"""What the tests of `memory://` share: a store on a shelf that every backend of it looks at."""
+"""Shared by tests of `memory://`: a store on one shelf that all of its backends use."""
 
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
@@ -6,7 +6,7 @@ from tests.kit.storage.calls import digest_of
 
 
 class MemoryStore:
-    """A store on one shelf."""
+    """A memory store on one shelf."""
 
     def __init__(self) -> None:
         self.shelf = Shelf()

@@ -1,7 +1,7 @@
-"""Ranks that put into their host memory what the tests of the contract want to read by `peer://`.
+"""Ranks that serve pages from host memory, for contract tests of `peer://`.
 
-Who writes here is the test and no backend: a write puts the page into host memory of a real rank and
-offers it, a removal withdraws it. All that reads is the backend under test.
+The test writes pages itself, without a backend: a write puts the page into a real rank's host memory
+and publishes it, and a removal withdraws it. Reads go through the backend under test.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from tests.kit.ranks.page_servers import (
 from tests.kit.storage.calls import HEALTHY_S, object_name, using
 
 PAGES = 700
-"""As many as a large batch of the contract has; host memory is taken up only where it is written."""
+"""Room for a large batch of the contract. Host memory is only committed when written."""
 
 Kind = tuple[str, str, str, ObjectShape]
-"""What the pages of one host pool have in common: namespace, pool, shard, and the columns they have."""
+"""The properties shared by the pages of one host pool: namespace, pool, shard and columns."""
 
 
 @dataclass(eq=False)
 class HostOfKind:
-    """A rank whose one pool has pages of one kind."""
+    """A rank with one pool, whose pages are all of one kind."""
 
     objects: RankObjects
     server: PageServer
@@ -88,10 +88,10 @@ class HostOfKind:
 
 
 class FedStore:
-    """Ranks with all that a test has written, by kind."""
+    """Ranks that hold all objects written by a test, one rank for each kind of page."""
 
     def __init__(self, *, by_engine: bool = False) -> None:
-        """With `by_engine` all that is read is read by transfer engines, over TCP."""
+        """With `by_engine`, all reads use transfer engines over TCP."""
         self._by_engine = by_engine
         self.hosts: dict[Kind, HostOfKind] = {}
         self.of_name: dict[ObjectName, HostOfKind] = {}
@@ -101,11 +101,11 @@ class FedStore:
         return FedBackend(self)
 
     def reader(self, host: HostOfKind) -> PeerBackend:
-        """A backend that reads from one of the ranks."""
+        """Return a backend that reads from one of the ranks."""
         return PeerBackend(host.server.address, engine=BY_ENGINE if self._by_engine else None)
 
     def host_of(self, name: ObjectName, shape: ObjectShape) -> HostOfKind:
-        """The rank whose pages are of just this kind, started if there is none."""
+        """Return the rank for pages of this kind, starting it if necessary."""
         whole = shape.of_columns(shape.present)
         kind = (name.namespace, name.pool, name.shard, whole)
         if kind not in self.hosts:
@@ -116,7 +116,7 @@ class FedStore:
         self.of_name[name].page(name)[at] ^= 1
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Serve one object, its header too, where another is asked for."""
+        """Serve the object `name`, including its header, under the name `other`."""
         host = self.of_name[other] = self.of_name[name]
         pages = host.server.offers.pages
         pages[other.pool, other.key] = pages[name.pool, name.key]
@@ -127,7 +127,7 @@ class FedStore:
 
 
 class FedBackend:
-    """Reads through backends of `peer://`, one for each rank that has something."""
+    """A backend that reads through `peer://` backends, one for each rank with objects."""
 
     def __init__(self, store: FedStore) -> None:
         self._store = store
@@ -185,7 +185,7 @@ class FedBackend:
             await reader.close()
 
     async def _sorted(self, names: Sequence[ObjectName]) -> list[tuple[PeerBackend, list[int]]]:
-        """Which names each reader is to be asked for, by their positions."""
+        """Group positions of `names` by the reader of the rank that has each name."""
         positions: dict[int, list[int]] = {}
         for at, name in enumerate(names):
             host = self._store.of_name.get(name, self._store.first)
@@ -213,7 +213,7 @@ class FedBackend:
 
 
 async def read_once(host: HostOfKind, name: ObjectName, shape: ObjectShape) -> None:
-    """Read an object, so that its checksums are those of now."""
+    """Read an object once, so that the server computes its checksums now."""
     async with using(PeerBackend(host.server.address)) as reader:
         whole = shape.of_columns(shape.present)
         buffer = memoryview(bytearray(whole.nbytes))

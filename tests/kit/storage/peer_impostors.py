@@ -1,4 +1,4 @@
-"""Servers that are no ranks, or bad ones: they say just what a test has them say."""
+"""Fake page servers that send exactly the bytes that a test scripts."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from tests.kit.storage.calls import object_name
 
 
 class Impostor:
-    """One connection of a reader that believes to be connected to a rank."""
+    """A connection from a reader that takes this server for a rank."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock = sock
@@ -30,7 +30,7 @@ class Impostor:
         await greet_reader(self.sock, secret, self.address, full=False)
 
     async def hello(self) -> None:
-        """Say that this rank has all objects of `object_name`."""
+        """Claim to have all objects of `object_name`."""
         name = object_name(0)
         rank = PeerRank(self.address, ((name.pool, name.shard),))
         await self.say(encode(Hello(0, name.namespace, (rank,))))
@@ -43,12 +43,12 @@ class Impostor:
         await asyncio.get_running_loop().sock_sendall(self.sock, raw)
 
     async def hear(self) -> Message:
-        """The next message of the reader."""
+        """Return the reader's next message."""
         control_bytes, _ = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
         return MESSAGES.decode(memoryview(await self._exactly(control_bytes)))
 
     async def hung_up(self) -> None:
-        """Wait until the reader has hung up."""
+        """Wait until the reader closes the connection."""
         try:
             while await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16):
                 pass
@@ -69,7 +69,7 @@ Behave = Callable[[Impostor], Awaitable[None]]
 
 @asynccontextmanager
 async def impostor(behave: Behave) -> AsyncGenerator[str]:
-    """The address of a server that behaves so to each reader, one after the other."""
+    """Run a server that calls `behave` for each reader in turn; yield its address."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)

@@ -1,4 +1,4 @@
-"""What the tests of `s3://` share: a store in a bucket, and a proxy that misbehaves on request."""
+"""Shared by tests of `s3://`: a store in a bucket, and a proxy that injects failures."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ _SWELLINGS = 256
 
 
 class BucketStore:
-    """A store in `prefix` of a bucket of its own."""
+    """An S3 store under `prefix` of a separate bucket."""
 
     def __init__(self, endpoint: str, bucket: str, prefix: str = "kv/pages") -> None:
         make_bucket(endpoint, bucket)
@@ -33,7 +33,7 @@ class BucketStore:
 
     @cached_property
     def client(self) -> S3Store:
-        """What looks behind the store's back; few tests do, and it takes a while to make."""
+        """A client that accesses objects directly; created lazily because few tests need it."""
         return S3Store(
             self.bucket,
             prefix=self.prefix,
@@ -49,7 +49,7 @@ class BucketStore:
 
     @asynccontextmanager
     async def behind_proxy(self, options: str = "") -> AsyncGenerator[tuple[S3Backend, "Proxy"]]:
-        """A backend, open while in here, and what records its requests from the opening on."""
+        """Open a backend behind a proxy; the proxy records requests made after the opening."""
         proxy = Proxy(self.endpoint)
         async with (
             proxy.serving() as endpoint,
@@ -83,7 +83,7 @@ def existing(name: ObjectName) -> str:
 
 
 class Proxy:
-    """Stands before a server, and records what goes through; with `hang` set, nothing comes back."""
+    """Forwards connections and records requests; while `hang` is set, responses are dropped."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -93,23 +93,23 @@ class Proxy:
         self._links: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.requests: list[str] = []
-        """The verb of each request, in order."""
+        """The HTTP verb of each request, in order."""
         self.bytes_back = 0
         self.hang = False
         self.refuses: Callable[[str], bool] = lambda _: False
-        """Which paths (with the query) are answered by an error when they are asked for by GET."""
+        """Whether a GET of this path (with query) is answered by an error."""
         self.flips = 0
-        """So many of the next long answers have one bit changed on their way."""
+        """How many of the next long responses get one bit flipped."""
         self.swells = False
-        """Whether long answers go on for 256 MiB more than the server sends."""
+        """Whether long responses are extended by 256 MiB."""
         self.asked = asyncio.Event()
         """Set by each request."""
         self.dropped = asyncio.Event()
-        """Set when a client has closed a connection."""
+        """Set when a client closes a connection."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
-        """Serve while in here; gives the endpoint."""
+        """Serve for the duration of the block; yield the endpoint."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -121,12 +121,12 @@ class Proxy:
                 await asyncio.wait(self._tasks)
 
     def drop(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         for writer in list(self._links):
             writer.close()
 
     def fall_silent_at(self, words: str) -> asyncio.Event:
-        """Answer nothing from the GET on whose path has these words; sets what it returns then."""
+        """Drop responses from the first GET of a path with `words` on; return an event set then."""
         silent = asyncio.Event()
 
         def hear(path: str) -> bool:
@@ -139,7 +139,7 @@ class Proxy:
         return silent
 
     def forget(self) -> None:
-        """Begin to record anew."""
+        """Reset the records."""
         self.requests.clear()
         self.bytes_back = 0
 

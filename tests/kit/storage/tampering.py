@@ -1,4 +1,4 @@
-"""A relay between a reader and a rank that passes on their handshake, and alters frames that follow."""
+"""A relay between reader and rank that forwards the handshake and alters later frames."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ _PROOF_BYTES = 32
 
 
 class Way(Enum):
-    """The source of a frame."""
+    """The sender of a frame."""
 
     READER = "reader"
     SERVER = "server"
@@ -24,12 +24,12 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Passed:
-    """One frame on its way, with its tags."""
+    """One frame in transit, with its tags."""
 
     way: Way
     message: Message
     head: bytes
-    """Up to the tag of the control, and that."""
+    """The frame's prefix, control and control tag."""
     attached: bytes
 
     @property
@@ -38,7 +38,7 @@ class Passed:
 
 
 Alter = Callable[[Passed], Sequence[bytes]]
-"""Says what is sent on in place of a frame."""
+"""Returns the bytes to send in place of a frame."""
 
 
 def unaltered(passed: Passed) -> list[bytes]:
@@ -46,13 +46,13 @@ def unaltered(passed: Passed) -> list[bytes]:
 
 
 class Tampering:
-    """Relays one connection after the other, and keeps what both sides said."""
+    """Relays one connection after the other, and records the bytes of both sides."""
 
     def __init__(self, target: str, alter: Alter) -> None:
         self.connections = 0
         self._target, self._alter = target, alter
         self.said: dict[Way, bytes] = {Way.READER: b"", Way.SERVER: b""}
-        """All that the sides of the last connection said, from its first byte."""
+        """All bytes sent by each side of the last connection."""
 
     async def relay(self, reader: socket.socket) -> None:
         self.connections += 1
@@ -109,7 +109,7 @@ class Tampering:
 async def tampering(
     target: str, alter: Alter = unaltered, port: int = 0
 ) -> AsyncGenerator[tuple[Tampering, str]]:
-    """A relay to the server at `target`, and the address of the relay."""
+    """Run a relay to the server at `target`; yield the relay and its address."""
     made = Tampering(target, alter)
     loop = asyncio.get_running_loop()
     tasks = set[asyncio.Task[None]]()

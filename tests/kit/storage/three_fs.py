@@ -1,4 +1,4 @@
-"""What the tests of `3fs://` share: a store in a directory, with its index and its transfers."""
+"""Shared by tests of `3fs://`: a store in a directory, with its index and transfers."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ FILES = 64
 
 
 class SlotStore:
-    """A store in `root`."""
+    """A 3FS store in `root` with its index in a separate file."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SlotStore:
             file.write(bytes([byte ^ 8]))
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Let the index say that the one is where a copy of the other is."""
+        """Copy the object `name` to another slot, and make the index list the copy as `other`."""
         entry = self.entry(name)
         index = self.opened_index()
         index.remove([digest_of(other)])
@@ -107,41 +107,41 @@ class SlotStore:
         index.close()
 
     def end_leases(self) -> None:
-        """Let every lease be over."""
+        """Expire every lease."""
         alter(self.index, "UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
 
     def clean(self) -> None:
-        """Remove the files, which are large."""
+        """Delete the store's files, which are large."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
 def small_store(tmp_path: Path, index: Path | None = None, **options: Any) -> SlotStore:
-    """A store of eight slots for pages of 16 KiB in two files."""
+    """Return a store of eight slots in two files, for pages of 16 KiB."""
     options = {"slot_bytes": 32 << 10, "file_slots": 4, "files": 2} | options
     return SlotStore(tmp_path / "store", index or tmp_path / "index.db", **options)
 
 
 def over_usrbio(stand_in: UsrbioStandIn) -> MakeTransfers:
-    """Makes transfers through a stand-in for 3FS's own client."""
+    """Return a factory of transfers through a stand-in for 3FS's client."""
     return lambda _, slot_bytes, complaints: UsrbioTransfers(
         stand_in, "/mnt/3fs", slot_bytes, complaints
     )
 
 
 def alter(index: Path, *statements: str) -> None:
-    """Do to the file of an index what no store does."""
+    """Run SQL on an index file to create states that no store creates."""
     with closing(sqlite3.connect(index)) as database:
         database.executescript(";".join(statements))
 
 
 class WatchedIndex(PageIndex):
-    """Counts questions, lets something happen before the next use is confirmed, and holds calls up."""
+    """An index that counts look-ups, runs a callback before a confirmation, and can block calls."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.questions: list[int] = []
         self.late_answer: Entry | None = None
-        """What the next question is answered with, though it may have changed since."""
+        """A possibly outdated answer for the next look-up."""
         self.meanwhile: Callable[[], None] | None = None
         self._holds = ""
         self._begun = threading.Event()
@@ -150,7 +150,7 @@ class WatchedIndex(PageIndex):
 
     @contextmanager
     def holding(self, method: str) -> Generator[None]:
-        """One of its methods does not answer while in here."""
+        """Block calls of one method for the duration of the block."""
         self._holds = method
         try:
             yield
@@ -159,11 +159,11 @@ class WatchedIndex(PageIndex):
             self._let_go.set()
 
     async def held(self) -> None:
-        """Wait until a call is held up."""
+        """Wait until a call is blocked."""
         assert await asyncio.to_thread(self._begun.wait, HEALTHY_S)
 
     async def released(self) -> None:
-        """Wait until slots have been given back."""
+        """Wait until slots have been released."""
         assert await asyncio.to_thread(self._released.wait, HEALTHY_S)
 
     def _pass(self, method: str) -> None:
@@ -205,7 +205,7 @@ class WatchedIndex(PageIndex):
 
 @asynccontextmanager
 async def watched(store: SlotStore) -> AsyncGenerator[tuple[ThreeFsBackend, WatchedIndex]]:
-    """The store, open while in here, and the index that it asks."""
+    """Open the store on a watched index for the block; yield backend and index."""
     index = WatchedIndex(store.index)
     async with using(store.backend(index)) as backend:
         yield backend, index

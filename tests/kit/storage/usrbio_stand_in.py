@@ -1,8 +1,8 @@
-"""What `hf3fs_fuse.io` offers, over system calls: the real client needs a mounted 3FS.
+"""A stand-in for `hf3fs_fuse.io` over system calls, because the real client needs a mounted 3FS.
 
-It keeps to the interface where that is easily got wrong: an operation lies in one slice of one
-iovec, a ring goes one way, a descriptor is registered once, ends come in no order, and nothing ends
-before it was submitted or while the `gate` is shut.
+It enforces the rules that are easily broken. An operation uses one slice of one iovec. A ring either
+reads or writes. A descriptor is registered once. Completions come in any order, but never before the
+submission or while the `gate` is closed.
 """
 
 import errno
@@ -17,7 +17,7 @@ from lockstep.storage_backends.three_fs.usrbio import SharedSegment
 
 
 class Slice:
-    """A part of an iovec; with the end of the operation that it was for."""
+    """A part of an iovec, with the result of its operation."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -26,7 +26,7 @@ class Slice:
 
 
 class Iovec:
-    """Shared memory that a ring may use."""
+    """Shared memory for a ring's operations."""
 
     def __init__(self, shared: SharedSegment, forget: Callable[[], None]) -> None:
         self._shared = shared
@@ -42,7 +42,7 @@ class Iovec:
 
 
 class Ioring:
-    """A ring with a thread of its own."""
+    """A ring whose submissions each run in a thread."""
 
     def __init__(self, client: "UsrbioStandIn", entries: int, *, for_read: bool) -> None:
         self._client = client
@@ -106,9 +106,9 @@ class Ioring:
 
 
 class UsrbioStandIn:
-    """Stands in for the module; `gate` holds all operations up while it is not set.
+    """Replaces the module; blocks all operations while `gate` is not set.
 
-    `begun` is set by every operation when it comes to the gate.
+    Every operation sets `begun` when it reaches the gate.
     """
 
     def __init__(self) -> None:
@@ -120,12 +120,12 @@ class UsrbioStandIn:
         self._working: list[threading.Thread] = []
 
     def work(self, operations: Callable[[], None]) -> None:
-        """Let operations be done beside whoever has submitted them."""
+        """Run operations in a new thread."""
         self._working.append(threading.Thread(target=operations, daemon=True))
         self._working[-1].start()
 
     def finish(self) -> None:
-        """Open the gate, and return when all is done that was submitted so far."""
+        """Open the gate and wait until all submitted operations are done."""
         self.gate.set()
         for each in self._working:
             each.join(60)
@@ -148,7 +148,7 @@ class UsrbioStandIn:
         self.registered.add(fd)
 
     def deregister_fd(self, fd: int) -> None:
-        # Of a closed file it would be too late.
+        # Fails if the file is already closed, because deregistration must come first.
         os.fstat(fd)
         self.registered.remove(fd)
 

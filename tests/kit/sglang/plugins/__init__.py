@@ -1,1 +1,1 @@
-"""Plug-ins of SGLang's that tests choose by name; the folder beside them is how SGLang finds them."""
+"""SGLang plug-ins that tests select by name. SGLang finds them through the dist-info folder here."""

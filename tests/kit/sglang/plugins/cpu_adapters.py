@@ -1,6 +1,6 @@
-"""What SGLang's adapters lack on a CPU: small tensors that are to be pinned, which GPUs need.
+"""Makes SGLang's LoRA adapters work on a CPU, where small tensors cannot be pinned.
 
-With it adapters are served by `lora_backend="torch_native"`.
+Requires `lora_backend="torch_native"`.
 """
 
 import functools
@@ -13,7 +13,7 @@ MAKERS = ("empty", "full", "ones", "tensor", "zeros")
 
 
 def register() -> None:
-    """Let tensors be made that are not pinned; SGLang calls it in each of its processes."""
+    """Make torch ignore `pin_memory`; SGLang calls this in each of its processes."""
     for name in MAKERS:
         setattr(torch, name, _unpinned(getattr(torch, name)))
     setattr(torch.Tensor, "pin_memory", _itself)  # noqa: B010 - its type says that it is another.

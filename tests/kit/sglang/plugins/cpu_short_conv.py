@@ -1,6 +1,6 @@
-"""What SGLang lacks on a CPU for models with short convolutions: their kernels, in plain torch.
+"""CPU kernels in plain torch for models with short convolutions, for which SGLang has only Triton's.
 
-For LFM2, whose only state is the last inputs of a causal convolution. SGLang has kernels of Triton's.
+For LFM2, whose only state is the last inputs of a causal convolution.
 """
 
 import sys
@@ -22,7 +22,7 @@ def causal_conv1d_fn(
     conv_states: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Convolve prompts that follow each other in `x`, [channels, tokens], each after its state."""
+    """Convolve concatenated prompts in `x` [channels, tokens], each starting from its state."""
     assert activation is None
     starts, kept = [int(start) for start in query_start_loc], conv_states.shape[-1]
     outputs = list[torch.Tensor]()
@@ -43,7 +43,7 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Convolve one token of each request, [requests, channels], after its state."""
+    """Convolve one token of each request [requests, channels], starting from its state."""
     assert activation is None
     inputs = torch.cat([conv_state[conv_state_indices].to(x.dtype), x[:, :, None]], dim=-1)
     conv_state[conv_state_indices] = inputs[:, :, 1:]
@@ -51,7 +51,7 @@ def causal_conv1d_update(
 
 
 def register() -> None:
-    """Let LFM2 convolve by these; SGLang calls it in each of its processes."""
+    """Make LFM2 use these kernels; SGLang calls this in each of its processes."""
     kernels: Any = _Kernels("sgl_kernel.mamba")
     sys.modules[kernels.__name__] = kernels
     setattr(torch.ops, "sgl_kernel", kernels)  # noqa: B010 - its type says that it has none.
@@ -61,7 +61,7 @@ def register() -> None:
 
 
 class _Kernels(ModuleType):
-    """Stands in for kernels of other models, which SGLang imports beside those of LFM2."""
+    """A stand-in module for kernels of other models, which SGLang imports together with LFM2's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("sgl_kernel"), name)

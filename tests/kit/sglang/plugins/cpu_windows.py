@@ -1,7 +1,7 @@
-"""What SGLang's torch-native attention lacks for sliding windows: it reads where it did not write.
+"""Fixes sliding windows in SGLang's torch-native attention, which reads other slots than it writes.
 
-It writes a windowed layer's KV to the slot of the windows' own pool, and reads it by the slot of the
-full pool, so stock SGLang answers otherwise each time. With this it reads where it wrote.
+Stock SGLang writes a windowed layer's KV to the window pool's slot, but reads by the full pool's slot.
+Its answers therefore vary from run to run. This plug-in makes it read the slot that it wrote.
 """
 
 import functools
@@ -15,13 +15,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Stands for the table of requests, with the slots of another pool."""
+    """A replacement for the request table, with slots of another pool."""
 
     req_to_token: torch.Tensor
 
 
 def register() -> None:
-    """Let windowed layers look slots up in their own pool; SGLang calls it in each process."""
+    """Make windowed layers read slots of their own pool; SGLang calls this in each process."""
     module: Any = import_module("sglang.srt.layers.attention.torch_native_backend")
     backend = module.TorchNativeAttnBackend
     backend.forward_extend = _reading_where_written(backend.forward_extend)
@@ -47,5 +47,5 @@ def _reading_where_written(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _own_slots(pool: Any, slots: torch.Tensor) -> torch.Tensor:
     own: torch.Tensor = pool.translate_loc_from_full_to_swa(slots.flatten())
-    # What has left the window has no slot there; the mask hides what is read in its place.
+    # Tokens outside the window have no slot there. The mask hides the values read instead.
     return own.clamp(min=0).view_as(slots).to(slots.dtype)

@@ -1,15 +1,15 @@
-"""Counts what each rank's scheduler does, tells it on demand, and carries out planted faults.
+"""Counts each rank's scheduler iterations and collectives, reports them, and injects faults.
 
-Counted are iterations and collectives of `torch.distributed`, from the moment in which the scheduler
-begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
-rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
-`{"lie_on_rank": 1}` lets that rank's prefix cache find nothing;
-`{"adapters_late_on_rank": 1}` lets it read adapters after the others;
-`{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
-`{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
-`{"states_poisoned_on_rank": 1}` let it overwrite what loads have brought to one of its pools;
-`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
-room.
+Counting starts when the scheduler enters its loop. `Scheduler.lockstep_probe(folder=...)`, called on
+every rank by `Engine.collective_rpc`, writes `rank<n>.json` there. Faults come as JSON from the
+environment variable `LOCKSTEP_PROBE`:
+
+- `{"lie_on_rank": 1}`: that rank's prefix cache finds nothing;
+- `{"adapters_late_on_rank": 1}`: that rank reads adapters after the others;
+- `{"store_fails_on_rank": 1}`: that rank's store loses, delays, corrupts and refuses requests;
+- `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}`, `{"states_poisoned_on_rank": 1}`:
+  that rank overwrites loaded data of one of its pools;
+- `{"retract_every": 5}`: every rank retracts requests in every fifth forward pass, though there is room.
 """
 
 import inspect
@@ -48,35 +48,35 @@ COLLECTIVES = (
     "scatter",
     "send",
 )
-"""What of `torch.distributed` several ranks enter together; one that calls another counts as one."""
+"""Collective functions of `torch.distributed`. A collective that calls another counts once."""
 
 STORE_FAULTS = (
     "fault.seed=2&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
     "&fault.flip=0.09"
 )
-"""How often each goes wrong. With this seed the manifests can be written, so that the store opens."""
+"""Fault rates of the store. With this seed the manifests can be written, so that the store opens."""
 
 LATE_S = 0.3
-"""Longer than a test takes to overwrite the files of an adapter."""
+"""Longer than a test takes to overwrite an adapter's files."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
-"""It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
+"""This method runs a collective after each RPC. It is not counted, because only tests send RPCs."""
 
 
 class Probe:
-    """What is known of one rank's scheduler; there is one for each process of the engine."""
+    """Counters of one rank's scheduler; each engine process has one."""
 
     def __init__(self, faults: dict[str, int]) -> None:
         self.faults = faults
         self.rank: int | None = None
         self.iterations = 0
         self._calls: Counter[str] = Counter()
-        # HiCache's storage threads have collectives of their own.
+        # HiCache's storage threads run collectives, too.
         self._lock = threading.Lock()
         self._inside = threading.local()
 
     def begin(self, scheduler: Any) -> None:
-        """Count from here on; called when the scheduler is about to enter its loop."""
+        """Start counting; called before the scheduler enters its loop."""
         self.rank = torch.distributed.get_rank()
         if self.is_afflicted("lie_on_rank"):
             _let_it_find_nothing(scheduler.tree_cache)
@@ -84,17 +84,17 @@ class Probe:
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
         if "retract_every" in self.faults:
-            # SGLang's own, for its tests; it reads the environment when it is imported.
+            # SGLang's own test switch, set here because SGLang reads the environment only at import.
             module: Any = import_module("sglang.srt.managers.scheduler")
             module.TEST_RETRACT = True
             module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
 
     def is_afflicted(self, fault: str) -> bool:
-        """Whether a fault was asked for on this rank."""
+        """Return whether a fault was requested for this rank."""
         return self.rank is not None and self.faults.get(fault) == self.rank
 
     def collective(self, name: str, launch: Callable[..., Any]) -> Any:
-        """Launch a collective, and count it by its name and by who calls it."""
+        """Launch a collective, and count it by name and caller."""
         if self.rank is None or getattr(self._inside, "one", False):
             return launch()
         caller = _caller()
@@ -109,7 +109,7 @@ class Probe:
                 self._calls[f"{name} from {caller}"] += 1
 
     def write(self, scheduler: Any, folder: str) -> None:
-        """Write all that is known of this rank."""
+        """Write this rank's report to the folder."""
         cache = scheduler.tree_cache
         state = cache.lockstep_state() if hasattr(cache, "lockstep_state") else None
         with self._lock:
@@ -124,7 +124,7 @@ class Probe:
 
 
 def register() -> None:
-    """Hook what is counted; SGLang calls it in each of its processes."""
+    """Install the hooks; SGLang calls this in each of its processes."""
     probe = Probe(json.loads(os.environ.get(FAULTS, "{}")))
     hooks: Any = import_module("sglang.srt.plugins.hook_registry")
     register_hook, kinds = hooks.HookRegistry.register, hooks.HookType
@@ -191,14 +191,14 @@ def _poison_loads(pool: str) -> None:
         for transfer in job.transfers:
             if transfer.pool == pool:
                 for pair in self._pools[pool].pairs:
-                    # Every float32 is 0.747 then.
+                    # Every float32 then reads as 0.747.
                     pair.device.view(torch.uint8)[:, list(transfer.destinations)] = 0x3F
 
     copies._copy = copy_and_poison
 
 
 def _caller() -> str:
-    """Return module and function of whoever called a collective: not torch, the hooks or this file."""
+    """Return module and function of a collective's caller, skipping torch, the hooks and this file."""
     frame = inspect.currentframe()
     own = (__name__, "torch", "sglang.srt.plugins.hook_registry")
     while frame is not None and _belongs(frame.f_globals.get("__name__", ""), own):

@@ -1,1 +1,1 @@
-"""One rank's tree over SGLang's own pools and allocators, without an engine above it."""
+"""One rank's radix tree over SGLang's pools and allocators, without an engine."""

@@ -1,4 +1,4 @@
-"""SGLang in this process: for tests that use its tree and its pools themselves, without an engine."""
+"""SGLang imported in this process, for tests that use its tree and pools without an engine."""
 
 import os
 import sys
@@ -16,17 +16,17 @@ STAND_INS = ROOT / "tests" / "install" / "stand_ins"
 MARKS = [
     pytest.mark.engines,
     pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
+    # SGLang imports modules lazily, which may warn.
     pytest.mark.filterwarnings("ignore"),
 ]
-"""What a module of such tests is marked with."""
+"""The pytest marks of modules with such tests."""
 
 
 @cache
 def begin() -> None:
-    """Make SGLang importable on a CPU, and publish a configuration; the first call imports it."""
+    """Make SGLang importable on a CPU, import it once, and publish a configuration."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    # At the end: a real package comes before what stands in for it.
+    # Appended last, so that a real package takes precedence over its stand-in.
     sys.path.append(str(STAND_INS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,7 +38,7 @@ def begin() -> None:
             enable_hierarchical_cache=True,
             hicache_storage_backend="dynamic",
         )
-        # Where states are kept, of a model that has them; SGLang would read it from the model's files.
+        # Interval at which states are kept; SGLang would read it from the model's files.
         arguments._mamba_cache_chunk_size = 4
         of("sglang.srt.runtime_context", "publish")(arguments, role="test")
         import_module("sglang.srt.managers.schedule_batch")
@@ -46,5 +46,5 @@ def begin() -> None:
 
 
 def of(module: str, name: str) -> Any:
-    """Return what a module of SGLang's, or one that needs SGLang, has by a name."""
+    """Return an attribute of a module of SGLang, or of a module that imports SGLang."""
     return getattr(import_module(module), name)

@@ -1,6 +1,6 @@
-"""SGLang's device pools, with numbers in them that tell tokens, layers, heads and prefixes apart.
+"""SGLang's device pools, filled with numbers that identify token, layer, head and prefix.
 
-The number of a token counts all tokens before it in, so that a page of another prefix is seen.
+A token's number depends on all tokens before it, so that a page of another prefix is detected.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ LAYERS = 3
 PRIME = 8191
 """Numbers below it are exact in float32."""
 INDEX_BYTES = 128
-"""Of the key of one token, in DeepSeek's index; the scale has four more."""
+"""Bytes of one token's key in DeepSeek's index; its scale has four more."""
 
 Held = Mapping[str, torch.Tensor]
-"""What tokens have in a pool, by column and layer: one row for each token."""
+"""Content of tokens in a pool by column and layer, with one row per token."""
 
 
 def numbers_of(tokens: Sequence[int]) -> torch.Tensor:
-    """Return a number for each token that depends on all up to it."""
+    """Return a number for each token that depends on all tokens up to and including it."""
     numbers, running = [], 1
     for token in tokens:
         running = (running * 31 + token + 1) % PRIME
@@ -33,15 +33,15 @@ def numbers_of(tokens: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One class of pools: how to make one, and what it is to hold for tokens of some numbers."""
+    """A class of pools: how to create one, and its expected content for numbered tokens."""
 
     page_tokens: int
     make: Callable[[int, int], Any]
-    """From the number of slots and of ranks."""
+    """Creates a pool from the number of slots and the number of ranks."""
     held: Callable[[Any, torch.Tensor], Held]
-    """Returns views of what slots hold, or copies of it."""
+    """Returns the content of slots, as views or copies."""
     expected: Callable[[torch.Tensor, int, int], Held]
-    """From the numbers of tokens, the rank, and the number of ranks."""
+    """Returns the expected content from token numbers, the rank, and the number of ranks."""
     write: Callable[[Any, torch.Tensor, Held], None]
 
 
@@ -89,7 +89,7 @@ def _latent(page_tokens: int) -> Kind:
 
 
 def _sparse(dtype: torch.dtype, width: int, *, skipped: int | None = None) -> Kind:
-    """DeepSeek's sparse attention; a layer that is `skipped` has no index of its own."""
+    """Return the kind for DeepSeek's sparse attention; the layer `skipped` has no index."""
 
     def make(slots: int, ranks: int) -> Any:
         return here.of("sglang.srt.mem_cache.memory_pool", "DSATokenToKVPool")(
@@ -144,7 +144,7 @@ def _index_of(pool: Any, slots: torch.Tensor) -> Held:
 
 
 def _parts(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of the keys and of the scales: a page has all its keys, and then all its scales."""
+    """Return views of keys and scales: a page stores all keys first, then all scales."""
     split = 64 * INDEX_BYTES
     pages = len(buffer)
     return buffer[:, :split].view(pages, 64, -1), buffer[:, split:].view(pages, 64, -1)
@@ -160,7 +160,7 @@ def _latent_rows(numbers: torch.Tensor, width: int, dtype: torch.dtype, most: in
 def _spread(
     numbers: torch.Tensor, heads: torch.Tensor, elements: int, tensor: int, most: int = PRIME
 ) -> torch.Tensor:
-    """Return [token, head, element], where each has another number."""
+    """Return [token, head, element] with a different number for each head and element."""
     heads, spread = heads[None, :, None], torch.arange(elements)[None, None, :]
     return (numbers[:, None, None] * 37 + heads * 101 + spread * 7 + tensor * 1009) % most
 

@@ -1,7 +1,7 @@
-"""SGLang's pool of recurrent states, with numbers in it that tell layers, channels and prefixes apart.
+"""SGLang's pool of recurrent states, filled with numbers that identify layer, channel and prefix.
 
-What a state is to hold is written down here for the whole model, from its channels and heads, and cut
-for a rank as SGLang cuts its weights: each of a convolution's parts by itself.
+The expected state is defined for the whole model. It is sharded as SGLang shards its weights: each part
+of the convolution separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,36 +14,36 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import PRIME
 
 LAYERS = (1, 3, 4)
-"""Which layers of the model have a state."""
+"""The model's layers that have a state."""
 KERNEL = 4
 UTILS = "sglang.srt.configs.mamba_utils"
 
 Held = dict[str, torch.Tensor]
-"""What one slot holds, by its parts: [layer, ...]."""
+"""The content of one slot by part: [layer, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """One shape of states: how SGLang describes it, and the parts of the whole model."""
+    """A shape of states: SGLang's description, and the parts for the whole model."""
 
     shape: Callable[[int], Any]
-    """From the number of ranks."""
+    """Returns SGLang's shape from the number of ranks."""
     parts: Sequence[int]
-    """The channels of the convolution's parts; each is divided among ranks by itself."""
+    """Channel counts of the convolution's parts; each part is sharded separately."""
     heads: int = 0
     matrix: tuple[int, int] = (1, 0)
-    """Of each head, what the recurrence has come to."""
+    """Shape of each head's recurrent state."""
     inputs_first: bool = False
-    """Whether a slot has the channels of each input together."""
+    """Whether a slot stores the channels of each input contiguously."""
 
     def params(self, ranks: int) -> Any:
-        """Return SGLang's description of the states on one of so many ranks."""
+        """Return SGLang's description of the states on one of `ranks` ranks."""
         dtype = here.of(UTILS, "Mamba2StateDType")(conv=torch.float32, temporal=torch.float32)
         kind = "KimiLinearCacheParams" if self.inputs_first else "Mamba2CacheParams"
         return here.of(UTILS, kind)(shape=self.shape(ranks), layers=list(LAYERS), dtype=dtype)
 
     def expected(self, number: int, rank: int, ranks: int) -> Held:
-        """Return what a rank's slot is to hold after the tokens that come to a number."""
+        """Return the expected content of a rank's slot after tokens with this number."""
         conv = list[torch.Tensor]()
         for at, channels in enumerate(self.parts):
             mine = _spread(number, (len(LAYERS), channels, KERNEL - 1), 1 + at)
@@ -57,7 +57,7 @@ class StateKind:
 
 
 def held_by(pool: Any, slot: int) -> Held:
-    """Return what a slot holds."""
+    """Return views of a slot's content."""
     held = {"conv": pool.mamba_cache.conv[0][:, slot]}
     if pool.mamba_cache.temporal.numel():
         held["temporal"] = pool.mamba_cache.temporal[:, slot]
@@ -65,13 +65,13 @@ def held_by(pool: Any, slot: int) -> Held:
 
 
 def write(pool: Any, slot: int, held: Held) -> None:
-    """Let a slot hold something."""
+    """Write a slot's content."""
     for name, tensor in held_by(pool, slot).items():
         tensor.copy_(held[name])
 
 
 def _spread(number: int, shape: tuple[int, ...], part: int) -> torch.Tensor:
-    """Return numbers all of which depend on where they are."""
+    """Return numbers that each depend on their position."""
     places = torch.arange(torch.Size(shape).numel()).view(shape)
     return ((number * 37 + places * 11 + part * 1009) % PRIME).float()
 
@@ -106,4 +106,4 @@ STATES = {
     "by input": StateKind(_by_input, (12, 12, 12), heads=4, matrix=(3, 3), inputs_first=True),
     "parts not told": StateKind(_NOT_TOLD, (24, 8, 8), heads=8, matrix=(3, 4)),
 }
-"""The shapes of states by name: Qwen3-Next's, LFM2's, Kimi Linear's, and Mamba 2's."""
+"""State shapes by name: those of Qwen3-Next, LFM2, Kimi Linear and Mamba 2."""

@@ -1,7 +1,7 @@
-"""One rank's radix cache over SGLang's own allocator and pools, without a model or a scheduler.
+"""One rank's radix cache over SGLang's allocator and pools, without a model or scheduler.
 
-A test does by hand what SGLang's scheduler does with a request, in the same order, by the same calls of
-the cache; the requests are SGLang's own. In the place of a forward pass, known numbers are written.
+A test performs the scheduler's calls of the cache by hand, in SGLang's order, with SGLang's own
+requests. Known numbers are written in place of a forward pass.
 """
 
 import threading
@@ -22,7 +22,7 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
-"""Tokens of the longest request."""
+"""The largest number of tokens in a request."""
 
 MEM_CACHE = "sglang.srt.mem_cache"
 COMMON, BASE = f"{MEM_CACHE}.common", f"{MEM_CACHE}.base_prefix_cache"
@@ -31,7 +31,7 @@ OURS = "lockstep.integrations.sglang"
 
 
 class Rig:
-    """One rank. `pages` are those of the device; each rank is made at the same time as the others."""
+    """One rank with `pages` device pages. All ranks of a group must be created concurrently."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Rig:
         self._names = count()
 
     def _rows(self) -> Any:
-        """Return the requests that run."""
+        """Return SGLang's table of running requests."""
         return here.of(f"{MEM_CACHE}.memory_pool", "ReqToTokenPool")(
             size=16, max_context_len=LONGEST, device="cpu", enable_memory_saver=False
         )
 
     def _kv_cache(self) -> Any:
-        """Return what the engine calls its pool of KV."""
+        """Return the KV pool that the engine passes to the allocator."""
         return self.pool
 
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
@@ -84,15 +84,15 @@ class Rig:
         return HostCache.open(config, lent, collective)
 
     def _components(self, pools: dict[str, Any]) -> tuple[ComponentConfig, ...]:
-        """Return what the cache is told of the pools beside full attention's."""
+        """Return the cache's components in addition to full attention."""
         return ()
 
     def _lent(self) -> Any:
-        """Return the slots as the cache takes them."""
+        """Return the device slots in the cache's interface."""
         return here.of(f"{OURS}.pools.slots", "AttentionSlots")(self.allocator, self.page_tokens)
 
     def _kept(self) -> dict[str, Any]:
-        """Return what SGLang's tree is told of what it keeps."""
+        """Return SGLang's settings of the tree's components."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         return {"tree_components": (kinds.FULL,)}
 
@@ -122,12 +122,12 @@ class Rig:
         )
         return here.of(f"{OURS}.radix_cache", "LockstepRadixCache")(params, below)
 
-    # A request, from when it comes until it has ended.
+    # Life of a request, from arrival to end.
 
     def request(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> Any:
-        """Let a request arrive: it is matched once, and waits. `keys`: extra_key, cache_salt.
+        """Add a waiting request, which is matched once. `keys`: extra_key, cache_salt.
 
-        `items` are SGLang's own, whose ids are in the place of their placeholders already.
+        `items` are SGLang's own. Their ids must already replace the placeholders in `tokens`.
         """
         request = here.of(BATCH, "Req")(
             rid=f"request {next(self._names)}",
@@ -143,13 +143,13 @@ class Rig:
         return request
 
     def arrive(self, request: Any) -> None:
-        """Match a request for the first time, or for the first time after a retraction."""
+        """Match a request on arrival, or on its return after a retraction."""
         request.init_next_round_input(self.cache, cow_mamba=False)
 
     def admit(self, request: Any, *, promised: int = 0) -> bool:
-        """Try to take a request into the batch; False: it is to be tried again in a later step.
+        """Try to admit a request into the batch; False means retry in a later step.
 
-        `promised` are tokens that others of the batch are about to take.
+        `promised` tokens are reserved for other requests of the batch.
         """
         handle, cache = request.cache_request_handle, self.cache
         if not cache.check_prefetch_progress(handle):
@@ -188,14 +188,14 @@ class Rig:
         return True
 
     def extend(self, request: Any, end: int | None = None) -> None:
-        """Compute a request's prompt up to a token, as one chunk, and let the tree take it over."""
+        """Compute a request's prompt up to `end` as one chunk, and store it in the tree."""
         request.extend_end = len(request.full_untruncated_fill_ids) if end is None else end
         self._compute(request, request.extend_end)
         here.of(COMMON, "checkpoint_kv_cache")(request, self.cache)
         self.cache.flush_pending_backups()
 
     def generate(self, request: Any, tokens: Sequence[int]) -> None:
-        """Let a request have more tokens, and compute their KV."""
+        """Append output tokens to a request and compute their KV."""
         request.output_ids.extend(tokens)
         self._compute(request, len(request.origin_input_ids) + len(request.output_ids))
 
@@ -208,7 +208,7 @@ class Rig:
         self.write(slots, numbers_of(known)[start:])
 
     def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
-        """Take slots for tokens: the rest of the page of the last one, and pages beyond."""
+        """Allocate slots for tokens: the rest of the last token's page, then new pages."""
         unit = self.page_tokens
         rest = min(-start % unit, end - start)
         continued = torch.arange(1, rest + 1) + (0 if last is None else int(last))
@@ -221,31 +221,31 @@ class Rig:
         return torch.cat([continued, taken])[: end - start]
 
     def end(self, request: Any, *, checkpoint: bool = True) -> None:
-        """Let a request finish, whose tokens the tree takes over with `checkpoint`."""
+        """Finish a request; with `checkpoint` the tree stores its tokens."""
         request.finished_reason = here.of(BATCH, "FINISH_LENGTH")(len(request.output_ids))
         here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=checkpoint)
         self.cache.flush_pending_backups()
 
     def retract(self, request: Any) -> None:
-        """Take a request out of the batch, its slots away, and let it wait again."""
+        """Retract a request: remove it from the batch, free its slots, and queue it again."""
         here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=False)
         request.reset_for_retract()
         self.arrive(request)
 
     def abort(self, request: Any) -> None:
-        """Let a request go that waits."""
+        """Abort a waiting request."""
         aborted = here.of(BASE, "CacheRequestOutcome").ABORT
         self.cache.finish(request.cache_request_handle, aborted)
 
     def step(self) -> None:
-        """Begin an iteration of the scheduler that has nothing to compute."""
+        """Run a scheduler iteration without computation."""
         self.cache.engine_idles()
         self.cache.check_hicache_events()
 
-    # What a request does as a whole, on one rank.
+    # Whole requests on one rank.
 
     def admitted(self, request: Any) -> Any:
-        """Run iterations until a request is in the batch."""
+        """Run iterations until a request is admitted."""
         for _ in range(200):
             self.step()
             if self.admit(request):
@@ -253,7 +253,7 @@ class Rig:
         raise AssertionError(f"{request.rid} is not admitted")
 
     def serve(self, tokens: Sequence[int], *, items: Any = None) -> int:
-        """Serve a prompt from beginning to end; return how many tokens it had not to compute."""
+        """Serve a prompt completely; return how many of its tokens were cached."""
         request = self.admitted(self.request(tokens, items=items))
         cached: int = request.prefix_len
         self.extend(request)
@@ -261,14 +261,14 @@ class Rig:
         return cached
 
     def settled(self) -> None:
-        """Run iterations until every backup has ended."""
+        """Run iterations until every backup has completed."""
         for _ in range(200):
             self.step()
             if not self.cache.lockstep_state()["keeping"]:
                 return
         raise AssertionError("backups do not end")
 
-    # Copies that a test holds, or lets fail.
+    # Copies that a test holds or makes fail.
 
     @contextmanager
     def copies_held(self, direction: Direction) -> Generator[Callable[[], None]]:
@@ -284,7 +284,7 @@ class Rig:
     def copies_failing(
         self, direction: Direction, fails: Callable[[], bool] = lambda: True
     ) -> Generator[None]:
-        """Let this rank's copies in a direction fail until the block ends, where `fails` says so."""
+        """Make this rank's copies in a direction fail when `fails()` is true, until the block ends."""
 
         def fail() -> None:
             if fails():
@@ -310,23 +310,23 @@ class Rig:
         finally:
             copies._copy = copy
 
-    # The tree and the allocator, and what slots hold.
+    # The tree, the allocator, and the content of slots.
 
     def match(self, tokens: Sequence[int]) -> Any:
-        """Match tokens, for no request."""
+        """Match tokens without a request."""
         return self.cache.match_prefix(here.of(BASE, "MatchPrefixParams")(key=self.key(tokens)))
 
     def matched(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens are in the tree."""
+        """Return how many tokens match on the device."""
         found: int = self.match(tokens).device_prefix_len
         return found
 
     def evict(self, tokens: int) -> None:
-        """Evict as much from the tree."""
+        """Evict this many tokens from the tree."""
         self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
 
     def evict_all(self) -> None:
-        """Take everything from the tree that no request holds, and overwrite what is free then."""
+        """Evict all unlocked tokens from the tree and overwrite all free slots."""
         self.settled()
         self.evict(self.size)
         self.spoil()
@@ -339,15 +339,15 @@ class Rig:
         return slots
 
     def write(self, slots: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Write what a model would compute for tokens of such numbers."""
+        """Write the content that a model would compute for tokens with these numbers."""
         self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
 
     def wrong(self, tokens: Sequence[int]) -> list[str]:
-        """Name the columns and layers in which the tree's slots of tokens hold something else."""
+        """Return the columns and layers in which the tree's slots of tokens have wrong content."""
         return self._wrong(self.slots_of(tokens), tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
-        """Name the columns and layers in which a running request's slots hold something else."""
+        """Return the columns and layers in which a running request's slots have wrong content."""
         count = request.kv.kv_committed_len
         slots = self.rows.req_to_token[request.kv.req_pool_idx][:count].long()
         return self._wrong(slots, [*request.origin_input_ids, *request.output_ids][:count])
@@ -359,13 +359,13 @@ class Rig:
         return [name for name in held if not torch.equal(held[name], expected[name])]
 
     def spoil(self) -> None:
-        """Overwrite every slot that is free."""
+        """Overwrite every free slot."""
         pages = self.allocator.get_all_free_pages()[:, None] * self.page_tokens
         slots = (pages + torch.arange(self.page_tokens)).reshape(-1)
         self.write(slots, torch.full((len(slots),), 4711))
 
     def sizes(self) -> tuple[int, int, int]:
-        """Return how many tokens of the device are available, evictable and protected."""
+        """Return how many device tokens are available, evictable and protected."""
         cache = self.cache
         return (
             self.allocator.available_size(),
@@ -378,13 +378,13 @@ class Rig:
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:
-        """Return that of each pool."""
+        """Return the number of lost slots for each pool."""
         return (self.lost(),)
 
     def close(self) -> None:
-        """End this rank; every rank does so at the same time."""
+        """Close this rank; all ranks must do so concurrently."""
         self.cache.release_host_resources()
 
     def key(self, tokens: Sequence[int]) -> Any:
-        """Return the key of a request without a salt in the tree."""
+        """Return the tree key of tokens without a salt."""
         return here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")(array("q", tokens), None)

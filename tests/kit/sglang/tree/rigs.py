@@ -1,4 +1,4 @@
-"""Ranks of one group in one process: each is a `Rig`, and each command goes to every rank."""
+"""The ranks of one group in one process. Each rank is a `Rig` and gets every command."""
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Rigs:
-    """The ranks; a `with` block closes them. `settings` are those of `Rig`, or of another `rig`."""
+    """All ranks of a group, closed by a `with` block. `settings` are those of the class `rig`."""
 
     def __init__(self, ranks: int = 1, rig: type[Rig] = Rig, **settings: Any) -> None:
         here.begin()
@@ -25,11 +25,11 @@ class Rigs:
         self.ranks: list[Rig] = self._at_once(lambda member: rig(member, **settings), members)
 
     def every(self, command: Callable[[Rig], T]) -> list[T]:
-        """Give each rank a command at the same time; return what they answer, by rank."""
+        """Run a command on all ranks concurrently; return the answers by rank."""
         return self._at_once(command, self.ranks)
 
     def serve(self, tokens: Sequence[int]) -> list[int]:
-        """Serve a prompt on every rank; return how many tokens each had not to compute."""
+        """Serve a prompt on every rank; return how many tokens each rank had cached."""
         requests = self.every(lambda rig: rig.request(tokens))
         self.every(lambda rig: rig.admitted(requests[rig.rank]))
         cached = [request.prefix_len for request in requests]
@@ -38,7 +38,7 @@ class Rigs:
         return cached
 
     def settled(self) -> None:
-        """Run iterations until every backup has ended; the ranks agree on when that is."""
+        """Run iterations until every backup has completed, which is the same iteration on all ranks."""
         self.every(lambda rig: rig.settled())
 
     def _at_once(self, command: Callable[[Any], T], members: Sequence[Any]) -> list[T]:
@@ -54,7 +54,7 @@ class Rigs:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Ranks that a failed test has left at different points would wait for each other.
+        # After a failed test the ranks may be at different points and would wait for each other.
         if error is None:
             self.every(lambda rig: rig.close())
         else:
@@ -64,7 +64,7 @@ class Rigs:
 
 @contextmanager
 def one_rig(**settings: Any) -> Generator[Rig]:
-    """Return one rank; at the end nothing is lost and nothing is locked."""
+    """Run one rank; at the end check that no slot is lost or locked."""
     with Rigs(**settings) as rigs:
         [rig] = rigs.ranks
         yield rig

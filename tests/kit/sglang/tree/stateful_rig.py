@@ -1,7 +1,7 @@
-"""One rank's radix cache over SGLang's own pools, of a model with recurrent states.
+"""One rank's radix cache over SGLang's pools, for a model with recurrent states.
 
-In the place of a forward pass known numbers are written to the slot that a request computes in, and to
-those in which SGLang tracks its state, if it does.
+Known numbers are written in place of a forward pass: to the request's state slot, and to the slots in
+which SGLang tracks states, if tracking is on.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,9 +23,10 @@ POOLS = f"{MEM_CACHE}.memory_pool"
 
 
 class StatefulRig(Rig):
-    """One rank. `states` names the shape of its states, `slots` is how many there are.
+    """One rank. `states` names the shape of its states, `slots` is the number of state slots.
 
-    With `tracked` a request's state is kept beside it where a page ends; without, pages have one token.
+    With `tracked`, SGLang keeps a copy of a request's state at each page end. Without it, a page has
+    one token.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class StatefulRig(Rig):
             "enable_mamba_extra_buffer": self.tracked,
         }
 
-    # What SGLang does with the slots of states, in the order of its scheduler.
+    # State slots, in the order of SGLang's scheduler.
 
     def admit(self, request: Any, *, promised: int = 0) -> bool:
         if not super().admit(request, promised=promised):
@@ -125,7 +126,7 @@ class StatefulRig(Rig):
         kv.mamba_last_track_seqlen = tokens
 
     def insert(self, tokens: Sequence[int]) -> None:
-        """Put whole pages of new slots into the tree, with the state after them."""
+        """Insert full pages in new slots into the tree, with the state after the last token."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
@@ -136,21 +137,21 @@ class StatefulRig(Rig):
             self.rows.mamba_allocator.free(state)
 
     def evict_states(self, count: int) -> None:
-        """Evict so many states from the tree, whose tokens may stay."""
+        """Evict `count` states from the tree; their tokens may stay."""
         self.cache.evict(here.of(BASE, "EvictParams")(mamba_num=count))
 
-    # What the tree finds, and what the slots hold.
+    # Matches, and the content of slots.
 
     def pages(self, first: int, count: int) -> list[int]:
-        """Return tokens of so many whole pages, which begin with `first`."""
+        """Return the tokens of `count` full pages, starting with token `first`."""
         return list(range(first, first + count * self.page_tokens))
 
     def found(self, *sequences: Sequence[int]) -> list[bool]:
-        """Say of each whether a match finds it as a whole."""
+        """Return for each sequence whether it matches completely."""
         return [self.matched(each) == len(each) for each in sequences]
 
     def state_of(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the slot of the state where a match of tokens ends."""
+        """Return the state slot of the node where a match of tokens ends."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         node = self.match(tokens).last_device_node
         state: torch.Tensor = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
@@ -188,9 +189,9 @@ class StatefulRig(Rig):
 
 @contextmanager
 def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[StatefulRig]:
-    """Return one rank; at the end nothing is lost and nothing is locked.
+    """Run one rank; at the end check that no slot is lost or locked.
 
-    SGLang is told to keep at most `states_per_path` on one path of its tree; -1: no limit.
+    SGLang keeps at most `states_per_path` states on one path of its tree; -1 means no limit.
     """
     here.begin()
     told = here.of("sglang.srt.runtime_context", "get_exec")().mamba
@@ -209,6 +210,6 @@ def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[Sta
 
 @pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
 def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
-    """One rank of either kind, for the modules that import it; see `one_stateful`."""
+    """One rank without and with tracked states, for modules that import the fixture."""
     with one_stateful(tracked=request.param) as rig:
         yield rig

@@ -1,7 +1,7 @@
-"""A random walk of requests through the ranks of a group: what SGLang's scheduler could do with them.
+"""Random sequences of scheduler actions on requests, run on all ranks of a group.
 
-Every move is made on all ranks at the same time, as the scheduler makes it. After each of them they
-must agree: on what they answered, on the sizes of the device, on what was done so far.
+Each action runs on all ranks concurrently. After each action the ranks must agree on answers, device
+sizes and the state digest.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,25 @@ T = TypeVar("T")
 
 RUNNING_MAX, WAITING_MAX = 4, 6
 TURNS_MAX = 100
-"""What all requests take to end, at the most."""
+"""The most iterations that all requests may need to finish."""
 
 
 @dataclass(slots=True, eq=False)
 class Walker:
-    """One request: what each rank knows it by."""
+    """One request with its object on each rank."""
 
     requests: list[Any]
     tokens: int
 
     @property
     def request(self) -> Any:
-        """What rank 0 knows it by."""
+        """Return rank 0's request object."""
         return self.requests[0]
 
 
 @dataclass(slots=True)
 class Walk:
-    """The walk so far. What it finds wrong is in `wrong`; it must be empty."""
+    """A random walk in progress. Violations are collected in `wrong`, which must stay empty."""
 
     rigs: Rigs
     seed: int
@@ -47,7 +47,7 @@ class Walk:
     _held: ExitStack = field(default_factory=ExitStack)
 
     def run(self, moves: int) -> None:
-        """Make so many moves, and let every request end."""
+        """Make `moves` random moves, then finish every request."""
         drawn = Random(self.seed)
         last, fails = self.rigs.ranks[-1], Random(self.seed)
         failing = last.copies_failing(Direction.TO_DEVICE, lambda: fails.random() < 0.2)
@@ -148,7 +148,7 @@ class Walk:
         self.running.remove(walker)
 
     def _retract(self, drawn: Random) -> None:
-        # What is retracted is copied before anything else is done.
+        # A retraction copies pages before anything else, so no copy may be held.
         self._let_go(drawn)
         walker = self._drawn(drawn, _has_computed)
         if walker is None:
@@ -175,12 +175,12 @@ class Walk:
         self._let_go(drawn)
         self._every(lambda rig: rig.cache.reset())
         self._every(lambda rig: rig.allocator.clear())
-        # Slots of states belong to the rows of requests.
+        # State slots belong to the rows of requests.
         self._every(lambda rig: rig.rows.clear())
         self._every(lambda rig: rig.spoil())
 
     def _hold(self, drawn: Random) -> None:
-        """Let copies of the first rank take long, and so those of all."""
+        """Hold the first rank's copies in a random direction, which delays all ranks."""
         self._let_go(drawn)
         direction = drawn.choice(list(Direction))
         self._held.enter_context(self.rigs.ranks[0].copies_held(direction))
@@ -204,11 +204,11 @@ class Walk:
 
 
 def _is_left(walker: Walker) -> int:
-    """Return how many tokens of a request are to be computed."""
+    """Return how many tokens of a request remain to be computed."""
     left: int = walker.tokens - walker.request.kv.kv_committed_len
     return left
 
 
 def _has_computed(walker: Walker) -> bool:
-    """Say whether a request has slots."""
+    """Return whether a request has computed tokens."""
     return bool(walker.request.kv.kv_committed_len)

@@ -49,7 +49,7 @@ class PageFirst:
 
 
 class LayerFirst(PageFirst):
-    """[layers, slots, heads, dim]: a page lies in as many pieces as there are layers."""
+    """[layers, slots, heads, dim]: keys and values of a page each have one piece per layer."""
 
     layout = "layer_first"
 

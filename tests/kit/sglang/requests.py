@@ -54,7 +54,7 @@ class RankReport:
 def differences(
     expected: Sequence[Answer], found: Sequence[Answer], *, tolerance: float = 0.0
 ) -> list[str]:
-    """Return a sentence for each request with other tokens, or log-probabilities further apart."""
+    """Return a line for each request with other tokens or with log-probabilities beyond `tolerance`."""
     told: list[str] = []
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.tokens != other.tokens:

@@ -1,1 +1,1 @@
-"""vLLM under test: groups of real engines, and its objects where it is not installed."""
+"""vLLM under test: groups of real engines, and stand-ins for its objects without vLLM."""

@@ -1,7 +1,7 @@
-"""The connector with a fault on one rank, for an engine whose workers are processes of its own.
+"""The connector with a fault on the last rank, for engines whose workers are separate processes.
 
-vLLM finds it as it finds the connector itself, by this module's name; which fault it is stands in the
-environment, which workers have from their engine.
+vLLM imports this module by name, as it imports the real connector. The fault's name comes from an
+environment variable, which workers inherit from their engine.
 """
 
 import os
@@ -16,10 +16,10 @@ FAULT = "LOCKSTEP_TEST_FAULT"
 
 
 class LockstepConnector(Connector):
-    """The connector; in the worker of the last rank with a fault."""
+    """The connector, which injects a fault in the last rank's worker."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Bring the fault upon this process before its rank is opened."""
+        """Inject the fault before this process's rank is opened."""
         if dist.get_rank() == dist.get_world_size() - 1:
             afflict(os.environ[FAULT])
         super().register_kv_caches(kv_caches)

@@ -1,8 +1,8 @@
-"""Asks one vLLM engine about images, one request after the other, and writes what it answered.
+"""Sends image requests to one vLLM engine, one after the other, and writes the answers.
 
-A program of its own, since an engine changes how a process logs, warns and ends. Its arguments are the
-model, the URI of a store, empty for an engine without Lockstep, and the file for the answers. vLLM
-keeps no processed items, so that each request brings its own pixels, whatever a client calls them.
+A separate program, because an engine changes how a process logs, warns and exits. Its arguments are the
+model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is
+off, so that each request brings its own pixels, whatever id a client gives them.
 """
 
 import json
@@ -34,28 +34,28 @@ REQUESTS: list[tuple[list[int], str | None]] = [
     ([3], "a logo"),
     ([3], None),
 ]
-"""The images of each request, by what they were drawn from, and what the client calls the first one."""
+"""For each request, the seeds of its images, and the client's uuid for the first image."""
 
 
 def import_without_torchvision() -> None:
-    """Let vLLM import models that import torchvision, and keep Transformers from using it."""
+    """Let vLLM import models that need torchvision, and keep Transformers from using torchvision."""
     known: Any = import_module("transformers.utils.import_utils")
     utils: Any = import_module("transformers.utils")
     known.is_torchvision_available = utils.is_torchvision_available = lambda: False
     sys.path.append(STAND_INS)
-    # vLLM looks at a model's class in a process of its own.
+    # vLLM inspects a model's class in a subprocess.
     os.environ["PYTHONPATH"] = os.pathsep.join((os.environ.get("PYTHONPATH", ""), STAND_INS))
 
 
 def image(seed: int) -> Any:
-    """Draw an image."""
+    """Return a random image."""
     kind: Any = import_module("PIL.Image")
     shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
     return kind.fromarray(np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8))
 
 
 def main() -> None:
-    """Ask, and write the answers: how many tokens were cached, and which ones came out."""
+    """Send the requests, and write the number of cached tokens and the output of each."""
     model, store, answers = sys.argv[1:]
     import_without_torchvision()
     connector = {"kv_transfer_config": lockstep_connector(store)} if store else {}

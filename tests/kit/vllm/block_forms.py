@@ -1,6 +1,6 @@
-"""Writes tokens with vLLM's own kernel, reads them where the plug-in says, and prints what is not so.
+"""Writes tokens with vLLM's CPU kernel, reads them by the plug-in's views, and prints differences.
 
-A program of its own, since vLLM's kernels are loaded once for a process.
+A separate program, because vLLM's kernels are loaded once per process.
 """
 
 import json
@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.block_forms import keys_and_values
 
 HEADS, BLOCKS, USED = 2, 3, 1
 CPU: Any = torch.cpu
-"""Torch says what the processor has by names of its own, and nothing else says it to vLLM."""
+"""Torch's private query for CPU features, the only one that vLLM uses."""
 CASES = [
     *product(("vec", "vec16"), (torch.bfloat16, torch.float32), (32, 64), (32, 80, 128)),
     *product(
@@ -25,11 +25,11 @@ CASES = [
         (32, 128),
     ),
 ]
-"""Instruction set, type, tokens of a block and elements of a head. Not every processor has AMX."""
+"""Instruction set, dtype, tokens per block and elements per head. Not every CPU has AMX."""
 
 
 def wrong() -> Iterator[str]:
-    """Yield a sentence for each case in which other numbers are found than were written."""
+    """Yield a line for each case in which the values read differ from those written."""
     kernels: Any = import_module("vllm._custom_ops")
     for isa, dtype, tokens, elements in CASES:
         blocks = torch.zeros(BLOCKS, HEADS, tokens, 2 * elements, dtype=dtype)
@@ -47,7 +47,7 @@ def wrong() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print where something lies elsewhere."""
+    """Print the cases that differ."""
     import_module("vllm.platforms").current_platform.import_kernels()
     print(json.dumps(list(wrong())))  # noqa: T201 - the test reads it.
 

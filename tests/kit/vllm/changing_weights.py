@@ -1,7 +1,7 @@
-"""An engine whose weights change while it serves, scripted: vLLM's scheduler without vLLM.
+"""A scripted engine whose weights change while it serves: vLLM's scheduler without vLLM.
 
-The scheduler's half, caches, replicas and rounds are the real ones. What a page holds is written
-down: by which weights it was computed, those of everything before it included, and of which tokens.
+The plug-in's scheduler side, caches, replicas and rounds are the real ones. Each page records its
+tokens, and all weights that it and the pages before it were computed with.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,19 +23,19 @@ Answer = TypeVar("Answer")
 
 FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 CROWD = 24
-"""Requests that have blocks at a time."""
+"""How many requests may have blocks at a time."""
 
 
 class Content(NamedTuple):
-    """What a page holds."""
+    """The recorded content of a page."""
 
     weights: frozenset[str]
     tokens: tuple[int, ...]
-    """Of the prefix that it ends."""
+    """All tokens of the prefix that ends with this page."""
 
 
 class Remembering(ToldExecutor):
-    """Writes down what each page holds, once a step or a fence has it obey."""
+    """Records the content of each page; copies run at a step or at a fence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Remembering(ToldExecutor):
             self.move()
 
     def move(self) -> None:
-        """Do all that was ordered."""
+        """Execute all orders and report success."""
         for order in self.orders:
             match order:
                 case CopyToHost(transfers=transfers):
@@ -78,7 +78,7 @@ class Remembering(ToldExecutor):
 
 
 class RememberingRanks(HostRanksInTurn):
-    """Ranks whose pages have contents."""
+    """Ranks whose pages have recorded contents."""
 
     def _cache(self, rank: int, config: Any) -> HostCache:
         self.executors[rank] = Remembering()
@@ -86,42 +86,42 @@ class RememberingRanks(HostRanksInTurn):
 
     @property
     def memories(self) -> list[Remembering]:
-        """Return the executor of each rank."""
+        """Return each rank's executor."""
         return [each for each in self.executors if isinstance(each, Remembering)]
 
 
 @dataclass(eq=False)
 class Served:
-    """A request on its way through the engine."""
+    """A request in the engine."""
 
     sent: Sent
     arrived: int
-    """How often the weights had changed when it arrived."""
+    """The number of weight changes before the request arrived."""
     blocks: list[int] = field(default_factory=list[int])
     steps_left: int = 2
-    """The prompt, and one token more."""
+    """Steps to go: one for the prompt, one for another token."""
     in_flight: int = 0
-    """Tokens that it had, or waited for, when the weights last changed under it."""
+    """Tokens computed or being loaded at the last weight change during the request."""
 
 
 @dataclass
 class Counts:
-    """What the engine has seen."""
+    """The engine's counters."""
 
     seed: int = 0
     requests: int = 0
     hits: int = 0
-    """Tokens of requests that came and computed under the same weights, and that were loaded."""
+    """Loaded tokens of requests whose weights did not change between arrival and load."""
     stale: int = 0
-    """Those of them that were not of these weights, or not of these tokens."""
+    """Of these, tokens with content of other weights or other tokens."""
     in_flight: int = 0
-    """Tokens that requests had, or waited for, when the weights changed."""
+    """Tokens that requests had computed or were loading when the weights changed."""
     lost: int = 0
-    """Those of them that were computed again."""
+    """Of these, tokens that were computed again."""
 
 
 class ScriptedEngine:
-    """Decides as vLLM does, for all ranks at once."""
+    """Schedules as vLLM does, for all ranks at once."""
 
     def __init__(
         self,
@@ -154,28 +154,28 @@ class ScriptedEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether all requests have been answered, and their blocks are free."""
+        """Return whether all requests have finished and their blocks are free."""
         return not (self._waiting or self._loading or self._running or self._held)
 
     @property
     def queue(self) -> int:
-        """How many requests wait for their turn."""
+        """Return the number of requests that wait to be admitted."""
         return len(self._waiting)
 
     @property
     def loading(self) -> int:
-        """How many requests wait for their load."""
+        """Return the number of requests that wait for a load."""
         return len(self._loading)
 
     def send(self, tokens: Sequence[int]) -> None:
-        """Let a request come."""
+        """Add a request."""
         sent = Sent(list(tokens), request_id=str(next(self._numbers)))
         self._waiting.append(Served(sent, self.changes))
         self._every(lambda side: side.arrived(sent))
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Let the engine compute with others from now on; what it says of them is another call."""
+        """Compute with other weights from now on, without naming them (see `name`)."""
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):
@@ -183,11 +183,11 @@ class ScriptedEngine:
             self.counts.in_flight += each.in_flight
 
     def name(self, version: str) -> None:
-        """Give the weights their name."""
+        """Name the current weights to the plug-in."""
         self._every(lambda side: side.weights_are(version))
 
     def reset(self, *, preempting: bool = False) -> None:
-        """Reset the prefix cache and the connector; running requests may be preempted."""
+        """Reset the prefix cache and the connector; optionally preempt running requests first."""
         if preempting:
             for each in self._running:
                 self._free += each.blocks
@@ -197,14 +197,14 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """One pass of the scheduler, the forward pass, and what the ranks' I/O does meanwhile."""
+        """Run one scheduler pass, the forward pass, and the ranks' I/O."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens
             for each in self._running
         }
         tables = {each.sent.request_id: (each.blocks,) for each in self._running}
-        # A pass that computes nothing waits for the other ranks, which are in this thread.
+        # An empty pass would wait for the other ranks, which are in this thread.
         step = Scheduled(scheduled or {"another": 1}, None, Blocks(lambda name: tables[name]))
         result = self._every(lambda side: side.end_pass(step))
         for each in self._running:
@@ -248,7 +248,7 @@ class ScriptedEngine:
             self._free += self._held.pop(name)
 
     def _check(self, each: Served) -> None:
-        """Count what was loaded, and what of it nobody may get who came under these weights."""
+        """Count loaded tokens of a request, and the stale ones among them."""
         if each.arrived != self.changes:
             return
         loaded = each.sent.num_computed_tokens
@@ -266,7 +266,7 @@ class ScriptedEngine:
         each.arrived = self.changes
 
     def _compute(self, each: Served) -> None:
-        """Write what the pages that this pass fills hold then, and sample a token."""
+        """Record the content of pages that this pass completes, and append an output token."""
         sent = each.sent
         first, last = sent.num_computed_tokens // PAGE_TOKENS, sent.num_tokens // PAGE_TOKENS
         for memory in self.ranks.memories:

@@ -1,6 +1,6 @@
-"""Configurations of vLLM with the attributes that the plug-in reads, for tests without vLLM.
+"""vLLM configurations with the attributes that the plug-in reads, for tests without vLLM.
 
-They say that they are vLLM's classes, since by these the plug-in knows their settings.
+The classes carry vLLM's module names, because the plug-in finds the settings by them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class Transfer:
 
 @dataclass
 class Parallel:
-    """How ranks divide a model."""
+    """vLLM's ParallelConfig."""
 
     __module__ = "vllm.config.parallel"
     __qualname__ = "ParallelConfig"
@@ -57,14 +57,14 @@ class Pretrained:
 
 
 def long_rope() -> Pretrained:
-    """Return the configuration of a model whose positions depend on the longest prompt."""
+    """Return the configuration of a model whose positions depend on the maximum prompt length."""
     factors = {"short_factor": [1.0], "long_factor": [2.0]}
     return Pretrained({"rope_type": "longrope", **factors})
 
 
 @dataclass
 class Model:
-    """A model."""
+    """vLLM's ModelConfig."""
 
     __module__ = "vllm.config.model"
     __qualname__ = "ModelConfig"
@@ -82,7 +82,7 @@ class Model:
 
 @dataclass
 class Kept:
-    """How KV is kept."""
+    """vLLM's CacheConfig."""
 
     __module__ = "vllm.config.cache"
     __qualname__ = "CacheConfig"
@@ -90,12 +90,12 @@ class Kept:
     cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     next_field: int = 0
-    """One that vLLM does not have yet."""
+    """A field that vLLM does not have yet."""
 
 
 @dataclass
 class Load:
-    """How weights are loaded."""
+    """vLLM's LoadConfig."""
 
     __module__ = "vllm.config.load"
     __qualname__ = "LoadConfig"
@@ -106,7 +106,7 @@ class Load:
 
 @dataclass
 class Lora:
-    """How adapters are kept."""
+    """vLLM's LoRAConfig."""
 
     __module__ = "vllm.config.lora"
     __qualname__ = "LoRAConfig"
@@ -116,7 +116,7 @@ class Lora:
 
 @dataclass
 class Speculative:
-    """How tokens are drafted."""
+    """vLLM's SpeculativeConfig."""
 
     __module__ = "vllm.config.speculative"
     __qualname__ = "SpeculativeConfig"
@@ -127,7 +127,7 @@ class Speculative:
 
 @dataclass
 class Attention:
-    """How attention is computed."""
+    """vLLM's AttentionConfig."""
 
     __module__ = "vllm.config.attention"
     __qualname__ = "AttentionConfig"
@@ -137,7 +137,7 @@ class Attention:
 
 @dataclass
 class Compilation:
-    """The model's layers, among others."""
+    """vLLM's CompilationConfig, which includes the model's layers."""
 
     __module__ = "vllm.config.compilation"
     __qualname__ = "CompilationConfig"
@@ -147,7 +147,7 @@ class Compilation:
 
 @dataclass
 class Engine:
-    """An engine's configuration."""
+    """vLLM's VllmConfig."""
 
     __module__ = "vllm.config.vllm"
     __qualname__ = "VllmConfig"
@@ -167,12 +167,12 @@ class Engine:
 
     @property
     def use_v2_model_runner(self) -> bool:
-        """Whether the workers run vLLM's newer model runner, which it works out from the rest."""
+        """Return whether the workers use vLLM's newer model runner."""
         return False
 
 
 class NewerEngine(Engine):
-    """An engine whose workers run the newer model runner."""
+    """An engine whose workers use the newer model runner."""
 
     @property
     def use_v2_model_runner(self) -> bool:
@@ -180,7 +180,7 @@ class NewerEngine(Engine):
 
 
 def of_model(hf_config: Pretrained | None = None, **changes: Any) -> Engine:
-    """Return an engine with another model, or a model that is set up in another way."""
+    """Return an engine with another model configuration."""
     model = replace(Model(), **changes)
     model.hf_config = hf_config or model.hf_config
     return Engine(model_config=model)

@@ -1,6 +1,6 @@
-"""Compares the protocols of the vLLM plug-in with vLLM itself, and prints what is missing as JSON.
+"""Checks the vLLM plug-in's protocols against vLLM itself, and prints what is missing as JSON.
 
-A program of its own, since importing vLLM changes how a process logs, warns and ends.
+A separate program, because importing vLLM changes how a process logs, warns and exits.
 """
 
 import inspect
@@ -51,7 +51,7 @@ REAL = {
 
 
 def used(protocol: type) -> set[str]:
-    """Return the attributes and methods that a protocol names."""
+    """Return the attributes and methods that a protocol declares."""
     return {
         *getattr(protocol, "__annotations__", {}),
         *(name for name in vars(protocol) if not name.startswith("_")),
@@ -59,7 +59,7 @@ def used(protocol: type) -> set[str]:
 
 
 def has(real: type, name: str) -> bool:
-    """Say whether instances of a class have an attribute, as far as the class tells."""
+    """Return whether instances of a class have an attribute, judging by the class and its source."""
     fields: Any = getattr(real, "__struct_fields__", ())
     return (
         hasattr(real, name)
@@ -74,7 +74,7 @@ SINCE_0_33 = frozenset({"unregister_kv_caches"})
 
 
 def unlike(ours: type[Any]) -> list[str]:
-    """Return a sentence for each method of ours that vLLM has not, or calls in another way."""
+    """Return a line for each of our methods that vLLM lacks or calls with other arguments."""
     told: list[str] = []
     base: Any = ours.__mro__[1]
     for name, method in vars(ours).items():
@@ -93,7 +93,7 @@ def unlike(ours: type[Any]) -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return a sentence for each thing that the plug-in uses and vLLM has not."""
+    """Return a line for each attribute or method that the plug-in uses and vLLM lacks."""
     told: list[str] = []
     for protocol, place in REAL.items():
         module, name = place.split(":")
@@ -104,7 +104,7 @@ def missing() -> list[str]:
 
 
 def main() -> None:
-    """Print what is missing."""
+    """Print the missing attributes and methods."""
     print(json.dumps(missing()))  # noqa: T201 - the test reads it.
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
+"""Faults for one rank: a failing or corrupting store, a failing copy, or skipped checksums."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from lockstep.storage_backends.wrappers.base import Wrapper
 
 
 class Down(Wrapper):
-    """From the first lookup on nothing works: no object can be seen, read or written."""
+    """Fails every lookup, and every read and write after the first lookup."""
 
     down = False
 
@@ -39,7 +39,7 @@ class Down(Wrapper):
 
 
 class Poisoned(Wrapper):
-    """Each object of a store of files is damaged before it is read, but pages of the main pool."""
+    """Corrupts each object of a file store before its first read, except pages of the main pool."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -66,10 +66,10 @@ def flip_a_byte(path: Path) -> None:
 
 
 def objects(folder: Path, rank: int) -> list[Path]:
-    """Return the files of the pages in one rank's store, in a fixed order.
+    """Return the page files in one rank's store, in a fixed order.
 
-    Each namespace has a folder. One of them holds the pages and the mark of the group's TP size, which
-    is one byte, the other the note on whose they are.
+    Each namespace has a folder. One folder holds the pages and the one-byte mark of the group's TP
+    size. The other holds the manifest.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)
@@ -96,7 +96,7 @@ def _spoil_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
 
 
 def _fail_a_load_half_way() -> None:
-    """Let the third load copy half of its pages, write over the next one, and fail."""
+    """Make the third load copy half of its pages, overwrite the next one, and fail."""
     engine: Any = CpuCopies
     copy: Callable[[CpuCopies, CopyJob], None] = engine._copy
     loads = 0
@@ -121,7 +121,7 @@ def _fail_a_load_half_way() -> None:
 
 
 def _trust_every_byte() -> None:
-    """Take a payload for sound without looking at it."""
+    """Make every payload checksum pass without being computed."""
     contents: Any = file_contents
 
     def trust(header: memoryview, run: Run, checksums: bytes) -> HeaderFinding:
@@ -139,5 +139,5 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def afflict(fault: str) -> None:
-    """Bring a fault upon this process."""
+    """Inject a fault into this process."""
     FAULTS[fault]()

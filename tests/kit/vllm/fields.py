@@ -1,6 +1,6 @@
-"""Prints the settings of vLLM by class, and the variables that it reads, as JSON.
+"""Prints vLLM's settings by class, and the environment variables that it reads, as JSON.
 
-A program of its own, since importing vLLM changes how a process logs, warns and ends.
+A separate program, because importing vLLM changes how a process logs, warns and exits.
 """
 
 import json
@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.kv_identity import PACKAGE
 
 
 def classes_in(hint: Any) -> Iterator[type]:
-    """Yield the classes of vLLM's configuration of which values of this type may be."""
+    """Yield vLLM's configuration classes that appear in a type hint."""
     for argument in typing.get_args(hint):
         yield from classes_in(argument)
     if isinstance(hint, type) and hint.__module__.startswith(PACKAGE):
@@ -23,7 +23,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 def walk(kind: type, found: dict[str, list[str]]) -> None:
-    """Enter the settings of a class, and those of the classes that they may be of."""
+    """Collect the settings of a class, and of the configuration classes of its fields, in `found`."""
     if kind.__qualname__ in found or not is_dataclass(kind):
         return
     hints = typing.get_type_hints(kind)
@@ -34,7 +34,7 @@ def walk(kind: type, found: dict[str, list[str]]) -> None:
 
 
 def main() -> None:
-    """Print what there is."""
+    """Print the settings and variables."""
     found: dict[str, list[str]] = {}
     walk(import_module("vllm.config").VllmConfig, found)
     found["variables"] = sorted(import_module("vllm.envs").environment_variables)

@@ -1,4 +1,4 @@
-"""Starts a group of vLLM ranks, and compares what came of it, bit for bit."""
+"""Starts a group of vLLM ranks, and compares their results bit for bit."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {
     "stop_policy": {"base_s": 0.5, "per_ki_token_s": 0.25, "cap_s": 5},
     "timeouts": {"lookup_s": 0.5, "persist_s": 5, "quiesce_s": 1},
 }
-"""Settings with which nobody waits long for what does not come."""
+"""Short timeouts, so that a failing store delays no request for long."""
 
 
 def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]
 
 
 class Group:
-    """Runs plans in a folder of their own, one after the other."""
+    """Runs plans one after the other, each in a separate folder."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
@@ -42,14 +42,14 @@ class Group:
         self._runs = 0
 
     def run(self, plan: Plan, *, ranks: int = RANKS) -> list[RankResult]:
-        """Start the ranks, wait for them, and return what came of the plan on each."""
+        """Run the ranks to their end; return the plan's result on each rank."""
         ended, folder = self.start(plan, ranks=ranks)
         ended.check()
         schedulers = 1 if plan.one_scheduler else ranks
         return [read_result(folder / f"rank{rank}.json") for rank in range(schedulers)]
 
     def start(self, plan: Plan, *, ranks: int = RANKS) -> tuple[Ended, Path]:
-        """Start the ranks and wait for them; return how they ended and where they wrote."""
+        """Run the ranks to their end; return how they ended and the folder of their output."""
         folder = self._new_run(plan)
         arguments = [folder / "plan.json", ranks]
         told = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
@@ -58,7 +58,7 @@ class Group:
         return ended, folder
 
     def start_by_torchrun(self, plan: Plan) -> subprocess.CompletedProcess[str]:
-        """Start the ranks as users do, wait for them, and return how they ended."""
+        """Run the ranks under torchrun as users do; return how torchrun ended."""
         folder = self._new_run(plan)
         torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
         return subprocess.run(
@@ -72,19 +72,19 @@ class Group:
         )
 
     def _new_run(self, plan: Plan) -> Path:
-        """Return a folder with the plan in it."""
+        """Return a new folder that contains the plan."""
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
         write(folder / "plan.json", plan)
-        # Ranks on CPUs meet in shared memory under one name, and one that was killed leaves it there.
+        # CPU ranks share a fixed name in shared memory, and a killed rank leaves it behind.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink()
         return folder
 
 
 def rank_environments(ranks: int) -> list[dict[str, str]]:
-    """Return what torchrun would tell each rank."""
+    """Return the environment variables that torchrun would set for each rank."""
     port = str(free_port())
     return [
         {
@@ -102,9 +102,9 @@ def rank_environments(ranks: int) -> list[dict[str, str]]:
 def differences(
     expected: Sequence[Output], found: Sequence[Output], *, rounding: float = 0.0
 ) -> list[str]:
-    """Return a sentence for each request whose tokens or log-probabilities are not the same.
+    """Return a line for each request whose tokens or log-probabilities differ.
 
-    Log-probabilities may differ by `rounding`, where the same sums were made in another order.
+    `rounding` is the allowed difference of log-probabilities whose sums were made in another order.
     """
     assert len(expected) == len(found)
     told: list[str] = []
@@ -122,7 +122,7 @@ def differences(
 def assert_exact(
     reference: list[Output], ranks: list[RankResult], *, rounding: float = 0.0
 ) -> None:
-    """Every phase on every rank came to what the reference came to; see `differences`."""
+    """Assert that every phase on every rank equals the reference; see `differences`."""
     for rank, result in enumerate(ranks):
         for phase in result.phases:
             told = differences(reference, phase.outputs, rounding=rounding)

@@ -1,6 +1,6 @@
-"""Groups of layers with the attributes that vLLM's have, for tests without vLLM.
+"""Layer groups with the attributes of vLLM's, for tests without vLLM.
 
-The classes have the names of vLLM's, since by these the plug-in tells them apart.
+The classes have vLLM's names, because the plug-in distinguishes them by name.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ TOKENS, HEAD_ELEMENTS = 32, 32
 
 
 class Role(Enum):
-    """What latent attention keeps in a layer."""
+    """Roles of a latent-attention layer's cache."""
 
     SPARSE = "sparse"
     INDEXER = "indexer"
 
 
 class Mixer(Enum):
-    """What computes a state."""
+    """Kinds of layers that compute a recurrent state."""
 
     MAMBA2 = 2
     GDN_ATTN = 3
@@ -30,7 +30,7 @@ class Mixer(Enum):
 
 @dataclass(kw_only=True)
 class Spec:
-    """What one layer keeps."""
+    """The cache of one layer."""
 
     block_size: int = TOKENS
     head_size: int = HEAD_ELEMENTS
@@ -53,12 +53,12 @@ class SlidingWindowSpec(Spec):
 
 
 class ChunkedLocalAttentionSpec(Spec):
-    """A window that begins anew in each chunk."""
+    """Attention limited to the current chunk."""
 
 
 @dataclass(kw_only=True)
 class MLAAttentionSpec(Spec):
-    """Latent attention, or the index of a sparse one."""
+    """Latent attention, or the index of sparse attention."""
 
     head_size_v: int = 0
     cache_role: Role = Role.SPARSE
@@ -102,5 +102,5 @@ class CacheConfig:
 
 
 def groups(*specs: Any) -> CacheConfig:
-    """Return a model with one group of two layers for each of these."""
+    """Return a model with one group of two layers for each spec."""
     return CacheConfig([Group([f"{at}.a", f"{at}.b"], spec) for at, spec in enumerate(specs)])

@@ -1,4 +1,4 @@
-"""Prompts that share prefixes: some of them the whole of it."""
+"""Prompts that share prefixes, some of them identical."""
 
 import random
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 FIRST_TOKEN, LAST_TOKEN = 3, 499
 FAMILIES = 10
 REQUESTS = 200
-"""How many there are where nothing else is said."""
+"""The default number of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request's tokens, and the salt of its tenant or None."""
+    """One request's tokens, and its tenant's salt or None."""
 
     tokens: tuple[int, ...]
     salt: str | None = None

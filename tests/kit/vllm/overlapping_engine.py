@@ -1,9 +1,8 @@
 """A small engine with one scheduler and one worker that schedules steps ahead of their outputs.
 
-Its blocks have real bytes, which follow from the tokens before them, and real copies go to and from
-host memory. Whatever is read from a block is compared with what the tokens say, so bytes of another
-request, or of a copy that came too late, show at once. A seed draws what is scheduled, aborted and
-preempted.
+Blocks have real bytes derived from the prefix tokens, and are really copied to and from host memory.
+Loaded blocks are compared with the expected bytes, which reveals blocks of another request and late
+copies. A seed selects what is scheduled, aborted and preempted.
 """
 
 import random
@@ -43,13 +42,13 @@ class Running:
     request: Sent
     blocks: list[int]
     loaded: int = 0
-    """How many of its tokens come from the cache."""
+    """How many of its tokens are being loaded from the cache."""
     computing: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step on its way to the worker, and what it is to bring back."""
+    """One step sent to the worker, with the pass result that the worker will return."""
 
     sent: bytes
     result: PassResult
@@ -58,19 +57,19 @@ class Step:
 
 @dataclass
 class OverlappingEngine:
-    """Serves requests until all have ended; `depth` steps are under way at a time."""
+    """Serves requests until all have finished, with up to `depth` steps in flight."""
 
     seed: int
     depth: int
     peers: Peers | None = None
-    """With it, every second request is to go on in another engine."""
+    """If set, every second request is handed over to another engine."""
     wrong: list[str] = field(default_factory=list[str])
-    """What was read and is not what the tokens say."""
+    """Loaded pages with wrong bytes."""
     restored: int = 0
     ended: int = 0
     host_pages: int = HOST_PAGES
     given: int = 0
-    """How many requests others were told to go on with."""
+    """How many requests were handed over to other engines."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -95,7 +94,7 @@ class OverlappingEngine:
         self.under_way: deque[Step] = deque()
 
     def serve(self, requests: int) -> None:
-        """Let so many requests come, be served and end, and everything that is in flight end."""
+        """Serve `requests` random requests and finish all work in flight."""
         prefixes = [self.rng.choices(range(1, 9), k=7 * PAGE_TOKENS) for _ in range(3)]
         for number in range(requests):
             tokens = self.rng.choice(prefixes)[: self.rng.randint(1, 6) * PAGE_TOKENS + 1]
@@ -113,7 +112,7 @@ class OverlappingEngine:
 
     @property
     def free(self) -> list[int]:
-        """The blocks that nobody uses."""
+        """Return the unused blocks."""
         return [block for block in range(BLOCKS) if not self.pool.users.get(block)]
 
     def _has_work(self) -> bool:
@@ -126,7 +125,7 @@ class OverlappingEngine:
             self._output(self.under_way.popleft())
 
     def _schedule(self) -> Step:
-        """Do what the scheduler does in a pass: begin what has room."""
+        """Run a scheduler pass: admit requests that have room, and schedule some."""
         for _ in range(len(self.waiting)):
             request = self.waiting.popleft()
             if not self._begin(request):
@@ -162,7 +161,7 @@ class OverlappingEngine:
         return True
 
     def _preempt(self) -> set[str]:
-        """Take the blocks of a request that does not compute, or of none; they are free at once."""
+        """Preempt an idle request with a small probability, and free its blocks at once."""
         idle = [
             each for each in self.with_blocks.values() if not each.loaded and not each.computing
         ]
@@ -179,14 +178,14 @@ class OverlappingEngine:
         self.pool.free_blocks(running.blocks)
 
     def _output(self, step: Step) -> None:
-        """Let the worker do a step, and the scheduler hear of it."""
+        """Execute a step on the worker, and deliver its result to the scheduler."""
         self.worker.obey(step.sent)
         self.worker.begin_loads()
         for each in step.computes:
             self._compute(each)
         self.worker.begin_backups()
         ballots = self.worker.vote()
-        # The engine reads which loads have failed before anything else.
+        # vLLM processes failed loads before anything else.
         for name in step.result.failed:
             self._failed(name)
         for each in step.computes:
@@ -221,7 +220,7 @@ class OverlappingEngine:
             self.pool.free_blocks(blocks)
 
     def _abort(self) -> None:
-        """Abort a request that has blocks, or none; one that loads keeps them until that is over."""
+        """Abort a random request now and then; a loading one keeps its blocks until the load ends."""
         if not self.with_blocks or self.rng.random() > 0.05:
             return
         running = self.rng.choice(list(self.with_blocks.values()))
@@ -253,6 +252,6 @@ class OverlappingEngine:
 
 
 def contents(tokens: list[int], page: int) -> torch.Tensor:
-    """Return what the block of a page holds: it follows from all tokens up to its end."""
+    """Return the bytes of a page's block, derived from all tokens up to its end."""
     value = hash(tuple(tokens[: (page + 1) * PAGE_TOKENS])) % 251
     return torch.full((PAGE_TOKENS,), value, dtype=torch.bfloat16)

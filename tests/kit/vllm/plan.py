@@ -1,4 +1,4 @@
-"""What a group of vLLM ranks is to do, and what came of it: plain data, read and written as JSON."""
+"""Plans for a group of vLLM ranks and their results: plain data, stored as JSON."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,29 +9,29 @@ import msgspec
 from tests.kit.vllm.mixed_prompts import Prompt
 
 BLOCK_TOKENS = 32
-"""How many tokens a block of the engine has."""
+"""Tokens per block of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Requests that are sent at once, after the engine has dropped its own prefix cache."""
+    """Requests sent at once, after a reset of the engine's own prefix cache."""
 
     prompts: list[Prompt]
     name: str = "cold"
     output_tokens: int = 8
     reset_connector: bool = False
-    """Drop what the connector has, too."""
+    """Also reset the connector's cache."""
     aborts: bool = False
-    """Abort every second request while it runs; the others alone come to something."""
+    """Abort every second request while it runs; only the others have outputs."""
     sleeps: int = 0
-    """How often the engine goes to sleep meanwhile and wakes up, with requests under way; and once when
-    all have ended."""
+    """How often the engine sleeps and wakes up while requests run. One more sleep follows after all
+    have finished."""
     adapter: str = ""
-    """The folder of the adapter that all of them use; not where requests are aborted."""
+    """The folder of the adapter that all requests use. Not combined with `aborts`."""
     weights: str = ""
-    """The folder of a model whose weights are loaded in place of those of now, before all else."""
+    """A model folder whose weights are loaded before the phase."""
     weights_version: str = ""
-    """What the engine is told of its weights then."""
+    """The weights version that the engine is given then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Plan:
     connector: dict[str, Any] | None = None
     """`kv_transfer_config`, or None for an engine without a connector."""
     fault: str | None = None
-    """What is wrong with the last rank; see `faults`."""
+    """The fault of the last rank; see `faults`."""
     one_scheduler: bool = False
-    """One process schedules for a worker on each rank, in place of a scheduler on every rank."""
+    """Use one scheduler process with a worker for each rank, instead of a scheduler on every rank."""
 
 
 NO_LOGPROB = -1e30
@@ -55,17 +55,17 @@ NO_LOGPROB = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What came of one request."""
+    """The result of one request."""
 
     tokens: list[int]
     logprobs: list[float]
-    """Of the tokens that were chosen; `NO_LOGPROB` for NaN."""
+    """Log-probabilities of the chosen tokens; `NO_LOGPROB` for NaN."""
     cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """What came of a phase on one rank."""
+    """The result of a phase on one rank."""
 
     name: str
     outputs: list[Output]
@@ -73,33 +73,30 @@ class PhaseResult:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that were not computed, over all requests."""
+        """Return the number of cached tokens over all requests."""
         return sum(output.cached_tokens for output in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What came of a plan on one rank."""
+    """The result of a plan on one rank."""
 
     phases: list[PhaseResult]
     stats: dict[str, Any]
-    """Of the cache, right before it was closed; empty without Lockstep."""
+    """The cache's statistics just before it closes; empty without Lockstep."""
 
     def phase(self, name: str) -> PhaseResult:
-        """Return the phase of that name."""
+        """Return the result of the phase with this name."""
         return next(phase for phase in self.phases if phase.name == name)
 
 
 def write(path: Path, value: Plan | RankResult) -> None:
-    """Write a plan or a result."""
     path.write_bytes(msgspec.json.encode(value))
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan."""
     return msgspec.json.decode(path.read_bytes(), type=Plan)
 
 
 def read_result(path: Path) -> RankResult:
-    """Read a result."""
     return msgspec.json.decode(path.read_bytes(), type=RankResult)

@@ -1,4 +1,4 @@
-"""Runs programs of this kit in processes that are forked from one that has imported vLLM."""
+"""Runs programs of this kit in processes forked from one that has imported vLLM."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from tests.kit.forks.processes import Nursery, Place, end_group
 from tests.kit.source_tree import ROOT
 
 START_S = 180.0
-"""Longer than a start and its phases ever take here, shorter than anyone waits for a hang."""
+"""Timeout in seconds, longer than a start and its phases ever take here."""
 IMPORTED = (
     "vllm.entrypoints.llm",
     "vllm.v1.executor.multiproc_executor",
@@ -29,29 +29,29 @@ IMPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A module that has a `main`, and what stands on its command line."""
+    """A module with a `main` function, and its command-line arguments."""
 
     module: str
     arguments: Sequence[object] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What it has besides `ENVIRONMENT` and what is here."""
+    """Variables in addition to `ENVIRONMENT` and this process's environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How programs that ran together have ended."""
+    """The end of programs that ran together."""
 
     failed: Sequence[int]
-    """Those that failed before any other did, or that did not end in time."""
+    """Numbers of the programs that failed first or did not end in time."""
     said: str
 
     def check(self) -> None:
-        """Raise `AssertionError` with what they said, if one failed."""
+        """Raise `AssertionError` with the output if a program failed."""
         assert not self.failed, f"{self.failed} failed:\n{self.said[-6000:]}"
 
 
 def run_together(programs: Sequence[Program], folder: Path, *, within_s: float = START_S) -> Ended:
-    """Run programs in a folder, and end all of them as soon as one has failed, as torchrun does."""
+    """Run programs in a folder; kill all as soon as one has failed, as torchrun does."""
     logs = [folder / f"log{number}" for number in range(len(programs))]
     leaders: list[int] = []
     running: dict[Connection, int] = {}
@@ -84,24 +84,25 @@ def run_together(programs: Sequence[Program], folder: Path, *, within_s: float =
 
 
 def said_by(module: str, folder: Path, *arguments: object) -> str:
-    """Run a program in a folder, and return the last line of what it has said."""
+    """Run a program in a folder; return the last line of its output."""
     ended = run_together([Program(module, arguments)], folder)
     ended.check()
     return ended.said.splitlines()[-1]
 
 
 def environment() -> dict[str, str]:
-    """Return `ENVIRONMENT`, and where the tests and what this process imports are found."""
+    """Return `ENVIRONMENT` with a PYTHONPATH for the tests and this process's imports."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**ENVIRONMENT, "PYTHONPATH": paths}
 
 
 def run(handle: int) -> None:
-    """Run, in a process that was forked, the program that is named through a connection."""
-    # The handle stays open until this process has said why it ends: whoever hears of it ends all.
+    """Run the program named through the connection, in a forked process."""
+    # Duplicate the handle, because the parent kills every program once the connection closes. The
+    # original stays open until this process exits.
     with Connection(os.dup(handle)) as connection:
         module, arguments = connection.recv()
-        # vLLM spawns its workers on CPUs, and each would import all of this again.
+        # On CPUs vLLM spawns its workers, and each would import all modules again.
         executor: Any = import_module("vllm.v1.executor.multiproc_executor")
         executor.get_mp_context = multiprocessing.get_context
         sys.argv = [module, *arguments]
@@ -110,7 +111,7 @@ def run(handle: int) -> None:
 
 
 def _is_done(connection: Connection) -> bool:
-    """Whether the program at the other end has said that it is done."""
+    """Return whether the program has reported that it finished."""
     try:
         return connection.poll() and connection.recv() is None
     except (EOFError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""One scheduler of a vLLM engine: that of a rank, as torchrun starts it, or that of all ranks."""
+"""One scheduler of a vLLM engine: a rank's, as torchrun starts it, or the one for all ranks."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ AT_A_TIME = 8
 
 
 class Preemptions:
-    """Counts the requests that vLLM's scheduler preempts."""
+    """Counts preemptions by vLLM's scheduler."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -46,7 +46,7 @@ class Preemptions:
 
 
 def run(plan: Plan, rank: int, ranks: int) -> RankResult:
-    """Carry out a plan and return what came of it in this process."""
+    """Run a plan and return its result in this process."""
     if plan.fault is not None and not plan.one_scheduler and rank == ranks - 1:
         afflict(plan.fault)
     preemptions = Preemptions()
@@ -57,7 +57,7 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
         core = llm.llm_engine.engine_core.engine_core
         cache: HostCache = core.scheduler.connector._side.cache
         cache.flush()
-        # An engine with one scheduler writes out what is on its way by stepping on.
+        # In one-scheduler mode, writes in flight complete only if the engine keeps stepping.
         while core.scheduler.has_requests():
             core.step_fn()
         stats = asdict(cache.stats())
@@ -67,10 +67,10 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
 
 
 def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
-    """Return the arguments of `LLM`: small, exact, and the same on every rank."""
+    """Return the arguments of `LLM`: small, exact, and equal on every rank."""
     connector = plan.connector
     if connector is not None and plan.fault is not None and plan.one_scheduler:
-        # Workers know of nothing but the engine's configuration.
+        # Workers receive only the engine's configuration and environment.
         connector = connector | {"kv_connector_module_path": afflicted.__name__}
         os.environ[afflicted.FAULT] = plan.fault
     arguments: dict[str, Any] = {
@@ -93,7 +93,7 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
 
 
 def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
-    """Send a phase's requests, with nothing in the engine's own prefix cache."""
+    """Run a phase's requests with an empty prefix cache in the engine."""
     if phase.weights:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": phase.weights})
     if phase.weights_version:
@@ -125,13 +125,13 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
 
 
 def adapter_of(folder: str) -> Any:
-    """Return what requests say of an adapter; vLLM tells adapters apart by a number above 0."""
+    """Return an adapter request. vLLM identifies adapters by a number above 0."""
     kind: Any = import_module("vllm.lora.request").LoRARequest
     return kind(Path(folder).name, 1 + zlib.crc32(folder.encode()), folder)
 
 
 def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> list[Any]:
-    """Send all prompts, abort every second request after a few steps, and return what others say."""
+    """Send all prompts, abort every second request while running, and return the others' outputs."""
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
@@ -140,7 +140,8 @@ def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> lis
     steps = 0
     while engine.has_unfinished_requests():
         finished |= {each.request_id: each for each in engine.step() if each.finished}
-        # One by one: vLLM frees what is aborted together in another order on each rank.
+        # One by one, because vLLM frees requests that are aborted together in a different order on each
+        # rank.
         engine.abort_request(names[1 + 2 * steps : 2 + 2 * steps])
         steps += 1
     return [finished[name] for name in names[::2]]
@@ -149,10 +150,10 @@ def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> lis
 def generate_between_sleeps(
     llm: LLM, prompts: list[Any], sampling: SamplingParams, sleeps: int
 ) -> list[Any]:
-    """Send all prompts, and let the engine sleep and wake up so often while it serves them.
+    """Send all prompts, and make the engine sleep and wake up `sleeps` times while it serves them.
 
-    Before it sleeps it takes steps until no request that has ended holds blocks; backups of others are
-    under way. It cannot sleep while a request loads, which vLLM refuses.
+    Before each sleep the engine steps until no finished request holds blocks; backups of other requests
+    may be in flight. The engine never sleeps while a request loads, because vLLM refuses that.
     """
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
@@ -179,27 +180,27 @@ def generate_between_sleeps(
 
 
 def requests_of(core: Any) -> list[Any]:
-    """Return the requests that an engine has."""
+    """Return the requests in an engine."""
     return list(core.scheduler.requests.values())
 
 
 def loads(request: Any) -> bool:
-    """Say whether a request waits for a load."""
+    """Return whether a request waits for a load."""
     return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def output_of(request: Any) -> Output:
-    """Return tokens and log-probabilities of a finished request."""
+    """Return the output of a finished request."""
     tokens = list(request.outputs[0].token_ids)
     logprobs = request.outputs[0].logprobs
     chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]
-    # JSON has no NaN, which garbage on a page may come to.
+    # JSON has no NaN, which garbage on a page can produce.
     chosen = [NO_LOGPROB if isnan(each) else each for each in chosen]
     return Output(tokens, chosen, request.num_cached_tokens)
 
 
 def main() -> None:
-    """Carry out the plan that the command line names, and leave the result beside it."""
+    """Run the plan named on the command line, and write the result next to it."""
     path, ranks = Path(sys.argv[1]), int(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
     write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank, ranks))

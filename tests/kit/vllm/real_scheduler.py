@@ -1,7 +1,7 @@
-"""vLLM's own scheduler with the connector in it, one scheduler for workers whose copies a test decides.
+"""vLLM's own scheduler with the connector, for workers whose copies a test scripts.
 
-No model runs: a step gives each scheduled request its next token. Imports vLLM, so it is imported where
-a test runs and not where it is collected.
+No model runs: a step appends a fixed token to each scheduled request. Import this module inside tests,
+not at collection, because it imports vLLM.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from tests.kit.vllm.group import lockstep_connector
 BLOCK_TOKENS = 32
 RANKS = 2
 TOKEN = 7
-"""What every request goes on with."""
+"""The output token of every request."""
 
 LAYOUT = PageLayout(
     page_tokens=BLOCK_TOKENS,
@@ -54,15 +54,15 @@ class Served:
     model: Path
     blocks: int = 64
     ahead: bool = False
-    """Whether a step is scheduled before the outputs of the one before are here."""
+    """Whether a step is scheduled before the previous step's output arrives."""
     scheduler: Any = field(init=False)
     executors: list[ToldExecutor] = field(init=False)
     failing: set[int] = field(default_factory=set[int])
     """The ranks on which loads fail from now on."""
     loads_failed: int = 0
-    """Over all ranks."""
+    """The number of failed loads over all ranks."""
     cached: dict[str, int] = field(default_factory=dict[str, int])
-    """How many tokens of a request were not computed, as vLLM tells its users."""
+    """Cached tokens of each request, as vLLM reports them."""
     _under_way: list[Any] = field(default_factory=list[Any])
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Served:
         self.tell_of_workers()
 
     def tell_of_workers(self, **changed: Any) -> None:
-        """Let the scheduler hear of its workers, with something `changed`."""
+        """Send the workers' handshake to the scheduler, with the fields in `changed` replaced."""
         told = [
             OpenedRank(OPENINGS.encode(structs.replace(each, **changed))) for each in self._opened
         ]
@@ -110,12 +110,12 @@ class Served:
 
     @property
     def free_blocks(self) -> int:
-        """Return how many blocks nobody has."""
+        """Return the number of free blocks."""
         free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
 
     def send(self, name: str, tokens: Sequence[int], output_tokens: int = 2) -> Any:
-        """Let a request come."""
+        """Add a request."""
         sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, 1)
         request = Request(name, list(tokens), sampling, None, block_hasher=self._hasher)
@@ -123,18 +123,17 @@ class Served:
         return request
 
     def abort(self, name: str) -> None:
-        """Abort a request."""
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
-        """Do a step of the engine."""
+        """Run a step of the engine."""
         scheduled = self.scheduler.schedule()
         self._under_way.append(scheduled)
         if not self.ahead or len(self._under_way) == 2:
             self._output(self._under_way.pop(0))
 
     def run(self, most: int = 200) -> None:
-        """Step until nothing is left to do."""
+        """Step until no request is left; fail after `most` steps."""
         for _ in range(most):
             if self.scheduler.has_requests():
                 self.step()

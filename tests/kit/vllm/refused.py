@@ -1,7 +1,7 @@
-"""Configures vLLM once with each configuration of a file, and prints how each attempt has ended.
+"""Configures vLLM with each configuration of a file, and prints how each attempt ended.
 
-A program of its own, since vLLM changes how a process logs. Its arguments are the model and a JSON list
-of engine arguments; it prints one line of JSON, the last line of each traceback.
+A separate program, because vLLM changes how a process logs. Its arguments are the model and a file with
+a JSON list of engine arguments. It prints a JSON list with the last line of each traceback.
 """
 
 import json
@@ -22,13 +22,13 @@ SMALL: dict[str, Any] = {
 
 
 def main() -> None:
-    """Configure, and print."""
+    """Try each configuration, and print the errors."""
     model, configurations = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     ends: list[str] = []
     for each in configurations:
         try:
             config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
-            # As every engine of vLLM begins.
+            # Every vLLM engine makes this call at its start.
             Executor.get_class(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
             ends.append(traceback.format_exception(error)[-1].strip())

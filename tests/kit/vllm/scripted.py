@@ -1,4 +1,4 @@
-"""An engine of one rank without vLLM: a script of requests, the plug-in's halves, and a real cache."""
+"""A one-rank engine without vLLM: scripted requests, the plug-in's scheduler side, and a real cache."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ BLOCKS = 64
 
 
 class ChainedHasher:
-    """Hashes as vLLM does, over other bytes: everything before, the tokens, and what else counts."""
+    """Chains block hashes as vLLM does: over the previous hash, the tokens and extra keys."""
 
     def __init__(self, *, hash_tokens: int = PAGE_TOKENS, block_tokens: int = PAGE_TOKENS) -> None:
         self.hash_tokens = hash_tokens
@@ -55,7 +55,7 @@ class ChainedHasher:
         return tuple(keys) or None
 
     def chain(self, request: Sent) -> list[bytes]:
-        """Return the hashes of a request's whole blocks, as the engine itself would come to them."""
+        """Return the hashes of a request's full blocks, as the engine would compute them."""
         origin = Origin(None, request.mm_features, request.cache_salt)
         hashes: list[bytes] = []
         last: bytes | None = None
@@ -83,7 +83,7 @@ class ScriptedEngine:
         backs_up: bool = True,
         own_embeddings: bool = True,
     ) -> None:
-        """With `window_tokens` some of its layers have a window, in memory of their own."""
+        """With `window_tokens`, some layers have a sliding window, in separate memory."""
         layout = PageLayout(
             page_tokens=page_tokens,
             columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
@@ -129,28 +129,29 @@ class ScriptedEngine:
             own_embeddings=own_embeddings,
         )
         self.answer: dict[str, Any] | None = None
-        """What the router takes from the last request that ended to another engine."""
+        """Handoff parameters of the last finished request, as a router passes them to another engine.
+        """
         self.watching = Watching(self.side, store)
         self.sources: list[dict[str, int]] = []
-        """Where what was loaded was from, in order."""
+        """Sources of loaded tokens, one entry per load, in order."""
         self._served = 0
         self.first_block = 0
 
     def serve(self, tokens: list[int], **attributes: Any) -> Sent:
-        """Let a request be admitted, loaded, computed and finished, and all I/O end."""
+        """Admit, load, compute and finish a request, and complete all I/O."""
         request = self.arrive(tokens, **attributes)
         self.answer_to(request)
         return request
 
     def arrive(self, tokens: list[int], **attributes: Any) -> Sent:
-        """Let a request come, and wait."""
+        """Add a waiting request."""
         self._served += 1
         request = Sent(tokens, request_id=str(self._served), **attributes)
         self.side.arrived(request)
         return request
 
     def answer_to(self, request: Sent) -> None:
-        """Let a request that has come be loaded, computed and finished, and all I/O end."""
+        """Load, compute and finish a waiting request, and complete all I/O."""
         self._pool.hand_out(*range(self.first_block, BLOCKS))
         loaded = self._load(request)
         scheduled = {request.request_id: request.num_tokens - loaded}
@@ -169,12 +170,12 @@ class ScriptedEngine:
         self.cache.flush()
 
     def write_all(self) -> None:
-        """Let everything be written, however often the store refuses."""
+        """Flush until every page is written, even if the store fails writes."""
         while not self.cache.flush():
             self.side.settle()
 
     def rest(self) -> PassResult:
-        """Take a pass in which nothing is scheduled."""
+        """Run a pass in which nothing is scheduled."""
         return self._pass(Scheduled())
 
     def seed(self, namespace: str) -> bytes:
@@ -182,7 +183,7 @@ class ScriptedEngine:
         return self.cache.last_key(b"", namespace)
 
     def told(self) -> list[PagesStored | PagesRemoved]:
-        """Return the events since it was last asked."""
+        """Return the events since the last call."""
         return list(self.events.take(self.seed))
 
     def _saw(self, tracked: TrackedRequest) -> None:
@@ -214,7 +215,7 @@ class ScriptedEngine:
 
 @contextmanager
 def scripted(store: str | None = None, **options: Any) -> Generator[ScriptedEngine]:
-    """Give an engine, and close it."""
+    """Yield an engine and close it afterwards."""
     engine = ScriptedEngine(store, **options)
     try:
         yield engine

@@ -1,4 +1,4 @@
-"""Requests and schedules with the attributes that vLLM's have, for tests without vLLM."""
+"""Requests and schedules with the attributes of vLLM's, for tests without vLLM."""
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.contract import BlockState
 
 @dataclass
 class Position:
-    """Where an item stands."""
+    """The position of a multimodal item in the prompt."""
 
     offset: int
     length: int
@@ -24,7 +24,7 @@ class Position:
 
 @dataclass
 class Processed:
-    """One thing of an item that the model reads."""
+    """One input tensor of a multimodal item."""
 
     data: object
 
@@ -34,13 +34,13 @@ class Content(UserDict[str, Processed]):
 
     @classmethod
     def of(cls, **held: object) -> "Content":
-        """Return a content of these things."""
+        """Return the contents with these inputs."""
         return cls({name: Processed(each) for name, each in held.items()})
 
 
 @dataclass
 class Item:
-    """An item of another modality; its content is its name unless it is given."""
+    """A multimodal item; its default content is derived from its identifier."""
 
     identifier: str
     mm_position: Position
@@ -63,7 +63,7 @@ class Adapter:
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """The status of a request."""
 
     RUNNING = 1
     FINISHED_ABORTED = 2
@@ -71,7 +71,7 @@ class Status(Enum):
 
 @dataclass
 class Sent:
-    """A request with the attributes that vLLM's has."""
+    """A request with the attributes of vLLM's."""
 
     all_token_ids: list[int] = field(default_factory=list[int])
     request_id: str = "r"
@@ -88,25 +88,25 @@ class Sent:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens are known."""
+        """Return the number of known tokens."""
         return len(self.all_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Return how many of them are the prompt's: all, since nothing is sampled."""
+        """Return the number of prompt tokens, which is all tokens because nothing is sampled."""
         return len(self.all_token_ids)
 
 
 @dataclass
 class Blocks:
-    """The block tables of what is scheduled."""
+    """The block tables of scheduled requests."""
 
     resolve_block_ids: Callable[[str], tuple[Sequence[int], ...]]
 
 
 @dataclass
 class CountedBlocks:
-    """A pool of blocks, each of which is its own number, with how many use each beside the engine."""
+    """A pool of blocks (each block is its number), with the refcounts held by the connector."""
 
     users: dict[int, int] = field(default_factory=dict[int, int])
     blocks: Sequence[int] = range(1000)
@@ -116,22 +116,22 @@ class CountedBlocks:
     )
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Count one user more."""
+        """Increment the blocks' refcounts."""
         for block in blocks:
             self.users[block] = self.users.get(block, 0) + 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Count one user less."""
+        """Decrement the blocks' refcounts."""
         for block in blocks:
             self.users[block] -= 1
 
     def unpin_blocks(self, blocks: Sequence[int], on_reuse: Callable[[Any], None]) -> None:
-        """Count one user less, and call back when a block is handed out."""
+        """Decrement the refcounts, and call `on_reuse` when a block is allocated again."""
         self.free_blocks(blocks)
         self.watched |= dict.fromkeys(blocks, on_reuse)
 
     def hand_out(self, *blocks: int) -> None:
-        """Give blocks to another request, as vLLM does with those that are free."""
+        """Allocate blocks to another request, as vLLM does with free blocks."""
         for block in blocks:
             on_reuse = self.watched.pop(block, None)
             if on_reuse is not None:

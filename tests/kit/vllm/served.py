@@ -1,4 +1,4 @@
-"""A vLLM server of its own, as `vllm serve` starts one."""
+"""Runs a vLLM server with `vllm serve`."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from tests.kit.vllm.processes import environment
 
 
 def make_model(folder: Path) -> None:
-    """Write a tiny model, and a tokenizer that has one word for each token."""
+    """Write a tiny model, and a tokenizer with one word for each token."""
     tiny_llama.make(folder)
     words = {f"w{token}": token for token in range(tiny_llama.VOCABULARY)}
     tokenizers: Any = import_module("tokenizers")
@@ -36,7 +36,7 @@ def make_model(folder: Path) -> None:
 def served(
     model: Path, log: Path, *, role: str = "kv_both", ranks: int = 1, **settings: Any
 ) -> Generator[str]:
-    """Start a server with the connector in this role; give its address, and end it."""
+    """Run a server whose connector has this role; yield its address."""
     options: dict[str, object] = {
         "dtype": "float32",
         "max-model-len": 1024,
@@ -54,7 +54,7 @@ def served(
 
 
 def tokens_from_peers(address: str) -> int:
-    """Return how many tokens of its prompts a server has had from another engine."""
+    """Return how many prompt tokens a server has received from another engine."""
     with urlopen(f"{address}/metrics") as answer:  # noqa: S310 - on loopback.
         lines = answer.read().decode().splitlines()
     name = "vllm:prompt_tokens_cached_by_source_total"

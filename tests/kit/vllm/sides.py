@@ -1,4 +1,4 @@
-"""The scheduler's half of vLLM's plug-in, for tests in which nobody waits."""
+"""The scheduler side of the vLLM plug-in, with an idle wait of only 1 ms."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def side_of(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SchedulerSide:
-    """Return a half that loads and backs up, unless the `options` say otherwise."""
+    """Return a scheduler side that loads and backs up, unless the `options` say otherwise."""
     adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})

@@ -1,8 +1,8 @@
-"""A worker on a CPU that sleeps as vLLM's does on a GPU, where backups take as long as they may.
+"""A CPU worker that sleeps like vLLM's GPU worker, with backups delayed as long as allowed.
 
-vLLM finds it by `worker_cls`. When it sleeps, its KV cache is overwritten with numbers that change all
-that is computed from them. A backup reads only once something waits for it, or with the next step: one
-that nobody waits for before the engine sleeps copies these numbers.
+vLLM loads it by `worker_cls`. Going to sleep overwrites the KV cache with numbers that would change all
+results. A delayed backup reads its pages only at the next step or when the engine waits for it. If no
+code waits for a backup before the engine sleeps, the backup therefore copies these numbers.
 """
 
 import threading
@@ -21,18 +21,18 @@ kv_transfer: Any = import_module("vllm.distributed.kv_transfer")
 Worker: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
 
 NOTHING_OF_ITS_OWN = 1e4
-"""The content of memory that was mapped anew."""
+"""The content of the KV cache after a sleep."""
 
 
 class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUntypedBaseClass]
-    """Calls the connector where vLLM's worker on a GPU calls it."""
+    """Calls the connector at the points where vLLM's GPU worker does."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         delay_backups()
 
     def sleep(self, level: int = 1) -> None:
-        """Let the connector know, and lose the KV."""
+        """Call the connector, then overwrite the KV cache."""
         kv_transfer.get_kv_transfer_group().unregister_kv_caches()
         runner: Any = self.model_runner
         caches: list[torch.Tensor] = runner.kv_caches
@@ -40,12 +40,12 @@ class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUnty
             each.fill_(NOTHING_OF_ITS_OWN)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Let the connector know; vLLM 0.32 does not."""
+        """Call the connector if it has this method; vLLM 0.32 does not call it."""
         getattr(kv_transfer.get_kv_transfer_group(), "restore_kv_caches", _nothing)()
 
 
 def delay_backups() -> None:
-    """Hold backups in this process from their beginning until a step or a fence comes."""
+    """Delay each backup in this process until the next step, fence or close."""
     may_run = threading.Event()
     classes: tuple[Any, ...] = (CpuCopies, WorkerRank, RankExecutor)
     copies, worker, executor = classes

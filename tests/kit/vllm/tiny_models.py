@@ -1,4 +1,4 @@
-"""Models with random weights that keep more than full attention, and one that sees images."""
+"""Tiny models with windows, recurrent states or image inputs, with random weights."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _WINDOWED, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_atten
 
 
 def make_gpt_oss(folder: Path) -> None:
-    """Write a gpt-oss of four layers, every other one of which attends to a window, with experts."""
+    """Write a four-layer gpt-oss with experts, whose every other layer has a sliding window."""
     write(
         folder,
         "gpt_oss",
@@ -30,7 +30,7 @@ def make_gpt_oss(folder: Path) -> None:
 
 
 def make_qwen_next(folder: Path) -> None:
-    """Write a Qwen3-Next of four layers, every other one of which carries a state, with experts."""
+    """Write a four-layer Qwen3-Next with experts, whose every other layer has a recurrent state."""
     write(
         folder,
         "qwen3_next",
@@ -54,7 +54,7 @@ MAKERS: Mapping[str, Callable[[Path], None]] = {
 
 
 def make_llava(folder: Path) -> None:
-    """Write a LLaVA with two layers of language and two of vision: an image has 64 tokens of id 4."""
+    """Write a LLaVA with two language and three vision layers; an image is 64 tokens of id 4."""
     transformers: Any = import_module("transformers")
     tokenizers: Any = import_module("tokenizers")
     safetensors: Any = import_module("safetensors.torch")
@@ -81,7 +81,7 @@ def make_llava(folder: Path) -> None:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
-    # Transformers 5 writes the tower without the name that vLLM 0.32 looks for.
+    # Transformers 5 writes the vision tower without the name prefix that vLLM 0.32 expects.
     renamed = {
         re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name): each
         for name, each in safetensors.load_file(weights).items()

@@ -1,4 +1,4 @@
-"""One vLLM engine computes prompts and others go on with them, all under one program's eyes."""
+"""Runs a vLLM engine that computes prompts (prefill) and others that continue them (decode)."""
 
 import sys
 from collections.abc import Sequence
@@ -24,37 +24,37 @@ FOR_ANOTHER = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What vLLM's routers send with a prompt that is to be computed for another engine."""
+"""Parameters that vLLM's routers send with a prompt to be computed for another engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handing:
-    """An engine of two ranks, and others that go on one after the other with what it has computed."""
+    """A prefill engine of two ranks, and decode engines that run one after the other."""
 
     model: str
     prompts: list[Prompt]
     store: str
-    """Where the first engine has its pages too, and where in the end one of one rank reads all."""
+    """The prefill engine's store, from which a final one-rank engine reads all pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one engine that goes on has come to."""
+    """The result of one decode engine."""
 
     outputs: list[Output]
     asked_tokens: int
-    """How many tokens its requests could have had from elsewhere.
+    """Tokens that the engine's requests looked up outside the device.
 
-    What vLLM calls cached is, of requests that were handed over, what the first engine had cached.
+    For requests that were handed over, vLLM reports as cached only the prefill engine's cached tokens.
     """
     hit_tokens: int
-    """How many of these they had."""
+    """How many of these tokens were found."""
 
 
 def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
-    """Start the engines; return what each of those that go on says, by the number of its ranks.
+    """Run the engines; return each decode engine's result by its number of ranks.
 
-    And what one of one rank says that reads by the store, as "store".
+    The entry "store" is the result of a one-rank engine that reads from the store.
     """
     path = folder / "handing.json"
     path.write_bytes(msgspec.json.encode(handing))
@@ -121,14 +121,14 @@ def _generate(
 
 
 def _rest(llm: "LLM") -> None:
-    """Let an engine step as long as its connector wants it, as an engine's own process does."""
+    """Step an engine while its connector has work, as the engine's own process does."""
     core: Any = llm.llm_engine.engine_core
     while core.engine_core.scheduler.has_requests():
         core.engine_core.step_fn()
 
 
 def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
-    """Return what an engine says that is ended here."""
+    """Generate on an engine, shut the engine down, and return its result."""
     from tests.kit.vllm.rank import output_of
 
     outputs = _generate(llm, handing.prompts, params, 8)
@@ -140,7 +140,7 @@ def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
 
 
 def main() -> None:
-    """Do what the file says that the command line names, and leave beside it what was found."""
+    """Run the engines for the file named on the command line, and write the result next to it."""
     path = Path(sys.argv[1])
     found = _run(msgspec.json.decode(path.read_bytes(), type=Handing))
     path.with_suffix(".found").write_bytes(msgspec.json.encode(found))

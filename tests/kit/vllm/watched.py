@@ -1,7 +1,7 @@
-"""Serves prompts twice with one vLLM engine that is watched in every way vLLM has.
+"""Serves prompts twice with one vLLM engine, and reports its events, metrics and statistics.
 
-A program of its own, since an engine changes how a process logs, warns and ends. Its arguments are
-the model and a folder for sockets and pages; after the engine's log it prints what was seen as JSON.
+A separate program, because an engine changes how a process logs, warns and exits. Its arguments are the
+model and a folder for sockets and pages. After the engine's log it prints a JSON object.
 """
 
 import json
@@ -24,7 +24,7 @@ PROMPTS = [
 ]
 PATIENCE_S = 10.0
 
-# What vLLM brings along, and what nobody else here needs.
+# Packages that vLLM installs and that are not otherwise needed here.
 msgspec: Any = import_module("msgspec")
 zmq: Any = import_module("zmq")
 loggers: Any = import_module("vllm.v1.metrics.loggers")
@@ -47,13 +47,13 @@ def replayed(endpoint: str) -> list[Any]:
 
 
 def plain(event: Any) -> dict[str, Any]:
-    """Return an event as JSON has it; its hashes are numbers, as vLLM publishes them by default."""
+    """Return an event as JSON data; its hashes are numbers, vLLM's default."""
     fields: dict[str, Any] = msgspec.structs.asdict(event)
     return fields | {"type": type(event).__name__}
 
 
 def samples(prefix: str) -> dict[str, float]:
-    """Return the samples of vLLM's registry whose names begin so, with their own labels."""
+    """Return samples of vLLM's registry by name prefix, keyed by name and labels."""
     return {
         f"{sample.name} {sorted(set(sample.labels.items()) - {('engine', '0')})}": sample.value
         for family in REGISTRY.collect()
@@ -63,7 +63,7 @@ def samples(prefix: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Serve, and print what was seen."""
+    """Serve the prompts, and print events, metrics and statistics."""
     model, folder = sys.argv[1], Path(sys.argv[2])
     llm = LLM(
         model=model,
@@ -97,11 +97,11 @@ def main() -> None:
         cache.flush()
         llm.reset_prefix_cache()
     for _ in range(2):
-        # The second time vLLM's own prefix cache has all of it.
+        # The second time, vLLM's own prefix cache holds the whole prompt.
         llm.generate([{"prompt_token_ids": PROMPTS[0][0]}], sampling, use_tqdm=False)
     llm.generate([{"prompt_token_ids": [9, 9, 9]}], sampling, use_tqdm=False)
     llm.llm_engine.do_log_stats()
-    # It hands out what it has kept once its thread has published all.
+    # Wait until the publisher's thread has published all events; only then can they be replayed.
     llm.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher._event_queue.join()
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
@@ -114,7 +114,7 @@ def main() -> None:
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()
-    # As another engine in this process would: what the first one has registered is forgotten.
+    # A second engine in this process makes vLLM unregister the first engine's metrics.
     loggers.PrometheusStatLogger(llm.llm_engine.vllm_config)
     print(json.dumps(seen, default=str))  # noqa: T201 - the test reads it.
 

@@ -7,9 +7,9 @@ environment variable `LOCKSTEP_PROBE`:
 - `{"lie_on_rank": 1}`: that rank's prefix cache finds nothing;
 - `{"adapters_late_on_rank": 1}`: that rank reads adapters after the others;
 - `{"store_fails_on_rank": 1}`: that rank's store loses, delays, corrupts and refuses requests;
-- `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}`, `{"states_poisoned_on_rank": 1}`:
-  that rank overwrites loaded data of one of its pools;
-- `{"retract_every": 5}`: every rank retracts requests in every fifth forward pass, though there is room.
+- `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
+  `{"states_poisoned_on_rank": 1}`: that rank overwrites loaded data of one of its pools;
+- `{"retract_every": 5}`: every rank retracts requests in every fifth forward pass, despite free room.
 """
 
 import inspect

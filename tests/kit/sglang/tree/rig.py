@@ -272,7 +272,7 @@ class Rig:
 
     @contextmanager
     def copies_held(self, direction: Direction) -> Generator[Callable[[], None]]:
-        """Hold this rank's copies in a direction until the block ends, or calls what it is given."""
+        """Hold this rank's copies in a direction until the block ends or calls the yielded function."""
         ended = threading.Event()
         with self._before_copies(direction, lambda: ended.wait(60)):
             try:
@@ -374,7 +374,7 @@ class Rig:
         )
 
     def lost(self) -> int:
-        """Return how many slots are neither free nor in the tree; those that requests run in count."""
+        """Return how many slots are neither free nor in the tree; running requests' slots count."""
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:

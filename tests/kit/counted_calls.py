@@ -7,7 +7,6 @@ from types import FrameType
 
 
 def calls(action: Callable[[], object]) -> int:
-    """Return how many Python functions `action` calls or resumes."""
     counted = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:

@@ -24,7 +24,6 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._closed = False
@@ -59,7 +58,7 @@ class LoopThread:
             return not self._closed
 
     def close(self) -> None:
-        """Cancel all tasks and wait until they end. Idempotent; must not be called on the loop."""
+        """Cancel all tasks and wait until they end. Idempotent; not callable on the loop itself."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:

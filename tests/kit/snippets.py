@@ -52,7 +52,6 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Return the block's position as "page:line"."""
         return f"{self.page}:{self.line}"
 
     @property
@@ -68,12 +67,10 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the paths of README.md, CONTRIBUTING.md and every page of the docs."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def all_blocks() -> list[Block]:
-    """Return every fenced block of every page."""
     return [
         block
         for page in pages()
@@ -82,7 +79,6 @@ def all_blocks() -> list[Block]:
 
 
 def blocks_of(page: str, text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of one page, in order."""
     lines = text.split("\n")
     opened: tuple[int, str, str] | None = None
     for at, line in enumerate(lines):

@@ -26,7 +26,6 @@ class Module:
         return _parsed(self)
 
     def is_under(self, *folders: str) -> bool:
-        """Return whether the file lies in one of these folders, at any depth."""
         return any(self.path.is_relative_to(folder) for folder in folders)
 
 
@@ -102,7 +101,7 @@ def neighbours(module: Module, library: dict[PurePosixPath, Module]) -> Iterator
     """Yield the modules that this module imports relatively.
 
     Parent packages are not followed, because the root's `__init__.py` exports the whole library and
-    would connect every module with every other.
+    would connect all modules.
     """
     for node in ast.walk(module.parse()):
         if isinstance(node, ast.ImportFrom) and node.level > 0:

@@ -1,7 +1,7 @@
 """The contract suite of every transport: programs that ranks run, and assertions on their results.
 
 A transport's test module subclasses `CollectiveContract` and provides the fixture `ranks`, which runs a
-program on every rank of a group, in threads or in processes.
+program on every rank of a group in threads or processes.
 """
 
 import time
@@ -25,10 +25,10 @@ Program = Callable[[Collective, Hold], Any]
 """A function that one rank runs. Returns plain data."""
 
 PATIENCE_S = 60.0
-"""A timeout so long that no healthy rank reaches it; prompt outcomes come long before it."""
+"""A timeout that no healthy rank reaches."""
 
 PROMPT_S = 15.0
-"""The upper bound for a prompt outcome on a busy machine with few cores."""
+"""Upper bound for a prompt outcome on a busy machine with few cores."""
 
 ROUNDS = 40
 """How many random rounds a test of the fold runs."""
@@ -41,17 +41,15 @@ class Ranks(Protocol):
     """Runs programs, each on the ranks of one new group."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
-        """Return each rank's result, ordered by rank.
+        """Run the program on each rank of a new group; return the results by rank.
 
-        The group stays open until all ranks except the `late` ones have returned. The late ranks wait
-        in `hold` and then continue.
+        Ranks in `late` wait in `hold` until all other ranks have returned. The group stays open until
+        then.
         """
         ...
 
 
 class CollectiveContract:
-    """The tests that every transport must pass."""
-
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     def test_every_rank_gets_the_identical_minimum(self, ranks: Ranks, world_size: int) -> None:
         """Rule R1, section 7: every transport returns the same vector as the local fold."""
@@ -228,7 +226,6 @@ def go_on_after_an_error(collective: Collective, hold: Hold) -> list[tuple[str, 
 
 
 def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
-    """Run one round or one gather."""
     if meeting == "round":
         collective.launch(lanes_of(collective.rank)).wait(timeout_s)
     else:
@@ -236,7 +233,7 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Errors kept alive, as a real caller does, together with all objects that their frames reference."""
+"""Keeps errors alive, as a real caller does, with all objects that their frames reference."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:

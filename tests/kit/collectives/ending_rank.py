@@ -2,10 +2,10 @@
 
     ending_rank.py RANK STORE TRANSPORT ENDING TIMEOUT_S
 
-There are two ranks, each on a simulated host of its own if the transport is hierarchical. Both print a
-line after the first round. Then rank 0 ends as ENDING says, and rank 1 prints the error of the next
-round. Over gloo, rank 1 stays out of that round so that rank 0's stays pending, and waits until its
-standard input closes.
+There are two ranks, which the hierarchical transport treats as ranks on two hosts. Both print a line
+after the first round. Then rank 0 ends as ENDING says, and rank 1 prints the error of the next round.
+Over gloo, rank 1 skips that round so that rank 0's stays pending, and waits for its standard input to
+close.
 """
 
 import gc

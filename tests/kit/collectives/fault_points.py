@@ -1,7 +1,7 @@
 """Kills or stops a rank at a chosen point of a round, and records the outcome on the other ranks.
 
-A point is a line of the transports' code that a thread is about to run, with a repetition count within
-the round: first time, or second and later. Later repetitions of a loop count as the second.
+A point is a line of the transports' code that a thread is about to run, for the first time in the round
+or a later time. All later times count as the second.
 """
 
 import itertools
@@ -36,14 +36,13 @@ FILES = {str(each.__file__) for each in (ending, futex, hierarchical, shared_mem
 """The source files whose lines are points."""
 
 ARMED_ROUND = 3
-"""The first round with a fault. The rounds before it show that the group works."""
+"""The first round with a fault. Earlier rounds show that the group works."""
 
 ROUNDS = 12
-"""Rounds that a fault has to occur in, because the lines that a thread passes depend on the other
-ranks."""
+"""Number of rounds, because the lines that a thread passes in a round depend on the other ranks."""
 
 HEADSTART_S = 0.03
-"""How long the other ranks wait so that the victim arrives first on its host."""
+"""Seconds that the other ranks wait so that the victim arrives first on its host."""
 
 
 GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
@@ -51,7 +50,7 @@ GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
 
 
 class Point(NamedTuple):
-    """A line of the transports' code and a repetition: 1, or 2 for the second time and later."""
+    """A line of the transports' code, with `time` 1, or 2 for the second time and later."""
 
     file: str
     line: int
@@ -91,9 +90,9 @@ class Story(NamedTuple):
     """How many rounds returned a vector."""
     wrong: list[str]
     waited_s: float
-    """How long all rounds took together, in seconds."""
+    """Seconds that all rounds took together."""
     later: list[tuple[str, str]]
-    """The errors that a round and a gather raised after the first error."""
+    """The errors of a round and a gather after the first error, and of a round after `close`."""
     left: list[str]
     """Resources that the transport did not free."""
 
@@ -170,7 +169,7 @@ class Opening(NamedTuple):
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Creates and closes a one-rank group, which lets torch free groups kept from before, if it can."""
+    """Creates and closes a one-rank group, so that torch frees the groups it kept, if it can."""
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
@@ -184,7 +183,7 @@ class Opening(NamedTuple):
 
         begin_torch(member)
         names = (f"alone/{member.rank}/{number}" for number in itertools.count())
-        # Create one group first, because torch keeps resources from the first group on.
+        # Create one group first, because torch keeps resources of its first group forever.
         TorchCollective.create(timeout_s=PATIENCE_S).close()
         return cls(
             member.rank,
@@ -294,7 +293,8 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         others.remove(host.me)
         if mine and not others:
             return
-        # No rank writes the cell slept on, because the rank that lets another go first has not arrived.
+        # A rank that lets the victim go first sleeps on its cell until the timeout, because no rank
+        # writes that cell.
         host.cells.sleep(others[0] if mine else host.me, number, min(left_s, HEADSTART_S))
 
 

@@ -1,8 +1,8 @@
 """The process that imports modules once and then forks on request: `nursery FD MODULE...`.
 
-A request has a function to call, folder, log, environment, and the handle of the fork's connection. The
-reply is the import error or None, and the fork's process id. Modules read environment variables at
-import in this process, so a test cannot change those variables for a fork.
+A request names a function, folder, log and environment, and passes the fork's connection. The reply is
+the import error or None, and the fork's process id. Variables that a module reads at import are fixed
+in this process, so a test cannot change them for a fork.
 """
 
 import gc

@@ -54,7 +54,7 @@ class Nursery:
     def start(self, called: str, place: Place) -> tuple[int, Connection]:
         """Fork a process that leads a process group; return its id and the connection to it.
 
-        `called` is the function to run: "package.module:function", which takes the handle of its
+        `called` is a function as in "package.module:function", which takes the handle of its
         connection.
         """
         return with_a_pipe(lambda there: self._start(called, place, there))
@@ -98,7 +98,6 @@ def end_group(leader: int) -> None:
 
 
 def _belongs(process: psutil.Process, leader: int) -> bool:
-    """Return whether a process is in the group and not a zombie."""
     try:
         return os.getpgid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE
     except ProcessLookupError:

@@ -19,8 +19,6 @@ NODES, CPUS = 2, 2
 
 @dataclass(frozen=True)
 class TwoNodes:
-    """A cluster of two nodes with two CPUs each."""
-
     address: str
     ray: Any
     """The package `ray`, connected to the cluster."""

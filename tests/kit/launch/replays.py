@@ -45,7 +45,6 @@ class Ended:
 
 
 def run(*arguments: object, timeout_s: float = 240.0, **environment: str) -> Ended:
-    """Run a command until it exits."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         check=False,
@@ -58,14 +57,12 @@ def run(*arguments: object, timeout_s: float = 240.0, **environment: str) -> End
 
 
 def replay(report: Path, *arguments: object, start: Sequence[object] = COMMAND) -> Report:
-    """Run a replay that must succeed; return its report."""
     ended = run(*start, *arguments, "--report", report)
     assert ended.status == 0, ended.err
     return read_report(report)
 
 
 def write_trace(path: Path, requests: Iterable[WorkloadRequest]) -> Path:
-    """Write the requests as a trace file."""
     lines = [
         {
             "timestamp": 0,
@@ -97,7 +94,6 @@ class Running:
             self.look()
 
     def look(self) -> None:
-        """Record the command's current child processes."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -125,7 +121,6 @@ class Running:
         return self.survivors()
 
     def kill(self) -> None:
-        """Kill the command and all recorded child processes."""
         self.look()
         if self.process.poll() is None:
             self.process.kill()

@@ -46,17 +46,14 @@ MARK_BYTES = HEADER_BYTES + 1
 def namespace_of(
     model: str = "llama", weights_version: str = "1", layout: PageLayout = LAYOUT
 ) -> str:
-    """Return the digest of a model's namespace."""
     return Namespace(model=model, weights_version=weights_version, layouts={"kv": layout}).digest()
 
 
 def manifest_of(model: str = "llama", weights_version: str = "1") -> ObjectName:
-    """Return the name of a model's manifest."""
     return Manifest(model=model, weights_version=weights_version, layouts={"kv": LAYOUT}).name
 
 
 def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "llama") -> ObjectName:
-    """Return the object name of a rank's shard of a page."""
     shard = LAYOUT.shard(rank, tp_size).name
     return ObjectName(namespace_of(model), f"{number:064x}", "kv", shard)
 
@@ -97,7 +94,6 @@ class Kept(FileStore):
 
     @property
     def uri(self) -> str:
-        """Return the store's URI."""
         return self.root.as_uri()
 
     def fill(self, **model: object) -> "Kept":
@@ -118,11 +114,9 @@ class Kept(FileStore):
         os.utime(self.path(name), (then, then))
 
     def has(self, name: ObjectName) -> bool:
-        """Return whether the object exists."""
         return self.path(name).exists()
 
     def contents(self) -> dict[str, bytes]:
-        """Return the content of every object file by its path."""
         return {str(each.relative_to(self.root)): each.read_bytes() for each in self.objects()}
 
 

@@ -1,1 +1,1 @@
-"""Ranks under test: in threads, in processes, or in turn in one thread, and parts of executor tests."""
+"""Ranks under test, as threads, as processes, or one after the other in one thread."""

@@ -62,19 +62,16 @@ class RanksAsProcesses:
         return [results[rank] for rank in range(world_size)]
 
     def start(self, program: JoinedProgram, world_size: int) -> "RunningGroup":
-        """Start the program on every rank of a new group, and return without waiting for it."""
         store = self._folder / f"store-{next(self._groups)}"
         rank = partial(_run_rank, program, self._build, self._join)
         return RunningGroup(rank, world_size, store)
 
 
 def as_it_is(group: Any) -> Any:
-    """Return the torch transport unchanged."""
     return group
 
 
 def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
-    """Make a shared-memory transport between all ranks."""
     from lockstep.coordinator.collectives.shared_memory import HostIdentity, SharedMemoryCollective
 
     identities = [HostIdentity.here()] * group.world_size
@@ -82,7 +79,7 @@ def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
 
 
 def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
-    """Make a hierarchical transport whose ranks pretend to be on hosts of `ranks_per_host` each."""
+    """Make a hierarchical transport that treats each `ranks_per_host` ranks as one host."""
     from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
     from lockstep.coordinator.collectives.shared_memory import HostIdentity
 
@@ -179,7 +176,6 @@ def _run_rank(
 
 
 def over_gloo(member: Member) -> Any:
-    """Return the torch transport of all ranks."""
     from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
     begin_torch(member)

@@ -10,8 +10,6 @@ from tests.kit.collectives.contract import PATIENCE_S, Program
 
 
 class RanksAsThreads:
-    """Runs each rank as a thread of this process."""
-
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         group = InProcessGroup(world_size)
         others_are_done = threading.Event()

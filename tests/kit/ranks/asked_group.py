@@ -19,7 +19,6 @@ OPENS_S = 60.0
 
 
 def config_with(control: Control, **settings: Any) -> CacheConfig:
-    """Return the settings of a small cache that accepts control requests."""
     return CacheConfig(
         model="m", layout=LAYOUT, device_pages=32, host_pages=32, control=control, **settings
     )
@@ -47,7 +46,6 @@ class AskedGroup:
         return ask(self._config.control.path, what, **asked)
 
     def end(self) -> None:
-        """Stop all ranks and wait for their threads."""
         self._ends.set()
         self._threads.shutdown()
 

@@ -31,7 +31,6 @@ class DecidedRanksInTurn(HostRanksInTurn):
 
     @property
     def decider(self) -> DecidingCache:
-        """Return the scheduler's cache."""
         [cache] = self.caches
         assert isinstance(cache, DecidingCache)
         return cache

@@ -85,7 +85,6 @@ def plain_pages(page_bytes: int, heads: int = 1) -> PageLayout:
 
 
 def plain_layout(page_bytes: int) -> ShardLayout:
-    """Return the one-rank shard of `plain_pages`."""
     return plain_pages(page_bytes).shard(0, 1)
 
 
@@ -149,7 +148,7 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Send orders, start all copies, and return the progress once `enough(progress)` is true."""
+    """Send orders, start all copies, and return the progress once `enough` accepts it."""
     executor.carry_out(list(orders))
     for direction in Direction:
         executor.begin_copies(direction)
@@ -157,7 +156,7 @@ def happened(
 
 
 def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
-    """Return the executor's progress once `enough(progress)` is true."""
+    """Return the executor's progress once `enough` accepts it."""
     progress = executor.progress()
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):
@@ -168,7 +167,7 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
 
 
 def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
-    """Return a predicate that is true when the progress contains all of `expected`."""
+    """Return a predicate that checks that all of `expected` happened."""
     return lambda progress: all(each in progress for each in expected)
 
 
@@ -181,17 +180,14 @@ def key_outcomes(executor: Executor, call: Call) -> Counter[str]:
 
 
 def bytes_read(executor: Executor) -> int:
-    """Return the total number of bytes read from all stores."""
     return sum(calls[Call.READ].nbytes for calls in executor.counts().calls.values())
 
 
 def to_host(operation: int, device: Sequence[int], host: Sequence[int]) -> CopyToHost:
-    """Return an order to copy full-attention pages from device to host."""
     return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
 
 
 def to_device(operation: int, host: Sequence[int], device: Sequence[int]) -> CopyToDevice:
-    """Return an order to copy full-attention pages from host to device."""
     return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
 
 
@@ -207,7 +203,6 @@ def hashed_objects(count: int) -> tuple[ObjectTransfer, ...]:
 
 
 def keys(count: int, first: int = 0) -> tuple[bytes, ...]:
-    """Return distinct page keys."""
     return tuple(index.to_bytes(32, "big") for index in range(first, first + count))
 
 
@@ -217,13 +212,11 @@ def hashed_keys(count: int) -> tuple[bytes, ...]:
 
 
 def random_bytes(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Return random bytes that depend only on `seed`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, tuple(shape), dtype=torch.uint8, generator=generator)
 
 
 def fill_device(pool: DevicePool, seed: int) -> None:
-    """Fill every page of a device pool with random content."""
     for number, shard in enumerate(pool.layout.columns):
         content = pool.column_bytes(shard)
         content.copy_(random_bytes(content.shape, seed * 1000 + number))
@@ -255,8 +248,8 @@ def device_page(pool: DevicePool, page: int) -> bytes:
 class HeldStore(MemoryBackend):
     """An in-memory store whose calls block at chosen keys until the test releases them.
 
-    `entered` receives the keys of every read and write when the call starts. Calls of a `stubborn`
-    store ignore cancellation until they are released, like a client library that cannot abort.
+    `entered` receives the keys of every read and write at its start. Calls of a `stubborn` store ignore
+    cancellation until they are released, like a client library that cannot abort.
     """
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
@@ -288,7 +281,6 @@ class HeldStore(MemoryBackend):
         return self.entered.get(timeout=PATIENCE_S)
 
     def forget_entered(self) -> None:
-        """Clear `entered`."""
         while not self.entered.empty():
             self.entered.get()
 

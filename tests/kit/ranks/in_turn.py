@@ -1,6 +1,6 @@
-"""Several ranks driven in turn in one thread, with executors that report what a test scripts.
+"""Several ranks in one thread, stepped one after the other, with executors scripted by the test.
 
-Caches, replicas, ballots and rounds are the real ones. Only the I/O is scripted.
+Caches, replicas, ballots and rounds are the real ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,14 +126,14 @@ class ToldExecutor:
         return ExecutorCounts()
 
     def serving_address(self) -> str:
-        """Return an empty address, because nothing is served."""
+        """Return no address, because nothing is served."""
         return ""
 
     def close(self) -> None:
         self.closed = True
 
     def given(self, kind: type[OrderT]) -> list[OrderT]:
-        """Return the recorded orders of one kind without removing them."""
+        """Return the recorded orders of one kind, and keep them recorded."""
         return [order for order in self.orders if isinstance(order, kind)]
 
     def take(self, kind: type[OrderT]) -> list[OrderT]:
@@ -150,7 +150,6 @@ class ToldExecutor:
         self.orders = others
 
     def fail(self) -> None:
-        """Report all ordered copies and writes as failed."""
         moves: list[Put | CopyToHost | CopyToDevice] = []
         moves += self.take(Put)
         moves += self.take(CopyToHost)

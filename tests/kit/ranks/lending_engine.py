@@ -1,8 +1,8 @@
 """A rank of an engine that owns its device pages and lends them to a `HostCache`.
 
-The engine has the interface of `Cache`, so that both run the same programs. Its page numbers differ
-between ranks, and it overwrites freed pages. A finished request keeps its pages while its backup waits
-for host pages.
+The engine has the interface of `Cache`, so that both run the same programs. Page numbers differ between
+ranks, and freed pages are overwritten. A finished request keeps its pages while its backup waits for
+host pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,17 +102,15 @@ class LendingEngine(HostCache):
 
     @property
     def device_pools(self) -> Mapping[str, DevicePool]:
-        """Return the device pools by name, as `Cache` does."""
         return self._device.pools
 
     def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
-        """Return a request's device pages in a pool, as `Cache` does."""
         return np.array(self._tables[request][pool], dtype=np.int32)
 
     def load_back(
         self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
     ) -> Admission | Wait:
-        """Load a request's cached tokens and allocate device pages for the rest."""
+        """Allocate a request's device pages and load its cached tokens."""
         found = self.hit(request, tokens, namespace)
         self._allocate(request, found, max(found, reserve_tokens))
         if found:
@@ -135,7 +133,6 @@ class LendingEngine(HostCache):
     def retract(
         self, request: str, tokens: Tokens, device_pages: "PagesByPool | None" = None
     ) -> bool:
-        """Retract a request: back up its tokens so that the device pages can be freed."""
         lent = self._lends(request, len(tokens)) if device_pages is None else device_pages
         return super().retract(request, tokens, lent)
 
@@ -156,7 +153,6 @@ class LendingEngine(HostCache):
         return freed
 
     def abort(self, request: str) -> None:
-        """Release a request, as `Cache.abort` does."""
         self.release(request)
 
     def step(self, *, idle_s: float = 0.0) -> None:
@@ -211,6 +207,6 @@ class LendingEngine(HostCache):
 
 
 def lending(cache: RankCache) -> LendingEngine:
-    """Return a rank's cache as the `LendingEngine` that it must be."""
+    """Return a rank's cache, typed as a `LendingEngine`."""
     assert isinstance(cache, LendingEngine)
     return cache

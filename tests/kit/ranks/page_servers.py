@@ -46,7 +46,7 @@ def objects_of(
     pages: int,
     namespace: str = NAMESPACE,
 ) -> RankObjects:
-    """Return a rank's empty host pages of full attention."""
+    """Return a rank's host pages of full attention, empty."""
     shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
     shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
     return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
@@ -181,7 +181,6 @@ def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read],
 
 
 def pages_of(group: ServedGroup, count: int) -> list[bytes]:
-    """Return the bytes of the first rank's first `count` pages."""
     return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(count))]
 
 

@@ -2,10 +2,7 @@
 
 
 class PassingTime(list[int]):
-    """A rank's clock that advances by `pace_ms` milliseconds at each read.
-
-    It replaces the list of clocks in `InTurn`.
-    """
+    """A rank's clock that advances by `pace_ms` at each read, in place of the clocks of `InTurn`."""
 
     def __init__(self, pace_ms: int) -> None:
         super().__init__([0])

@@ -30,7 +30,6 @@ class Relay:
         self.address = f"127.0.0.1:{self._loop.listen(self._accept, '127.0.0.1', 0)}"
 
     def cut(self) -> None:
-        """Abort all open connections."""
         self._loop.start(self._cut_all()).result(PATIENCE_S)
 
     def __enter__(self) -> Self:
@@ -42,7 +41,6 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Abort all connections and stop listening."""
         self._loop.close()
 
     async def _cut_all(self) -> None:
@@ -74,7 +72,8 @@ class Relay:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Abort before the first await, because this task may be cancelled a second time there.
+            # Abort before the first await, because that await may raise a second cancellation of this
+            # task.
             for each in (writer, their_writer):
                 each.transport.abort()
             for task in both:

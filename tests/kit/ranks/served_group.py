@@ -104,7 +104,7 @@ class ServedGroup:
         )
 
     def close(self) -> None:
-        """Close the cache on every rank. Idempotent."""
+        """Close every rank's cache. Idempotent."""
         caches, self.caches = self.caches, []
         for ended in [self._threads.submit(each.close, flush=False) for each in caches]:
             ended.result()
@@ -114,8 +114,8 @@ class ServedGroup:
 def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
     """Serve a prompt on one rank as an engine does, until its computed pages are in the store.
 
-    The last token is always computed. Return how many tokens came from the cache, and how many of their
-    pages hold wrong bytes in any column that the rank keeps.
+    The last token is always computed. Return the number of cached tokens, and how many of their pages
+    hold wrong bytes in any column of the rank.
     """
     prompt, unit = tokens[:-1], cache.config.layout.page_tokens
     cache.prefetch(name, prompt)

@@ -94,7 +94,6 @@ def _block(text: str) -> Block:
 
 
 def tokens_of(prompt: str) -> bytes:
-    """Return the tokens of a prompt."""
     match = _PROMPT.fullmatch(prompt)
     if match is None or not prompt:
         raise ValueError(
@@ -157,7 +156,7 @@ class Words:
 
 
 class Names:
-    """Readable names for page keys and proposal digests."""
+    """Readable names for page keys and proposal digests in a scenario's output."""
 
     def __init__(self, scenario: Scenario) -> None:
         words = [word for block in scenario.blocks for line in block.lines for word in line.split()]

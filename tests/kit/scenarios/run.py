@@ -110,9 +110,9 @@ _QUESTIONS: Mapping[str, Question] = {
 
 
 class Run:
-    """A running scenario.
+    """A running scenario, in which each rank has its own replica or all ranks share one.
 
-    Either every rank has its own replica, and all replicas must stay equal, or all ranks share one.
+    Separate replicas must stay equal.
     """
 
     def __init__(self, scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> None:
@@ -127,7 +127,7 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # Skip the first round's output: everything in the first round is new and irrelevant.
+        # Discard the first round's output, because every fact in the first round is new.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:
@@ -221,7 +221,7 @@ class Run:
         return [*told, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
-        """Apply the messages up to number `through`, each replica with its own rank's content."""
+        """Apply the messages up to number `through` on each replica, as its rank received them."""
         told: list[str] = []
         for number in range(self._replicas[0].hearing.heard + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]

@@ -41,7 +41,6 @@ class Writer:
         self._messages = 0
 
     def answer(self, answer: object) -> Iterator[str]:
-        """Yield the answer to a command."""
         if isinstance(answer, Admission | Dropped):
             yield f"answer: {self._text(answer)}"
         elif isinstance(answer, Wait):
@@ -52,7 +51,6 @@ class Writer:
             yield f"answer: {answer}"
 
     def verdict(self, verdict: Verdict) -> Iterator[str]:
-        """Yield the lines of a verdict."""
         start = f"verdict {verdict.round}:"
         told = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
         told += [self._text(each) for each in verdict.seats]
@@ -68,7 +66,6 @@ class Writer:
             yield f"{start} {each}"
 
     def effects(self, effects: Effects) -> Iterator[str]:
-        """Yield the lines of effects, field by field."""
         if effects.lost is not None:
             yield f"lost: {effects.lost}"
         for each in effects.expectations:

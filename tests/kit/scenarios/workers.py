@@ -1,8 +1,8 @@
 """Scenario ranks in separate processes: one process has the replica, the others ballots and executors.
 
 Processes exchange only bytes (`lockstep.coordinator.codec`). The replica's process sends expectations
-and orders. A rank echoes them for comparison, and returns its vector when asked to vote. Verdicts are
-never sent to a rank.
+and orders. A rank echoes them for comparison, and returns its vector for a vote. No verdict is sent to
+a rank.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
 """A process that registers pages for transfer engines to read; its argument is the number of pages.
 
-Each page has 16 KiB of content from `page`. The process prints the engine's address and the address of
-each page. It ends when its standard input closes. It does not import torch, which takes seconds.
+Each page has 16 KiB of content from `page`. The process prints the engine's address and every page's
+address, and ends when its standard input closes. It avoids torch, whose import takes seconds.
 """
 
 import sys

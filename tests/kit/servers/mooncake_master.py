@@ -62,7 +62,6 @@ class Master:
         return f"127.0.0.1:{self._port}"
 
     def begin(self) -> None:
-        """Start the master and wait until it listens."""
         self._process = subprocess.Popen(
             [
                 self._binary,
@@ -82,11 +81,11 @@ class Master:
         until(self._listens)
 
     def stopped(self) -> AbstractContextManager[None]:
-        """Stop the master in a `with` block, so that it answers no client."""
+        """Keep the master stopped in a `with` block."""
         return stopped_process(self._process.pid)
 
     def links(self) -> int:
-        """Return the number of established connections to the master, over all clients."""
+        """Return the number of established connections to the master."""
         rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
         ends = [row.split()[2:4] for row in rows]
         # The remote port, and state 01 (established).
@@ -199,7 +198,7 @@ class MooncakeStore:
         client.close()
 
     def outlast_leases(self) -> None:
-        """Wait until every lease that the master has granted so far has expired."""
+        """Wait until every lease granted so far has expired."""
         assert self.owner.put("read last", b"x") == 0
         assert self.owner.get("read last") == b"x"
         # Removal without force fails while the lease lasts.
@@ -218,7 +217,6 @@ class MooncakeStore:
         return self.lend_as(LentClient, settings)
 
     def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:
-        """Return a client of a given class that returns to the pool when closed."""
         store = self._idle.pop() if self._idle else self._make(0)
         return kind(store, settings, self._idle)
 
@@ -313,7 +311,6 @@ class Begun:
         return tell
 
     def forget(self) -> None:
-        """Reset the count."""
         while self._begun.acquire(blocking=False):
             pass
 
@@ -325,7 +322,6 @@ class Begun:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
-    """Counts the threads that query the master."""
     return Begun(monkeypatch)
 
 
@@ -340,8 +336,6 @@ def pool(nbytes: int) -> memoryview:
 
 
 async def usable(backend: StorageBackend, number: int) -> None:
-    """Wait until the store accepts writes again."""
-
     async def takes_one() -> bool:
         await backend.remove([object_name(number)], deadline=soon())
         return await put(backend, object_name(number), page(number)) is WriteOutcome.OK

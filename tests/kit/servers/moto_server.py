@@ -112,7 +112,6 @@ async def converse(
 
 
 async def serve_here() -> None:
-    """Serve moto's S3 in this process forever."""
     # Moto ships no annotations for this. Restricted to S3, moto skips detecting the service per
     # request.
     application = import_module("moto.moto_server.werkzeug_app").create_backend_app("s3")

@@ -12,7 +12,7 @@ from lockstep.launch.top.sighting import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Minutes for which each of the two scrapes of a window continues."""
+"""Minutes at the window's first scrape, followed by as many minutes of the window's activity."""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":

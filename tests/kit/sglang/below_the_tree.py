@@ -59,7 +59,6 @@ class RankBelow:
         self.weights = WeightsVersions(host, self.namespaces, INITIAL, named_by_version)
 
     def rows(self, tokens: int, first: int = 0) -> torch.Tensor:
-        """Return the slots of `tokens` tokens on this rank."""
         start = self.host.rank * SLOTS + first
         return torch.arange(start, start + tokens)
 
@@ -86,7 +85,6 @@ class RankBelow:
         return self.waiting.forget(handle) is not None
 
     def known(self, handle: str) -> Waiting:
-        """Return a waiting request."""
         waiting = self.waiting.get(handle)
         assert waiting is not None
         return waiting
@@ -104,7 +102,7 @@ class RankBelow:
         return self.waiting.hit(self.known(handle), device_tokens)
 
     def load(self, handle: str, device_tokens: int = 0, tokens: int | None = None) -> None:
-        """Start loading the last match, or its first `tokens` tokens."""
+        """Start loading the last match, or `tokens` tokens of it."""
         waiting = self.known(handle)
         count = waiting.prefix - device_tokens if tokens is None else tokens
         reserved = self.slots.reserve(count, 0, lambda full, window, states: None)

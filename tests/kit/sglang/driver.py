@@ -26,8 +26,6 @@ STARTED = 0
 
 
 class Sent:
-    """One request in flight."""
-
     def __init__(self, request: Request, name: str) -> None:
         self.request = request
         self.name = name
@@ -136,23 +134,20 @@ class Driver:
             await asyncio.sleep(POLL_S)
 
     async def update_weights(self, **fields: Any) -> tuple[bool, str]:
-        """Load weights from disk; return SGLang's success flag and message."""
+        """Load weights from disk; return SGLang's result."""
         wanted = self._messages.UpdateWeightFromDiskReqInput(**fields)
         success, message, _ = await self._tokenizer.update_weights_from_disk(wanted)
         return success, message
 
     async def begin_update(self) -> None:
-        """Begin a weight-update session."""
         await self._tokenizer.begin_weight_update(self._messages.BeginWeightUpdateReqInput(), None)
 
     async def end_update(self) -> None:
-        """End a weight-update session."""
         await self._tokenizer.end_weight_update(self._messages.EndWeightUpdateReqInput(), None)
 
     async def send_weights(
         self, path: str, part: int, parts: int, **fields: Any
     ) -> tuple[bool, str]:
-        """Send one part of a model folder's weights to the ranks."""
         serializer: Any = import_module("sglang.srt.utils").MultiprocessingSerializer
         sent = _weights(path)[part::parts]
         wanted = self._messages.UpdateWeightsFromTensorReqInput(
@@ -165,12 +160,10 @@ class Driver:
         return success, message
 
     async def release_memory(self, tags: list[str] | None) -> None:
-        """Release the engine's memory (sleep)."""
         wanted = self._messages.ReleaseMemoryOccupationReqInput(tags=tags)
         await self._tokenizer.release_memory_occupation(wanted, None)
 
     async def resume_memory(self, tags: list[str] | None) -> None:
-        """Resume the engine's memory (wake up)."""
         wanted = self._messages.ResumeMemoryOccupationReqInput(tags=tags)
         await self._tokenizer.resume_memory_occupation(wanted, None)
 
@@ -185,7 +178,6 @@ class Driver:
         return answer.success, answer.message
 
     async def load_adapter(self, name: str, path: str) -> tuple[bool, str]:
-        """Load a LoRA adapter under a name."""
         wanted = self._messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=path)
         answer = await self._tokenizer.load_lora_adapter(wanted, None)
         return answer.success, answer.error_message or ""
@@ -200,7 +192,6 @@ class Driver:
         return text.decode()
 
     async def rpc(self, method: str, keywords: dict[str, Any]) -> None:
-        """Call a method of every rank's scheduler."""
         self._engine.collective_rpc(method, **keywords)
 
     async def shutdown(self, within_s: float) -> list[int]:
@@ -214,7 +205,6 @@ class Driver:
 
 
 def _weights(path: str) -> list[tuple[str, Any]]:
-    """Return the tensors of a model's folder, sorted by name."""
     load: Any = import_module("safetensors.torch").load_file
     tensors = [each for file in Path(path).glob("*.safetensors") for each in load(file).items()]
     return sorted(tensors, key=lambda each: str(each[0]))

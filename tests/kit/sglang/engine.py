@@ -51,11 +51,10 @@ class CommandError(Exception):
 class RunningEngine:
     """One SGLang engine with its ranks, running for the duration of a `with` block.
 
-    `plugins` are the plug-ins to load, `faults` go to the probe (`tests/kit/sglang/plugins/probe.py`),
-    and `arguments` override `ARGUMENTS`. The processes run and log in `folder`. They are forked from a
-    process that has imported SGLang. An engine that cannot start, dies, or does not answer in time
-    raises `EngineEndedError` after all of its processes are killed. A failed command raises
-    `CommandError`, and the engine still runs.
+    `plugins` are loaded, `faults` go to the probe (`tests/kit/sglang/plugins/probe.py`), and
+    `arguments` override `ARGUMENTS`. The processes run and log in `folder`, and are forked from one
+    that has imported SGLang. An engine that cannot start, dies, or does not answer in time is killed
+    and raises `EngineEndedError`. A failed command raises `CommandError` and leaves the engine running.
     """
 
     def __init__(
@@ -105,12 +104,11 @@ class RunningEngine:
         self.kill()
 
     def generate(self, requests: Sequence[Request], *, together: bool = True) -> list[Answer]:
-        """Return answers to requests, sent together or one by one, so that each is its own batch."""
+        """Return answers to requests, sent all together or one by one in separate batches."""
         answers: list[Answer] = self.ask("generate", requests=list(requests), together=together)
         return answers
 
     def flush(self) -> None:
-        """Flush the engine's caches once the engine is idle."""
         self.ask("flush", within_s=POLLED_S)
 
     def update_weights(self, path: Path) -> tuple[bool, str]:
@@ -134,7 +132,6 @@ class RunningEngine:
         return stuck
 
     def log(self) -> str:
-        """Return the log of the engine's processes."""
         return self.log_file.read_text(errors="replace")
 
     def ask(self, command: str, **keywords: Any) -> Any:
@@ -154,7 +151,6 @@ class RunningEngine:
         return value
 
     def kill(self) -> None:
-        """Kill every process of the engine."""
         if self._connection is not None:
             self._connection.close()
         if self._leader is not None:

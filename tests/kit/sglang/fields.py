@@ -23,7 +23,6 @@ OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/tes
 
 
 def settings() -> dict[str, list[str]]:
-    """Return the names of all settings."""
     arg_utils: Any = import_module("sglang.srt.arg_groups.arg_utils")
     arguments: Any = import_module("sglang.srt.server_args").ServerArgs
     found: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """SGLang's host pools with Lockstep's storage, created as HiCache does, in a separate process.
 
 python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`. Each layout
-has its own store in the folder. Prints the results of each layout's calls as JSON.
+uses a separate store in the folder. Prints the results of each layout's calls as JSON.
 """
 
 import json
@@ -30,7 +30,6 @@ FIVE, LATER = [0, 1, 2, 3, 4], [7, 8, 9, 10, 11]
 
 
 def kv_pool(layout: str) -> Any:
-    """Return a host pool of keys and values."""
     device = MHATokenToKVPool(
         size=PAGES * PAGE_SIZE,
         page_size=PAGE_SIZE,
@@ -89,7 +88,6 @@ def digests(pool: Any, pages: list[int]) -> list[str]:
 
 
 def slots(pool: Any, pages: list[int]) -> torch.Tensor:
-    """Return the slots of pages, given the page numbers."""
     size = pool.page_size
     return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
 

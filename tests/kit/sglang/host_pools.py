@@ -108,14 +108,13 @@ def keys_of(count: int, start: int = 0) -> list[str]:
 
 
 def slots_of(pool: PageFirst, *pages: int) -> torch.Tensor:
-    """Return the slots of pages, given their numbers in the pool."""
     return torch.cat(
         [torch.arange(page * pool.page_size, (page + 1) * pool.page_size) for page in pages]
     )
 
 
 def filled(pool: PageFirst, seed: int = 1) -> PageFirst:
-    """Fill the pool with random bytes and return the pool."""
+    """Fill the pool with random bytes, and return it."""
     drawn = torch.randint(0, 256, (pool.kv.nbytes,), generator=torch.Generator().manual_seed(seed))
     pool.kv.view(torch.uint8).copy_(drawn.to(torch.uint8).reshape(pool.kv.view(torch.uint8).shape))
     return pool
@@ -133,7 +132,6 @@ def opened(
     facts: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> HiCacheCalls:
-    """Return a rank's HiCache storage, open for a pool."""
     stands = standing or Standing()
     stands.extra_config = {"store": store, **extra}
     calls = HiCacheCalls(stands, facts or {})

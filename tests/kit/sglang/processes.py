@@ -26,7 +26,7 @@ DRIVER = "tests.kit.sglang.driver"
 
 
 def start_forked(place: Place) -> tuple[int, Connection]:
-    """Fork a driver, from which the ranks fork in turn; return its process id and connection."""
+    """Fork a driver, which forks its ranks; return its process id and connection."""
     return _nursery().start(f"{DRIVER}:drive", place)
 
 

@@ -68,7 +68,6 @@ def differences(
 
 
 def by_tier(answers: Sequence[Answer], tier: str) -> int:
-    """Return how many tokens of all answers were cached in one tier."""
     return sum(answer.cached_by_tier.get(tier, 0) for answer in answers)
 
 
@@ -83,5 +82,4 @@ def rounds_beyond_iterations(
 
 
 def growth(before: Sequence[RankReport], after: Sequence[RankReport], name: str) -> list[int]:
-    """Return how much a number in each rank's state has increased."""
     return [end.state[name] - begin.state[name] for begin, end in zip(before, after, strict=True)]

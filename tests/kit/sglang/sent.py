@@ -67,8 +67,6 @@ class SentItem:
 
 @dataclass
 class SentItems:
-    """The multimodal items of a prompt."""
-
     mm_items: list[SentItem]
     num_image_tokens: int | None = None
 
@@ -102,7 +100,6 @@ class Sent:
         self.full_untruncated_fill_ids = array("q", [*prompt, *output])
 
     def finished(self) -> bool:
-        """Return False: the request continues."""
         return False
 
 
@@ -113,13 +110,10 @@ class Mode:
     name: str
 
     def is_extend(self) -> bool:
-        """Return whether the batch computes prompts."""
         return self.name != "DECODE"
 
 
 @dataclass
 class Computed:
-    """A batch of computed requests."""
-
     reqs: Sequence[SglangRequest]
     forward_mode: Any = field(default_factory=lambda: Mode("EXTEND"))

@@ -11,11 +11,9 @@ class SlotAllocator:
         self.free_pages = list(range(first, first + pages))
 
     def available_size(self) -> int:
-        """Return how many slots are free."""
         return len(self.free_pages) * self._page_tokens
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
-        """Return slots, or None if there are too few."""
         count = need_size // self._page_tokens
         if count > len(self.free_pages):
             return None
@@ -44,11 +42,9 @@ class WindowedAllocator:
     def set_full_to_swa_mapping(
         self, full_indices: torch.Tensor, swa_indices: torch.Tensor
     ) -> None:
-        """Assign window slots to full-attention slots."""
         self.full_to_swa_index_mapping[full_indices] = swa_indices
 
     def clear_full_to_swa_mapping(self, full_indices: torch.Tensor) -> None:
-        """Remove the window slots of full-attention slots."""
         self.full_to_swa_index_mapping[full_indices] = 0
 
     def give(self, tokens: int) -> torch.Tensor:

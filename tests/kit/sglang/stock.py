@@ -1,4 +1,4 @@
-"""SGLang without Lockstep, for comparison, with only its own prefix cache."""
+"""SGLang without Lockstep, for comparison."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,6 @@ class Stock:
 
 
 def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
-    """Run stock SGLang and return its answers."""
     requests = mixed_requests()
     with RunningEngine(folder, model, tp=tp, plugins=(PROBE,)) as engine:
         cold = engine.generate(requests, together=False)

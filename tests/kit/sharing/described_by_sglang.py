@@ -1,8 +1,7 @@
 """Prints the KV descriptions of SGLang's model configurations, and saves its rotary caches.
 
 A separate program, because importing SGLang changes how a process logs, warns and exits. No engine
-runs. The arguments are the file of models (`tests.kit.sharing.models`) and the output file for
-positions.
+runs. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for rotary caches.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Prints the KV descriptions of vLLM's model configurations, and saves its rotary caches.
 
 A separate program, because importing vLLM changes how a process logs, warns and exits. No engine runs.
-The arguments are the file of models (`tests.kit.sharing.models`) and the output file for positions.
+Arguments: the file of models (`tests.kit.sharing.models`), and the output file for rotary caches.
 """
 
 import json
@@ -48,7 +48,6 @@ def caches() -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Print the descriptions and save the rotary caches."""
     torch.save(caches(), sys.argv[2])
     models = json.loads(Path(sys.argv[1]).read_text())
     json.dump({name: described(**each) for name, each in models.items()}, sys.stdout)

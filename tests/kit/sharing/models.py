@@ -57,7 +57,6 @@ def positions() -> dict[str, dict[str, Any]]:
 
 
 def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
-    """Return the page layout of a two-layer model."""
     columns = tuple(
         Column(name=name, layers=2, heads=2, elements=32, dtype=dtype) for name in (KEYS, VALUES)
     )

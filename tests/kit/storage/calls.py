@@ -43,7 +43,7 @@ class StoreUnderTest(Protocol):
         ...
 
     def spoil(self, name: ObjectName, at: int = 0) -> None:
-        """Flip one bit of byte `at` of the stored object's payload."""
+        """Flip one bit of byte `at` of the object's stored payload."""
         ...
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
@@ -93,7 +93,7 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGenerator[Backend]:
-    """Open a backend for the duration of the block."""
+    """Keep a backend open in the block."""
     await backend.open(memory)
     try:
         yield backend
@@ -104,12 +104,12 @@ async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGen
 def opened(
     store: StoreUnderTest, memory: Sequence[memoryview] = ()
 ) -> AbstractAsyncContextManager[StorageBackend]:
-    """Open a new backend on this store for the duration of the block."""
+    """Keep a new backend on this store open in the block."""
     return using(store.backend(), memory)
 
 
 def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
-    """Open the backend of a URI for the duration of the block."""
+    """Keep the backend of a URI open in the block."""
     return using(make_backend(uri))
 
 
@@ -150,7 +150,6 @@ async def get(
 async def put_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[WriteOutcome]:
-    """Write the pages with these numbers in one call."""
     writes = [writing(object_name(number), page(number, nbytes)) for number in numbers]
     return await backend.write(writes, deadline=soon())
 
@@ -163,7 +162,6 @@ async def put_each(backend: StorageBackend, numbers: Iterable[int]) -> set[Write
 async def get_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[Found]:
-    """Read the pages with these numbers in one call."""
     buffers = {number: bytearray(nbytes) for number in numbers}
     # All reads share one shape, as the pages of a pool do.
     shape = ObjectShape.whole(nbytes)
@@ -200,7 +198,7 @@ async def listed(backend: StorageBackend) -> list[StoredObject]:
 
 
 async def turns() -> None:
-    """Let every ready task run."""
+    """Yield to the event loop often enough that every ready task runs."""
     for _ in range(20):
         await asyncio.sleep(0)
 

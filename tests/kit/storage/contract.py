@@ -1,6 +1,6 @@
 """The contract of `storage_backends.base`, as tests that every backend must pass.
 
-A test module provides a `store` fixture and subclasses `StorageContract`. This file tests S1 to S7.
+A test module provides a `store` fixture and subclasses `StorageContract`. This file tests S1 to S7,
 `contract_parts` and `contract_columns` test S8, and `contract_buffers` tests callers' buffers.
 """
 

@@ -2,9 +2,9 @@
 
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
-A writer performs each kind of change to a store. It dies at a randomly chosen system call: before the
-call, after it, or during it with only part of the bytes written. The writer reports every change that
-the store confirmed. <deaths> is a number of random deaths, or `all` for every call and manner.
+A writer makes each kind of change to a store and reports every change that the store confirmed. It dies
+before, after or during a system call; during a write, half of the last buffer is written. <deaths> is a
+number of random deaths, or `all` for every call and manner.
 """
 
 import os
@@ -79,7 +79,6 @@ class Death:
 
 
 def content_of(number: int) -> tuple[ObjectShape, bytes]:
-    """Return the final shape and content of an object."""
     match number % NAMES:
         case what if what == WHOLE_LARGE:
             return ObjectShape.whole(LARGE), bytes(page(number % 7, LARGE))
@@ -172,7 +171,6 @@ def look_at_everything(root: Path, done: set[int]) -> None:
 
 
 def drawn(seed: int, deaths: str) -> Iterator[tuple[int, str]]:
-    """Yield call numbers and manners of death."""
     if deaths == "all":
         yield from product(range(1, CALLS_MAX), MANNERS)
         return

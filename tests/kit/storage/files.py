@@ -27,8 +27,6 @@ _open = os.open
 
 
 class FileStore:
-    """A file store in `root`."""
-
     def __init__(
         self, root: Path, durability: Durability = Durability.NONE, *, direct: bool = False
     ) -> None:
@@ -82,14 +80,12 @@ def sweeper_of(backend: StorageBackend) -> Sweeper:
 
 
 def flipped(content: bytes, bit: int) -> bytes:
-    """Return the content with one bit flipped."""
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
 
 
 def flip(path: Path, bit: int) -> None:
-    """Flip one bit of a file in place."""
     path.write_bytes(flipped(path.read_bytes(), bit))
 
 
@@ -102,7 +98,6 @@ def modes_in(root: Path) -> set[tuple[str, int]]:
 
 
 def descriptors_open() -> int:
-    """Return how many file descriptors this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -169,7 +164,7 @@ def forbid_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["unnamed", "named"])
 def each_kind_of_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with and without O_TMPFILE support."""
+    """Run the test with and without O_TMPFILE."""
     if request.param == "named":
         forbid_unnamed_files(monkeypatch)
 
@@ -207,7 +202,6 @@ class Gate:
         return self._function(*arguments, **named)
 
     async def entered(self) -> None:
-        """Wait until a call is blocked at the gate."""
         assert await asyncio.to_thread(self._entered.wait, HEALTHY_S)
 
     def open(self) -> None:

@@ -6,8 +6,6 @@ from tests.kit.storage.calls import digest_of
 
 
 class MemoryStore:
-    """A memory store on one shelf."""
-
     def __init__(self) -> None:
         self.shelf = Shelf()
 

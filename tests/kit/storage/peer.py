@@ -1,7 +1,7 @@
 """Ranks that serve pages from host memory, for contract tests of `peer://`.
 
-The test writes pages itself, without a backend: a write puts the page into a real rank's host memory
-and publishes it, and a removal withdraws it. Reads go through the backend under test.
+A write puts the page directly into a real rank's host memory and publishes it. A removal withdraws the
+page. Reads use the backend under test.
 """
 
 import asyncio
@@ -101,7 +101,6 @@ class FedStore:
         return FedBackend(self)
 
     def reader(self, host: HostOfKind) -> PeerBackend:
-        """Return a backend that reads from one of the ranks."""
         return PeerBackend(host.server.address, engine=BY_ENGINE if self._by_engine else None)
 
     def host_of(self, name: ObjectName, shape: ObjectShape) -> HostOfKind:

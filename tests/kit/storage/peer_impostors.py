@@ -69,7 +69,7 @@ Behave = Callable[[Impostor], Awaitable[None]]
 
 @asynccontextmanager
 async def impostor(behave: Behave) -> AsyncGenerator[str]:
-    """Run a server that calls `behave` for each reader in turn; yield its address."""
+    """Run a server that calls `behave` for one reader after the other; yield its address."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)

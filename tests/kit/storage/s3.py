@@ -121,7 +121,6 @@ class Proxy:
                 await asyncio.wait(self._tasks)
 
     def drop(self) -> None:
-        """Close all connections."""
         for writer in list(self._links):
             writer.close()
 
@@ -139,7 +138,6 @@ class Proxy:
         return silent
 
     def forget(self) -> None:
-        """Reset the records."""
         self.requests.clear()
         self.bytes_back = 0
 

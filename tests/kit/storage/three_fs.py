@@ -35,8 +35,6 @@ FILES = 64
 
 
 class SlotStore:
-    """A 3FS store in `root` with its index in a separate file."""
-
     def __init__(
         self,
         root: Path,
@@ -111,7 +109,7 @@ class SlotStore:
         alter(self.index, "UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
 
     def clean(self) -> None:
-        """Delete the store's files, which are large."""
+        """Delete the store's large files."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
@@ -150,7 +148,7 @@ class WatchedIndex(PageIndex):
 
     @contextmanager
     def holding(self, method: str) -> Generator[None]:
-        """Block calls of one method for the duration of the block."""
+        """Block calls of one method in the block."""
         self._holds = method
         try:
             yield
@@ -159,11 +157,9 @@ class WatchedIndex(PageIndex):
             self._let_go.set()
 
     async def held(self) -> None:
-        """Wait until a call is blocked."""
         assert await asyncio.to_thread(self._begun.wait, HEALTHY_S)
 
     async def released(self) -> None:
-        """Wait until slots have been released."""
         assert await asyncio.to_thread(self._released.wait, HEALTHY_S)
 
     def _pass(self, method: str) -> None:

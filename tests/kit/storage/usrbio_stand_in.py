@@ -1,8 +1,8 @@
 """A stand-in for `hf3fs_fuse.io` over system calls, because the real client needs a mounted 3FS.
 
-It enforces the rules that are easily broken. An operation uses one slice of one iovec. A ring either
-reads or writes. A descriptor is registered once. Completions come in any order, but never before the
-submission or while the `gate` is closed.
+It enforces the rules that are easily broken: an operation uses one slice of one iovec, a ring either
+reads or writes, and a descriptor is registered once. Completions come in any order, but not before the
+submission and not while the `gate` is closed.
 """
 
 import errno
@@ -120,7 +120,6 @@ class UsrbioStandIn:
         self._working: list[threading.Thread] = []
 
     def work(self, operations: Callable[[], None]) -> None:
-        """Run operations in a new thread."""
         self._working.append(threading.Thread(target=operations, daemon=True))
         self._working[-1].start()
 

@@ -54,7 +54,6 @@ class TraceFile:
         return cls(path.read_text(encoding="utf-8"))
 
     def named(self, name: str) -> list[Slice]:
-        """Return the slices with this name, in order of their start."""
         return sorted((e for e in self.slices if e.name == name), key=lambda each: each.began)
 
     def rounds(self) -> dict[int, dict[int, Slice]]:

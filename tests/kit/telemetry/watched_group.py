@@ -25,8 +25,7 @@ REQUESTS = 24
 SETTINGS = ReplaySettings(
     ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
 )
-"""Sizes at which the host holds every page of the workload, and the device those of running requests.
-"""
+"""Room for the whole workload on the host, and for the running requests on the device."""
 
 
 class WatchedGroup:
@@ -65,7 +64,6 @@ class WatchedGroup:
         self.group.until(lambda cache: cache.store_state() is StoreState.DETACHED)
 
     def seen(self, at_s: float = 0.0) -> Sighting:
-        """Return the metrics that a scrape of every rank would return now."""
         return seen_of(self.group.caches, at_s)
 
 

@@ -12,7 +12,7 @@ PARTS = re.compile(r"_(bucket|sum|count)$")
 
 
 def texts() -> dict[str, str]:
-    """Return the queries of each file, by the file's name."""
+    """Return the queries of each file by file name."""
     dashboard = json.loads((WATCHING / "grafana.json").read_text(encoding="utf-8"))
     panels, variables = dashboard["panels"], dashboard["templating"]["list"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]

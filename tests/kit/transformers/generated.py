@@ -26,7 +26,6 @@ class Said(NamedTuple):
     """How many prompt tokens came from the cache instead of being computed."""
 
     def same_bits(self, other: "Said") -> bool:
-        """Return whether tokens and logits are bitwise equal."""
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
     def near(self, other: "Said") -> bool:

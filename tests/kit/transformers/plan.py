@@ -18,7 +18,7 @@ class Phase:
     settings: dict[str, Any] | None = None
     """Settings of the cache; None for no cache."""
     apart: bool = False
-    """Whether each rank wrongly puts a token of its own before the prompts, so that ranks diverge."""
+    """Whether each rank puts a different token before the prompts, which makes the ranks diverge."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,10 @@ def read_plan(path: Path) -> tuple[Path, list[Phase]]:
 
 
 def write_results(path: Path, results: list[PhaseResult]) -> None:
-    """Write the results of a plan on one rank."""
     torch.save([(list(map(tuple, each.said)), each.stats, each.error) for each in results], path)
 
 
 def read_results(path: Path) -> list[PhaseResult]:
-    """Read the results of a plan on one rank."""
     return [
         PhaseResult([Said(*each) for each in said], stats, error)
         for said, stats, error in torch.load(path, weights_only=True)

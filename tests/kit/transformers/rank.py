@@ -16,7 +16,6 @@ from tests.kit.transformers.tiny_models import load
 
 
 def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
-    """Run a phase on this rank."""
     prompts = [[rank + 3, *each] if phase.apart else each for each in phase.prompts]
     if phase.settings is None:
         return PhaseResult([alone(model, each) for each in prompts], {}, "")
@@ -34,7 +33,7 @@ def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
 
 
 def main(path: Path) -> None:
-    """Run a plan and write this rank's results next to it."""
+    """Run a plan, and write this rank's results next to it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

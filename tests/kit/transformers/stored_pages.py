@@ -3,7 +3,10 @@
 from pathlib import Path
 
 RECORD_BYTES_MAX = 8192
-"""Files longer than this are pages. Shorter ones are records."""
+"""Files in a folder of pages that are at most this long are records, not pages.
+
+A manifest can be longer, but is in a separate folder.
+"""
 
 
 def pages_in(store: Path) -> list[Path]:
@@ -16,7 +19,6 @@ def pages_in(store: Path) -> list[Path]:
 
 
 def flip(page: Path) -> None:
-    """Flip one bit of a page's bytes."""
     content = bytearray(page.read_bytes())
     content[-100] ^= 1
     page.write_bytes(content)

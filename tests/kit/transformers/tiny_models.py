@@ -40,5 +40,4 @@ def make(folder: Path, kind: str, *, seed: int = 0) -> Path:
 
 
 def load(folder: Path, **options: Any) -> PreTrainedModel:
-    """Load a model as a user does."""
     return AutoModelForCausalLM.from_pretrained(folder, **({"dtype": torch.float32} | options))

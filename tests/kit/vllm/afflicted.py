@@ -1,7 +1,7 @@
 """The connector with a fault on the last rank, for engines whose workers are separate processes.
 
-vLLM imports this module by name, as it imports the real connector. The fault's name comes from an
-environment variable, which workers inherit from their engine.
+vLLM imports this module by name, like the real connector. Workers inherit the environment variable with
+the fault's name from their engine.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Sends image requests to one vLLM engine, one after the other, and writes the answers.
 
-A separate program, because an engine changes how a process logs, warns and exits. Its arguments are the
-model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is
-off, so that each request brings its own pixels, whatever id a client gives them.
+A separate program, because an engine changes how a process logs, warns and exits. Arguments: the model,
+the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is off, so
+that each request brings its own pixels, whichever id a client gives them.
 """
 
 import json
@@ -48,7 +48,6 @@ def import_without_torchvision() -> None:
 
 
 def image(seed: int) -> Any:
-    """Return a random image."""
     kind: Any = import_module("PIL.Image")
     shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
     return kind.fromarray(np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8))

@@ -47,7 +47,6 @@ def wrong() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the cases that differ."""
     import_module("vllm.platforms").current_platform.import_kernels()
     print(json.dumps(list(wrong())))  # noqa: T201 - the test reads it.
 

@@ -1,7 +1,7 @@
 """A scripted engine whose weights change while it serves: vLLM's scheduler without vLLM.
 
-The plug-in's scheduler side, caches, replicas and rounds are the real ones. Each page records its
-tokens, and all weights that it and the pages before it were computed with.
+The plug-in's scheduler side, caches, replicas and rounds are real. Each page records its tokens, and
+the weights that computed it and the pages before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +86,6 @@ class RememberingRanks(HostRanksInTurn):
 
     @property
     def memories(self) -> list[Remembering]:
-        """Return each rank's executor."""
         return [each for each in self.executors if isinstance(each, Remembering)]
 
 
@@ -154,21 +153,17 @@ class ScriptedEngine:
 
     @property
     def idle(self) -> bool:
-        """Return whether all requests have finished and their blocks are free."""
         return not (self._waiting or self._loading or self._running or self._held)
 
     @property
     def queue(self) -> int:
-        """Return the number of requests that wait to be admitted."""
         return len(self._waiting)
 
     @property
     def loading(self) -> int:
-        """Return the number of requests that wait for a load."""
         return len(self._loading)
 
     def send(self, tokens: Sequence[int]) -> None:
-        """Add a request."""
         sent = Sent(list(tokens), request_id=str(next(self._numbers)))
         self._waiting.append(Served(sent, self.changes))
         self._every(lambda side: side.arrived(sent))

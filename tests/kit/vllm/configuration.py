@@ -23,8 +23,6 @@ class Transfer:
 
 @dataclass
 class Parallel:
-    """vLLM's ParallelConfig."""
-
     __module__ = "vllm.config.parallel"
     __qualname__ = "ParallelConfig"
 
@@ -64,8 +62,6 @@ def long_rope() -> Pretrained:
 
 @dataclass
 class Model:
-    """vLLM's ModelConfig."""
-
     __module__ = "vllm.config.model"
     __qualname__ = "ModelConfig"
 
@@ -82,8 +78,6 @@ class Model:
 
 @dataclass
 class Kept:
-    """vLLM's CacheConfig."""
-
     __module__ = "vllm.config.cache"
     __qualname__ = "CacheConfig"
 
@@ -95,8 +89,6 @@ class Kept:
 
 @dataclass
 class Load:
-    """vLLM's LoadConfig."""
-
     __module__ = "vllm.config.load"
     __qualname__ = "LoadConfig"
 
@@ -106,8 +98,6 @@ class Load:
 
 @dataclass
 class Lora:
-    """vLLM's LoRAConfig."""
-
     __module__ = "vllm.config.lora"
     __qualname__ = "LoRAConfig"
 
@@ -116,8 +106,6 @@ class Lora:
 
 @dataclass
 class Speculative:
-    """vLLM's SpeculativeConfig."""
-
     __module__ = "vllm.config.speculative"
     __qualname__ = "SpeculativeConfig"
 
@@ -127,8 +115,6 @@ class Speculative:
 
 @dataclass
 class Attention:
-    """vLLM's AttentionConfig."""
-
     __module__ = "vllm.config.attention"
     __qualname__ = "AttentionConfig"
 
@@ -147,8 +133,6 @@ class Compilation:
 
 @dataclass
 class Engine:
-    """vLLM's VllmConfig."""
-
     __module__ = "vllm.config.vllm"
     __qualname__ = "VllmConfig"
 
@@ -180,7 +164,6 @@ class NewerEngine(Engine):
 
 
 def of_model(hf_config: Pretrained | None = None, **changes: Any) -> Engine:
-    """Return an engine with another model configuration."""
     model = replace(Model(), **changes)
     model.hf_config = hf_config or model.hf_config
     return Engine(model_config=model)

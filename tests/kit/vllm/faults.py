@@ -68,8 +68,8 @@ def flip_a_byte(path: Path) -> None:
 def objects(folder: Path, rank: int) -> list[Path]:
     """Return the page files in one rank's store, in a fixed order.
 
-    Each namespace has a folder. One folder holds the pages and the one-byte mark of the group's TP
-    size. The other holds the manifest.
+    Each namespace has a folder. The larger one holds the pages and the one-byte mark of the group's TP
+    size, the other one the manifest.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)
@@ -139,5 +139,4 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def afflict(fault: str) -> None:
-    """Inject a fault into this process."""
     FAULTS[fault]()

@@ -34,7 +34,6 @@ def walk(kind: type, found: dict[str, list[str]]) -> None:
 
 
 def main() -> None:
-    """Print the settings and variables."""
     found: dict[str, list[str]] = {}
     walk(import_module("vllm.config").VllmConfig, found)
     found["variables"] = sorted(import_module("vllm.envs").environment_variables)

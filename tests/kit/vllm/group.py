@@ -72,7 +72,6 @@ class Group:
         )
 
     def _new_run(self, plan: Plan) -> Path:
-        """Return a new folder that contains the plan."""
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()

@@ -46,8 +46,6 @@ class FullAttentionSpec(Spec):
 
 @dataclass(kw_only=True)
 class SlidingWindowSpec(Spec):
-    """A sliding window."""
-
     sliding_window: int = 128
     extra_retained_tokens: int = 0
 
@@ -66,8 +64,6 @@ class MLAAttentionSpec(Spec):
 
 @dataclass(kw_only=True)
 class MambaSpec:
-    """A recurrent state."""
-
     block_size: int = TOKENS
     mamba_cache_mode: str = "align"
     mamba_type: Enum = Mixer.MAMBA2

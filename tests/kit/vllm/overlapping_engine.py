@@ -1,8 +1,8 @@
 """A small engine with one scheduler and one worker that schedules steps ahead of their outputs.
 
-Blocks have real bytes derived from the prefix tokens, and are really copied to and from host memory.
-Loaded blocks are compared with the expected bytes, which reveals blocks of another request and late
-copies. A seed selects what is scheduled, aborted and preempted.
+Blocks hold bytes derived from the prefix tokens, and are copied to and from host memory. Each loaded
+block is compared with the expected bytes, which reveals wrong blocks and late copies. A seed selects
+the requests that are scheduled, aborted and preempted.
 """
 
 import random
@@ -37,8 +37,6 @@ LAYOUT = PageLayout(
 
 @dataclass(eq=False)
 class Running:
-    """A request that has blocks."""
-
     request: Sent
     blocks: list[int]
     loaded: int = 0
@@ -112,7 +110,6 @@ class OverlappingEngine:
 
     @property
     def free(self) -> list[int]:
-        """Return the unused blocks."""
         return [block for block in range(BLOCKS) if not self.pool.users.get(block)]
 
     def _has_work(self) -> bool:

@@ -73,7 +73,6 @@ class PhaseResult:
 
     @property
     def cached_tokens(self) -> int:
-        """Return the number of cached tokens over all requests."""
         return sum(output.cached_tokens for output in self.outputs)
 
 
@@ -86,7 +85,6 @@ class RankResult:
     """The cache's statistics just before it closes; empty without Lockstep."""
 
     def phase(self, name: str) -> PhaseResult:
-        """Return the result of the phase with this name."""
         return next(phase for phase in self.phases if phase.name == name)
 
 

@@ -46,7 +46,6 @@ class Preemptions:
 
 
 def run(plan: Plan, rank: int, ranks: int) -> RankResult:
-    """Run a plan and return its result in this process."""
     if plan.fault is not None and not plan.one_scheduler and rank == ranks - 1:
         afflict(plan.fault)
     preemptions = Preemptions()
@@ -152,8 +151,8 @@ def generate_between_sleeps(
 ) -> list[Any]:
     """Send all prompts, and make the engine sleep and wake up `sleeps` times while it serves them.
 
-    Before each sleep the engine steps until no finished request holds blocks; backups of other requests
-    may be in flight. The engine never sleeps while a request loads, because vLLM refuses that.
+    Before each sleep the engine steps until no finished request holds blocks; backups of running
+    requests may be in flight. vLLM refuses to sleep while a request loads.
     """
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
@@ -180,17 +179,14 @@ def generate_between_sleeps(
 
 
 def requests_of(core: Any) -> list[Any]:
-    """Return the requests in an engine."""
     return list(core.scheduler.requests.values())
 
 
 def loads(request: Any) -> bool:
-    """Return whether a request waits for a load."""
     return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def output_of(request: Any) -> Output:
-    """Return the output of a finished request."""
     tokens = list(request.outputs[0].token_ids)
     logprobs = request.outputs[0].logprobs
     chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]

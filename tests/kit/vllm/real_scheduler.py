@@ -1,7 +1,7 @@
 """vLLM's own scheduler with the connector, for workers whose copies a test scripts.
 
-No model runs: a step appends a fixed token to each scheduled request. Import this module inside tests,
-not at collection, because it imports vLLM.
+No model runs: a step appends a fixed token to each scheduled request. Tests import this module lazily,
+because it imports vLLM.
 """
 
 from collections.abc import Sequence
@@ -110,12 +110,10 @@ class Served:
 
     @property
     def free_blocks(self) -> int:
-        """Return the number of free blocks."""
         free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
 
     def send(self, name: str, tokens: Sequence[int], output_tokens: int = 2) -> Any:
-        """Add a request."""
         sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, 1)
         request = Request(name, list(tokens), sampling, None, block_hasher=self._hasher)
@@ -126,7 +124,6 @@ class Served:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
-        """Run a step of the engine."""
         scheduled = self.scheduler.schedule()
         self._under_way.append(scheduled)
         if not self.ahead or len(self._under_way) == 2:

@@ -1,7 +1,7 @@
 """Configures vLLM with each configuration of a file, and prints how each attempt ended.
 
-A separate program, because vLLM changes how a process logs. Its arguments are the model and a file with
-a JSON list of engine arguments. It prints a JSON list with the last line of each traceback.
+A separate program, because vLLM changes how a process logs. Arguments: the model, and a file with a
+JSON list of engine arguments. Prints a JSON list with the last line of each traceback.
 """
 
 import json
@@ -22,13 +22,12 @@ SMALL: dict[str, Any] = {
 
 
 def main() -> None:
-    """Try each configuration, and print the errors."""
     model, configurations = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     ends: list[str] = []
     for each in configurations:
         try:
             config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
-            # Every vLLM engine makes this call at its start.
+            # The first call of every vLLM engine.
             Executor.get_class(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
             ends.append(traceback.format_exception(error)[-1].strip())

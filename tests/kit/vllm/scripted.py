@@ -144,7 +144,7 @@ class ScriptedEngine:
         return request
 
     def arrive(self, tokens: list[int], **attributes: Any) -> Sent:
-        """Add a waiting request."""
+        """Add a waiting request, without serving it."""
         self._served += 1
         request = Sent(tokens, request_id=str(self._served), **attributes)
         self.side.arrived(request)
@@ -215,7 +215,6 @@ class ScriptedEngine:
 
 @contextmanager
 def scripted(store: str | None = None, **options: Any) -> Generator[ScriptedEngine]:
-    """Yield an engine and close it afterwards."""
     engine = ScriptedEngine(store, **options)
     try:
         yield engine

@@ -34,7 +34,6 @@ class Content(UserDict[str, Processed]):
 
     @classmethod
     def of(cls, **held: object) -> "Content":
-        """Return the contents with these inputs."""
         return cls({name: Processed(each) for name, each in held.items()})
 
 
@@ -54,8 +53,6 @@ class Item:
 
 @dataclass
 class Adapter:
-    """A LoRA adapter."""
-
     lora_name: str
     lora_path: str
     lora_int_id: int = 1
@@ -63,8 +60,6 @@ class Adapter:
 
 
 class Status(Enum):
-    """The status of a request."""
-
     RUNNING = 1
     FINISHED_ABORTED = 2
 
@@ -88,7 +83,6 @@ class Sent:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of known tokens."""
         return len(self.all_token_ids)
 
     @property
@@ -116,12 +110,12 @@ class CountedBlocks:
     )
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Increment the blocks' refcounts."""
+        """Increment the refcounts."""
         for block in blocks:
             self.users[block] = self.users.get(block, 0) + 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Decrement the blocks' refcounts."""
+        """Decrement the refcounts."""
         for block in blocks:
             self.users[block] -= 1
 
@@ -140,8 +134,6 @@ class CountedBlocks:
 
 @dataclass
 class Scheduled:
-    """One pass of the scheduler."""
-
     num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     preempted_req_ids: AbstractSet[str] | None = None
     kv_connector_block_state: BlockState | None = None

@@ -1,8 +1,8 @@
 """A CPU worker that sleeps like vLLM's GPU worker, with backups delayed as long as allowed.
 
-vLLM loads it by `worker_cls`. Going to sleep overwrites the KV cache with numbers that would change all
-results. A delayed backup reads its pages only at the next step or when the engine waits for it. If no
-code waits for a backup before the engine sleeps, the backup therefore copies these numbers.
+vLLM loads it by `worker_cls`. A sleep overwrites the KV cache with numbers that would change all
+results. A delayed backup reads its pages only at the next step or when the engine waits for it. A
+backup that was not waited for before a sleep therefore copies these numbers.
 """
 
 import threading

@@ -43,12 +43,13 @@ class Found:
 
     outputs: list[Output]
     asked_tokens: int
-    """Tokens that the engine's requests looked up outside the device.
+    """Tokens that the engine's requests could have used from the cache.
 
-    For requests that were handed over, vLLM reports as cached only the prefill engine's cached tokens.
+    vLLM's own count is not used: for requests that were handed over, vLLM reports the prefill engine's
+    cached tokens.
     """
     hit_tokens: int
-    """How many of these tokens were found."""
+    """How many of these tokens were cached."""
 
 
 def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:

@@ -1,7 +1,7 @@
 """Serves prompts twice with one vLLM engine, and reports its events, metrics and statistics.
 
-A separate program, because an engine changes how a process logs, warns and exits. Its arguments are the
-model and a folder for sockets and pages. After the engine's log it prints a JSON object.
+A separate program, because an engine changes how a process logs, warns and exits. Arguments: the model,
+and a folder for sockets and pages. Prints a JSON object after the engine's log.
 """
 
 import json
@@ -63,7 +63,6 @@ def samples(prefix: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Serve the prompts, and print events, metrics and statistics."""
     model, folder = sys.argv[1], Path(sys.argv[2])
     llm = LLM(
         model=model,

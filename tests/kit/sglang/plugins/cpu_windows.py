@@ -1,7 +1,7 @@
 """Fixes sliding windows in SGLang's torch-native attention, which reads other slots than it writes.
 
-Stock SGLang writes a windowed layer's KV to the window pool's slot, but reads by the full pool's slot.
-Its answers therefore vary from run to run. This plug-in makes it read the slot that it wrote.
+Stock SGLang writes a windowed layer's KV to the window pool's slot, but reads the slot of the full
+pool. Its answers therefore vary between runs.
 """
 
 import functools
@@ -21,7 +21,7 @@ class _Rows:
 
 
 def register() -> None:
-    """Make windowed layers read slots of their own pool; SGLang calls this in each process."""
+    """Make windowed layers read the window pool's slots; SGLang calls this in each process."""
     module: Any = import_module("sglang.srt.layers.attention.torch_native_backend")
     backend = module.TorchNativeAttnBackend
     backend.forward_extend = _reading_where_written(backend.forward_extend)
@@ -47,5 +47,5 @@ def _reading_where_written(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _own_slots(pool: Any, slots: torch.Tensor) -> torch.Tensor:
     own: torch.Tensor = pool.translate_loc_from_full_to_swa(slots.flatten())
-    # Tokens outside the window have no slot there. The mask hides the values read instead.
+    # Tokens outside the window have no slot. The mask hides the values that are read instead.
     return own.clamp(min=0).view_as(slots).to(slots.dtype)

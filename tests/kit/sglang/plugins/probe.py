@@ -90,7 +90,6 @@ class Probe:
             module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
 
     def is_afflicted(self, fault: str) -> bool:
-        """Return whether a fault was requested for this rank."""
         return self.rank is not None and self.faults.get(fault) == self.rank
 
     def collective(self, name: str, launch: Callable[..., Any]) -> Any:
@@ -109,7 +108,6 @@ class Probe:
                 self._calls[f"{name} from {caller}"] += 1
 
     def write(self, scheduler: Any, folder: str) -> None:
-        """Write this rank's report to the folder."""
         cache = scheduler.tree_cache
         state = cache.lockstep_state() if hasattr(cache, "lockstep_state") else None
         with self._lock:

@@ -57,7 +57,6 @@ class StateKind:
 
 
 def held_by(pool: Any, slot: int) -> Held:
-    """Return views of a slot's content."""
     held = {"conv": pool.mamba_cache.conv[0][:, slot]}
     if pool.mamba_cache.temporal.numel():
         held["temporal"] = pool.mamba_cache.temporal[:, slot]
@@ -65,7 +64,6 @@ def held_by(pool: Any, slot: int) -> Held:
 
 
 def write(pool: Any, slot: int, held: Held) -> None:
-    """Write a slot's content."""
     for name, tensor in held_by(pool, slot).items():
         tensor.copy_(held[name])
 

@@ -1,7 +1,7 @@
 """One rank's radix cache over SGLang's allocator and pools, without a model or scheduler.
 
-A test performs the scheduler's calls of the cache by hand, in SGLang's order, with SGLang's own
-requests. Known numbers are written in place of a forward pass.
+A test makes the scheduler's cache calls by hand, in SGLang's order, with SGLang's own requests. Known
+numbers are written in place of a forward pass.
 """
 
 import threading
@@ -61,13 +61,13 @@ class Rig:
         self._names = count()
 
     def _rows(self) -> Any:
-        """Return SGLang's table of running requests."""
+        """Return SGLang's request table."""
         return here.of(f"{MEM_CACHE}.memory_pool", "ReqToTokenPool")(
             size=16, max_context_len=LONGEST, device="cpu", enable_memory_saver=False
         )
 
     def _kv_cache(self) -> Any:
-        """Return the KV pool that the engine passes to the allocator."""
+        """Return the engine's KV pool object."""
         return self.pool
 
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
@@ -88,7 +88,7 @@ class Rig:
         return ()
 
     def _lent(self) -> Any:
-        """Return the device slots in the cache's interface."""
+        """Return the device slots in the form that the cache takes."""
         return here.of(f"{OURS}.pools.slots", "AttentionSlots")(self.allocator, self.page_tokens)
 
     def _kept(self) -> dict[str, Any]:
@@ -233,7 +233,6 @@ class Rig:
         self.arrive(request)
 
     def abort(self, request: Any) -> None:
-        """Abort a waiting request."""
         aborted = here.of(BASE, "CacheRequestOutcome").ABORT
         self.cache.finish(request.cache_request_handle, aborted)
 
@@ -245,7 +244,6 @@ class Rig:
     # Whole requests on one rank.
 
     def admitted(self, request: Any) -> Any:
-        """Run iterations until a request is admitted."""
         for _ in range(200):
             self.step()
             if self.admit(request):
@@ -261,7 +259,6 @@ class Rig:
         return cached
 
     def settled(self) -> None:
-        """Run iterations until every backup has completed."""
         for _ in range(200):
             self.step()
             if not self.cache.lockstep_state()["keeping"]:
@@ -322,7 +319,6 @@ class Rig:
         return found
 
     def evict(self, tokens: int) -> None:
-        """Evict this many tokens from the tree."""
         self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
 
     def evict_all(self) -> None:

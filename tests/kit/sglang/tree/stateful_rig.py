@@ -137,7 +137,6 @@ class StatefulRig(Rig):
             self.rows.mamba_allocator.free(state)
 
     def evict_states(self, count: int) -> None:
-        """Evict `count` states from the tree; their tokens may stay."""
         self.cache.evict(here.of(BASE, "EvictParams")(mamba_num=count))
 
     # Matches, and the content of slots.

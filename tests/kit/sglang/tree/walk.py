@@ -204,11 +204,9 @@ class Walk:
 
 
 def _is_left(walker: Walker) -> int:
-    """Return how many tokens of a request remain to be computed."""
     left: int = walker.tokens - walker.request.kv.kv_committed_len
     return left
 
 
 def _has_computed(walker: Walker) -> bool:
-    """Return whether a request has computed tokens."""
     return bool(walker.request.kv.kv_committed_len)

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs a command on a clock that has just begun, as that of a machine does when it boots: a time that is
-# taken from another clock, or 0 that stands for never, shows there. The command runs on the machine's own
-# clock where the kernel or this user's rights allow no other.
+# Runs a command with a monotonic clock that starts near 0, as after a boot. This reveals times taken from
+# another clock, and code that uses time 0 for "never". If the kernel or this user's rights do not allow a
+# time namespace, the command runs with the machine's clock.
 set -eu
 
-# What Python calls `time.monotonic` does not count while a machine sleeps; /proc/uptime does.
+# Use `time.monotonic`, because /proc/uptime also counts the time that the machine was suspended.
 now_s=$("${PYTHON:-python3}" -c 'import time; print(int(time.monotonic()))')
 if unshare --time --monotonic "-$now_s" true 2>/dev/null; then
     exec unshare --time --monotonic "-$now_s" "$@"

@@ -39,7 +39,7 @@ ARMED_ROUND = 3
 """The first round with a fault. Earlier rounds show that the group works."""
 
 ROUNDS = 12
-"""Number of rounds, because the lines that a thread passes in a round depend on the other ranks."""
+"""Enough rounds for a fault to occur, because the lines passed in a round depend on the other ranks."""
 
 HEADSTART_S = 0.03
 """Seconds that the other ranks wait so that the victim arrives first on its host."""
@@ -299,7 +299,7 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
 
 
 def lanes_in(number: int, rank: int) -> Vector:
-    """Return a rank's random lanes of a round, so that each rank has the minimum of some lanes."""
+    """Return a rank's random lanes of a round; each lane's minimum can be on any rank."""
     return np.random.default_rng([number, rank]).integers(-1000, 1000, size=LANES)
 
 

@@ -12,7 +12,7 @@ from lockstep.launch.top.sighting import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Minutes at the window's first scrape, followed by as many minutes of the window's activity."""
+"""Minutes that the series stay at the window's first scrape; as many minutes of its growth follow."""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -24,7 +24,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless exactly these alerts fire while a group continues as in a window of its scrapes."""
+    """Fail unless exactly these alerts fire while a group's metrics continue as in a window."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",

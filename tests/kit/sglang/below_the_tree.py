@@ -43,7 +43,7 @@ class KnownAdapters:
 
 
 class RankBelow:
-    """One rank's host tier. SGLang has allocated other slots on it than on the other ranks."""
+    """One rank's host tier. Its SGLang slots differ from those of the other ranks."""
 
     def __init__(self, host: HostCache, policy: WritePolicy, threshold_tokens: int) -> None:
         self.host, pages = host, SLOTS // PAGE_TOKENS

@@ -1,6 +1,6 @@
 """SGLang configurations with the fields that the plug-in reads, for tests without SGLang.
 
-Their classes carry SGLang's module names, because the plug-in finds the settings by them.
+The classes carry SGLang's module names, by which the plug-in finds the settings.
 """
 
 from collections.abc import Mapping

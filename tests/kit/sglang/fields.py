@@ -1,6 +1,6 @@
 """Prints SGLang's settings by namespace or class, and the variables it reads, as JSON.
 
-A separate program, because importing SGLang changes how a process logs, warns and exits.
+A separate program, because importing SGLang changes logging, warnings and exit.
 """
 
 import json

@@ -125,7 +125,7 @@ class Proxy:
             writer.close()
 
     def fall_silent_at(self, words: str) -> asyncio.Event:
-        """Drop responses from the first GET of a path with `words` on; return an event set then."""
+        """Drop all responses once a GET's path contains `words`; return an event that is set then."""
         silent = asyncio.Event()
 
         def hear(path: str) -> bool:

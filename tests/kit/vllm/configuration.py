@@ -1,6 +1,6 @@
 """vLLM configurations with the attributes that the plug-in reads, for tests without vLLM.
 
-The classes carry vLLM's module names, because the plug-in finds the settings by them.
+The classes carry vLLM's module names, by which the plug-in finds the settings.
 """
 
 from dataclasses import dataclass, field, replace

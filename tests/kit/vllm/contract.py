@@ -1,6 +1,6 @@
 """Checks the vLLM plug-in's protocols against vLLM itself, and prints what is missing as JSON.
 
-A separate program, because importing vLLM changes how a process logs, warns and exits.
+A separate program, because importing vLLM changes logging, warnings and exit.
 """
 
 import inspect

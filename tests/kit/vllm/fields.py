@@ -1,6 +1,6 @@
 """Prints vLLM's settings by class, and the environment variables that it reads, as JSON.
 
-A separate program, because importing vLLM changes how a process logs, warns and exits.
+A separate program, because importing vLLM changes logging, warnings and exit.
 """
 
 import json

@@ -45,8 +45,7 @@ class Found:
     asked_tokens: int
     """Tokens that the engine's requests could have used from the cache.
 
-    vLLM's own count is not used: for requests that were handed over, vLLM reports the prefill engine's
-    cached tokens.
+    vLLM's own count is unusable: for requests handed over, it has the prefill engine's cached tokens.
     """
     hit_tokens: int
     """How many of these tokens were cached."""

@@ -370,7 +370,7 @@ class Rig:
         )
 
     def lost(self) -> int:
-        """Return how many slots are neither free nor in the tree; running requests' slots count."""
+        """Return how many slots are neither free nor in the tree, including running requests'."""
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:

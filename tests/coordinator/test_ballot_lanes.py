@@ -1,4 +1,4 @@
-"""The lanes that a ballot keeps from round to round, held against all levels computed from scratch."""
+"""A ballot updates its lanes incrementally; compare them with lanes computed from scratch."""
 
 import random
 from collections.abc import Callable
@@ -57,7 +57,7 @@ REPORTS: st.SearchStrategy[Progress] = st.one_of(
 
 
 def seat_lanes(seat: Seat, seen: Sightings, world_size: int, rank: int) -> list[int]:
-    """Return what a seat's lanes must say, from what was seen alone."""
+    """Return the expected lanes of a prefetch slot, computed from the progress seen."""
     deadline = -(rank + 1) if seen.expired else 0
     if seat.phase is Phase.TRANSFER:
         ceiling = NEUTRAL if seen.ceiling == UNBOUNDED else seen.ceiling * world_size + rank
@@ -75,9 +75,10 @@ def queue_lanes(
     seen: Callable[[int], Sightings | None],
     named: Callable[[int], int],
 ) -> list[int]:
-    """Return what a queue's lanes must say: `line` has the tickets that have not settled.
+    """Return the expected lanes of a queue, computed from scratch; `line` has the unsettled tickets.
 
-    What is not expected any more has ended on every rank, and so here.
+    An operation that is no longer expected has ended on every rank, so the lanes count it as ended
+    here.
     """
     outcomes = [(ticket, outcome(queue, seen(operation))) for ticket, operation in line]
     for ticket, ended in outcomes:
@@ -89,7 +90,7 @@ def queue_lanes(
 
 
 def outcome(queue: Queue, seen: Sightings | None) -> bool | None:
-    """Say how an operation has ended in its queue, or None while it has not."""
+    """Return whether an operation succeeded in its queue, or None while it is in flight."""
     if seen is None:
         return True
     if queue is Queue.QUARANTINE:
@@ -101,7 +102,7 @@ def outcome(queue: Queue, seen: Sightings | None) -> bool | None:
 
 @dataclass
 class Kept:
-    """A ballot that is changed step by step, and a plain account of what was done to it."""
+    """A ballot that changes step by step, and a plain record of all its changes."""
 
     ballot: Ballot = field(default_factory=lambda: Ballot(SHAPE, RANK))
     seats: dict[int, Seat] = field(default_factory=dict[int, Seat])
@@ -111,20 +112,20 @@ class Kept:
     settled: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(Queue, 0))
     ticket: int = 0
     expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
-    """What was reported of each operation since it was expected."""
+    """Progress reported for each operation since it was expected."""
     names: dict[int, int] = field(default_factory=dict[int, int])
-    """The operation that a number stands for: another one after it was forgotten."""
+    """Map a test's operation number to its current id: forgetting an operation assigns a new id."""
 
     def operation(self, number: int) -> int:
         return self.names.get(number, number)
 
     def vote(self) -> list[int]:
-        """Return all lanes but the header, as the ballot fills them."""
+        """Return all lanes except the header, as the ballot fills them."""
         vector = self.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
         return [int(lane) for lane in vector[HEADER_LANES:]]
 
     def body(self) -> list[int]:
-        """Return all lanes but the header, from scratch."""
+        """Return all lanes except the header, computed from scratch."""
         lanes: list[int] = []
         for queue in Queue:
             line, through = self.lines[queue], self.settled[queue]
@@ -141,7 +142,7 @@ class Kept:
         return lanes
 
     def seen(self, operation: int) -> Sightings | None:
-        """Return the levels that the reports come to, or None of an operation that was forgotten."""
+        """Return the progress that the reports add up to, or None if the operation was forgotten."""
         reports = self.expected.get(operation)
         if reports is None:
             return None
@@ -169,7 +170,7 @@ class Kept:
             self.expected[progress.operation].append(progress)
 
     def seat(self, operation: int, phase: Phase, bound: int) -> None:
-        """Give an operation a seat, or its seat another meaning."""
+        """Give an operation a free prefetch slot, or change the phase and bound of its slot."""
         theirs = [at for at, each in self.seats.items() if each.operation == operation]
         free = [at for at in range(SHAPE.seats) if at not in self.seats]
         for at in (theirs or free)[:1]:
@@ -182,7 +183,7 @@ class Kept:
         self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
 
     def enqueue(self, operation: int, queue: Queue) -> None:
-        """Put an operation into a queue, unless it stands in one."""
+        """Put an operation into a queue, unless it is in one."""
         if any(operation == each for line in self.lines.values() for _, each in line):
             return
         self.ticket += 1
@@ -191,13 +192,13 @@ class Kept:
         self.expected.setdefault(operation, [])
 
     def settle(self, queue: Queue) -> None:
-        """Let the first of a queue settle, whatever was seen of it here."""
+        """Settle the first operation of a queue, whatever progress this rank has seen."""
         if self.lines[queue]:
             self.settled[queue], _ = self.lines[queue].pop(0)
             self.ballot.dequeue(queue, self.settled[queue])
 
     def forget(self, number: int) -> None:
-        """Forget an operation; its id is not used again."""
+        """Forget an operation; its id is never reused."""
         operation = self.operation(number)
         self.names[number] = operation + 100
         self.ballot.forget(operation)
@@ -208,14 +209,14 @@ class Kept:
 @given(data=st.data())
 @settings(max_examples=300)
 def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObject) -> None:
-    """Rule R13, for any interleaving of what the replica says and what the executor reports."""
+    """Rule R13, for any interleaving of replica commands and executor reports."""
     votes = votes_of_a_walk(data)
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes]
 
 
 def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
-    """Let be said and reported what is drawn; return each vote, and what it should have been."""
+    """Apply drawn commands and reports; return each vote with the expected vote."""
     kept = Kept()
     votes: list[tuple[list[int], list[int]]] = []
     for _ in range(data.draw(st.integers(1, 40))):
@@ -249,14 +250,14 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
 def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
     queue: Queue, seed: int
 ) -> None:
-    """Section 7: whatever failed means in it, and whichever become quiet after their deadline."""
+    """Section 7: also if operations fail, or finish their I/O only after the quiesce deadline."""
     votes = votes_of_a_long_queue(queue, random.Random(seed))
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes], f"seed {seed}"
 
 
 def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[int], list[int]]]:
-    """Let much of a queue fail and end anywhere; return each vote, and what it should have been."""
+    """Let operations of a long queue fail and finish at random; return votes with expected votes."""
     kept = Kept()
     votes: list[tuple[list[int], list[int]]] = []
     for operation in range(1, 400):
@@ -277,7 +278,7 @@ def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Compare every vector that a rank launches with its replica and sightings; count the seats."""
+    """Compare each launched vector with lanes from replica and progress; collect the slots in use."""
     open_round = RankCache.open_round
     taken: list[int] = []
 
@@ -318,7 +319,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_seat_says_what_the_replica_takes_it_to_mean_in_every_round(
     compared: list[int], seed: int, depth: int
 ) -> None:
-    """R13: the replica's seats and the ballot's are told of each other, and never part."""
+    """R13: the replica and the ballot hold the same prefetch slots in every round."""
     result = run_schedule(seed, depth=depth, profile=("llama", "gemma", "qwen-next")[seed % 3])
 
     assert result.violation is None, result.violation

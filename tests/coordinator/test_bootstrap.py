@@ -1,4 +1,4 @@
-"""Bootstrap: equal settings on every rank, and nobody goes on if one rank cannot."""
+"""Bootstrap: settings are equal on every rank, and no rank continues if one cannot."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def test_a_setting_without_a_fingerprint_is_refused() -> None:
 
 
 def test_every_setting_of_a_cache_has_a_fingerprint_of_its_own() -> None:
-    """Whatever is added to the settings is compared, or its type is refused."""
+    """A new setting is compared automatically, or its type is refused."""
     leaves = flatten(config())
 
     assert {"model", "bounds.prefetches", "timeouts.round_s", "stop_policy.rule"} <= leaves.keys()
@@ -87,7 +87,7 @@ def test_a_difference_names_the_field_the_values_and_the_ranks() -> None:
 
 
 def test_a_field_that_one_rank_lacks_is_a_difference() -> None:
-    """Two versions of Lockstep in one group differ in the settings they have."""
+    """Two versions of Lockstep in one group have different sets of settings."""
     assert differing([{"a": None}, {}]) == ["a is None on rank 0, absent on rank 1"]
 
 
@@ -173,7 +173,7 @@ def test_the_first_three_differences_are_shown_and_the_others_counted() -> None:
     ],
 )
 def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message: str) -> None:
-    """Rule R1: no rank goes on to a round that another will not reach."""
+    """Rule R1: no rank continues to a round that another will not reach."""
 
     def agree(collective: InProcessCollective) -> str:
         with pytest.raises(ConfigError) as raised:
@@ -184,7 +184,7 @@ def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message
 
 
 def differing(settings: list[dict[str, Scalar]]) -> list[str]:
-    """Return the differences of what ranks were started with."""
+    """Return the differences between the ranks' settings."""
     return differences([fingerprint(each, str) for each in settings])
 
 
@@ -199,7 +199,7 @@ def config() -> CacheConfig:
 
 
 def on_every_rank(world_size: int, run: Callable[[InProcessCollective], T]) -> list[T]:
-    """Run every rank of a new group in a thread of its own."""
+    """Run every rank of a new group in a separate thread."""
     group = InProcessGroup(world_size)
     with ThreadPoolExecutor(world_size) as pool:
         members = [group.member(rank) for rank in range(world_size)]

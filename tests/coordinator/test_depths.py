@@ -1,8 +1,8 @@
-"""Depth 0 and depth 1 keep the same promises, in every order in which things can happen.
+"""Depth 0 and depth 1 keep the same guarantees, in every order of events.
 
-One prefetch of three pages on two ranks. Each schedule says how many sides of rounds pass between an
-order and what a rank reports of it, when rank 0 sees the deadline pass, and when the request is
-aborted. A round has two sides in each step: before its first half, and between its halves.
+One prefetch of three pages runs on two ranks. A round has two sides in each step: before its first
+half, and between its halves. Each schedule counts in sides: the delay from an order to a rank's report,
+the time at which rank 0 sees the deadline pass, and the time of the abort.
 """
 
 from dataclasses import dataclass
@@ -20,40 +20,40 @@ PAGES = 3
 PROMPT = list(range(PAGES * PAGE_TOKENS))
 HOST_PAGES = 8
 SIDES_MAX = 80
-"""Far more than any schedule takes."""
+"""A bound far above the length of any schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When things happen, in sides of rounds. Rank 0 can read every page, rank 1 the first two."""
+    """Times of events, in sides of rounds. Rank 0 can read every page, rank 1 only the first two."""
 
     answers: tuple[int, int]
-    """From the order to look up to each rank's answer."""
+    """Delay from the lookup order to each rank's answer."""
     reads: tuple[int, int]
-    """From the order to read to each rank's report."""
+    """Delay from the read order to each rank's report."""
     deadline: int | None
-    """From the start until rank 0 sees the deadline of what is in flight pass."""
+    """Time from the start until rank 0 sees the deadline of the operation in flight pass, or None."""
     abort: int | None
-    """From the start until the request is aborted, on every rank."""
+    """Time from the start until the request is aborted on every rank, or None."""
     quiet: int
-    """From the order to cancel until rank 1 is quiet; rank 0 is at once."""
+    """Delay from the cancel order until rank 1 has no I/O in flight; on rank 0 it is zero."""
 
 
 class Outcome(NamedTuple):
-    """What a schedule came to, on every rank."""
+    """The result of a schedule, equal on every rank."""
 
     cached: int
     """Pages that a match finds on the host."""
     landed: int
-    """Pages that have landed on every rank."""
+    """Pages that landed on every rank."""
     disturbed: bool
-    """Whether a deadline or an abort came."""
+    """Whether a deadline passed or an abort was issued."""
     free: int
-    """Host pages."""
+    """Free host pages."""
     ended: int
-    """Prefetches that have ended, in whatever way."""
+    """Prefetches that ended, with any outcome."""
     fetches: int
-    """Orders that nobody has taken."""
+    """Read orders that no executor has processed."""
     steps: int
 
 
@@ -69,7 +69,7 @@ class Play:
         self._side = 0
 
     def run(self) -> Outcome:
-        """Play the schedule, and check the replicas after every step."""
+        """Run the schedule, and check the replicas after every step."""
         assert self.ranks.every(lambda cache: cache.prefetch("a", PROMPT))
         halves = [RankCache.open_round, RankCache.close_round]
         if self.ranks.depth:
@@ -94,7 +94,7 @@ class Play:
 
     def _pass_side(self, *, first: bool) -> None:
         schedule = self.schedule
-        # At depth 0 both halves are one call of the engine, so nothing comes between them.
+        # At depth 0 the engine runs both halves in one call, so nothing comes between them.
         engine_has_its_turn = first or self.ranks.depth
         late = schedule.abort is not None and self._side >= schedule.abort
         if late and engine_has_its_turn and not self.aborted:
@@ -137,7 +137,7 @@ def schedules(delays: range, moments: range) -> list[Schedule]:
         for deadline in (None, *moments)
         for abort in (None, *moments)
         for quiet in (0, 3)
-        # What comes after the other has ended the prefetch is another schedule's business.
+        # If one comes long after the other, the prefetch has ended by then: other schedules cover that.
         if deadline is None or abort is None or abs(deadline - abort) <= 1
     ]
 
@@ -151,7 +151,7 @@ ALL = schedules(range(4), range(10))
 def test_whatever_comes_on_whichever_side_of_a_round_the_promises_hold(
     chosen: list[Schedule], depth: int
 ) -> None:
-    """P3, R3, R13: the replicas are equal after each step, and whole and empty at the end."""
+    """P3, R3, R13: replicas are equal after each step, and consistent and leak-free at the end."""
     played = [(schedule, Play(schedule, depth).run()) for schedule in chosen]
 
     assert [each for each in played if each[1].cached > each[1].landed] == []
@@ -163,7 +163,7 @@ def test_whatever_comes_on_whichever_side_of_a_round_the_promises_hold(
 
 
 def test_with_io_that_ends_at_once_a_prefetch_takes_one_step_more_in_all() -> None:
-    """What a verdict orders at depth 1 can be in the round that the same step launches."""
+    """At depth 1, a step applies a verdict and then launches, so the orders' reports fit that round."""
     at_once = Schedule(answers=(0, 0), reads=(0, 0), deadline=None, abort=None, quiet=0)
 
     steps = [Play(at_once, depth).run().steps for depth in (0, 1)]

@@ -1,4 +1,4 @@
-"""The error path of a divergence: the first entry that differs is named."""
+"""The error path of a divergence: the error names the first entry that differs."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -14,7 +14,7 @@ entries = st.lists(st.sampled_from("abc"), max_size=12)
 
 
 def test_a_recorder_keeps_the_last_entries_and_counts_all() -> None:
-    """Rule R10: it does not grow with the life of the group."""
+    """Rule R10: the recorder's memory is bounded over the life of the group."""
     recorder = Recorder(capacity=3)
     for number in range(5):
         recorder.record("take", number, "host")
@@ -37,7 +37,7 @@ def test_the_first_difference_is_where_the_first_rank_left_the_others(
 
 
 def obvious_difference(ranks: list[list[str]]) -> str | None:
-    """Look at one entry of every rank after the other."""
+    """Return the first difference by comparing all ranks' entries one index at a time."""
     for at, entries_there in enumerate(zip_longest(*ranks, fillvalue="nothing")):
         if len(set(entries_there)) > 1:
             said = "; ".join(f"rank {rank}: {entry}" for rank, entry in enumerate(entries_there))
@@ -137,7 +137,7 @@ def recorder_of(*entries: str) -> Recorder:
 
 
 def explained(recorders: list[Recorder], different: list[str]) -> list[str]:
-    """Return what each rank's error says, of ranks that run in threads."""
+    """Run the ranks in threads; return the text of each rank's error."""
     group = InProcessGroup(len(recorders))
     with ThreadPoolExecutor(len(recorders)) as pool:
         running = [

@@ -1,4 +1,4 @@
-"""Lanes: one vector of fixed length, whose meaning the layout gives."""
+"""Lanes: one vector of fixed length, whose meaning is defined by the layout."""
 
 import msgspec
 import numpy as np
@@ -51,7 +51,7 @@ def layout(seats: SeatTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 9
 def test_the_vector_has_the_length_of_its_shape_whatever_is_in_it(
     phases: list[Phase], left: set[int]
 ) -> None:
-    """Rule R1: every round of an epoch has the same length, and a free seat says nothing."""
+    """Rule R1: every round of an epoch has the same length; lanes of a free slot are neutral."""
     ballot = Ballot(SHAPE, RANK)
     for seat, phase in enumerate(phases):
         ballot.seat(100 + seat, seat, phase)
@@ -111,7 +111,7 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
 def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_the_header(
     voter: Voter, lanes: list[int]
 ) -> None:
-    """Rule R1: a round is as long however many requests there are, and whatever is staged."""
+    """Rule R1: the length of a round depends neither on the number of requests nor on proposals."""
     without, having = (Ballot(SHAPE, RANK).fill(layout(), each) for each in (VOTER, voter))
 
     assert without.shape == having.shape
@@ -120,7 +120,7 @@ def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_
 
 
 def test_a_vector_that_was_given_away_is_not_written_again() -> None:
-    """The transport owns what it is given, and may still be reading it."""
+    """The transport owns a vector after launch, and may still be reading it."""
     ballot = Ballot(SHAPE, RANK)
     ballot.seat(5, 0, Phase.TRANSFER)
     first = ballot.fill(layout(), VOTER)
@@ -138,7 +138,7 @@ def test_a_vector_that_was_given_away_is_not_written_again() -> None:
 def test_the_order_and_the_grouping_of_the_ranks_do_not_matter(
     ballots: list[np.ndarray], data: st.DataObject
 ) -> None:
-    """Section 7: a hierarchical transport folds in another order and gets the same vector."""
+    """Section 7: a hierarchical transport folds in a different order and gets the same vector."""
     whole = fold(ballots).tolist()
     shuffled = data.draw(st.permutations(ballots))
     cut = data.draw(st.integers(1, len(ballots)))
@@ -154,7 +154,7 @@ def test_the_order_and_the_grouping_of_the_ranks_do_not_matter(
     name=st.sampled_from(sorted(PAIRS)),
 )
 def test_a_pair_folds_to_an_equality_check(values: list[int], name: str) -> None:
-    """Rule R2, over the whole range of a digest: no sum overflows into an agreement."""
+    """Rule R2, over the whole range of a digest: no overflow makes different digests look equal."""
     ballots = [np.zeros(HEADER_LANES, dtype=np.int64) for _ in values]
     for ballot, value in zip(ballots, values, strict=True):
         ballot[PAIRS[name] : PAIRS[name] + 2] = value, -value

@@ -1,4 +1,4 @@
-"""Operation phases: the table of transitions, walked from end to end."""
+"""Operation phases: the table of transitions, walked from the first phase to DONE."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ ALL = set(product(Kind, Phase, Phase))
 
 
 def way_to(kind: Kind, phase: Phase) -> list[Phase] | None:
-    """Return the shortest steps from the first phase to `phase`, or None if there are none."""
+    """Return the shortest path from the first phase to `phase`, or None if there is none."""
     ways: list[list[Phase]] = [[FIRST_PHASE[kind]]]
     for way in ways:
         if way[-1] is phase:
@@ -64,7 +64,7 @@ def test_no_operation_walks_in_a_circle(kind: Kind) -> None:
 
 
 def ahead_of(kind: Kind, phase: Phase) -> set[Phase]:
-    """Return the phases that can come after one, in however many transitions."""
+    """Return the phases reachable from a phase by any number of transitions."""
     seen: set[Phase] = set()
     ahead = set(TRANSITIONS[kind][phase])
     while ahead:
@@ -76,7 +76,7 @@ def ahead_of(kind: Kind, phase: Phase) -> set[Phase]:
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
 def test_what_moves_pages_is_never_done_without_the_way_through_quiesce(kind: Kind) -> None:
-    """Rule R3: QUARANTINED is entered from QUIESCE alone, and QUIESCE from what has I/O."""
+    """Rule R3: QUARANTINED is entered only from QUIESCE, and QUIESCE only from phases with I/O."""
     enters = {
         target: {phase for each, phase, after in LEGAL if each is kind and after is target}
         for target in (Phase.QUIESCE, Phase.QUARANTINED)

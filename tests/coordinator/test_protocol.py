@@ -1,6 +1,6 @@
-"""The rules of `coordinator/round.py`, counted and measured on every rank.
+"""The rules P1 to P8 of `coordinator/round.py`, counted and measured on every rank.
 
-P2, P6 and P7 are shown by tests/scenarios.
+P2, P6 and P7 are covered by tests/scenarios.
 """
 
 import random
@@ -34,22 +34,22 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 T = TypeVar("T")
 
 ROOM = 4
-"""The seats of groups that have no cache."""
+"""Prefetch slots of groups without a cache."""
 
 NO_SEATS: SeatTable = Seats(ROOM).freeze()
 
 STEPS_MAX = 2000
-"""Far more than any test takes."""
+"""A bound far above the steps of any test."""
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 class Exchanges:
-    """What each rank gave to its group, read where the ranks meet."""
+    """Records the values that each rank gives to its group."""
 
     def __init__(self, group: InProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[list[tuple[str, int]]] = [[] for _ in range(group.world_size)]
-        """For each rank, the kind and the length of everything it gave, in order."""
+        """For each rank, the kind and the length of every value given, in order."""
         give = group.give
 
         def watched(key: tuple[str, int], rank: int, value: Any) -> None:
@@ -69,7 +69,7 @@ def prompt(number: int, pages: int = 3) -> list[int]:
 def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
     depth: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, R1: counted on every rank, while each rank's storage answers at its own pace."""
+    """P1, R1: counted on every rank, with random storage delays per rank."""
     ranks = RanksInTurn(3, depth=depth, host_pages=2000)
     exchanges = Exchanges(ranks.group, monkeypatch)
     assert all(prefetch_everywhere(ranks, number) for number in range(wanted))
@@ -88,7 +88,7 @@ def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
 def test_a_step_applies_its_own_round_or_the_one_before_and_leaves_its_own_pending(
     depth: int, after_a_step: str
 ) -> None:
-    """P3."""
+    """P3: depth 0 applies its own round, depth 1 the previous one."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
     ranks.report(Answered(1, 3))
@@ -101,7 +101,7 @@ def test_a_step_applies_its_own_round_or_the_one_before_and_leaves_its_own_pendi
 
 
 def test_at_most_one_round_is_pending() -> None:
-    """P3: neither half may be called twice, and doing so changes nothing."""
+    """P3: a second call of either half raises UsageError and changes nothing."""
     rounds = group_of_rounds(2)
     with pytest.raises(UsageError, match="open one first"):
         rounds[0].close()
@@ -116,7 +116,7 @@ def test_at_most_one_round_is_pending() -> None:
 
 @DEPTHS
 def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> None:
-    """P4: ranks run as threads, each with storage of its own pace; all see the same history."""
+    """P4: ranks run in threads with random storage delays; all replicas have the same history."""
     ranks = RanksInTurn(4, depth=depth, bounds=Bounds(prefetches=4))
 
     histories = in_threads(4, lambda rank: history_at_a_pace_of_its_own(ranks, rank))
@@ -126,7 +126,7 @@ def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> Non
 
 
 def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
-    """P4, R13: nobody goes on with a conclusion of its own."""
+    """P4, R13: no rank continues alone after a timeout."""
     ranks = RanksInTurn(3, timeouts=Timeouts(round_s=0.05))
     ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
     ranks.report(Answered(1, 3))
@@ -137,7 +137,7 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     text = r"rank 2 did not join round 1 .*; a round may take 0.05 s \(timeouts.round_s\)$"
     with pytest.raises(CollectiveTimeout, match=text):
         ranks.caches[0].close_round()
-    # The first has left by now, which the others need not find out by waiting.
+    # Rank 0 has left by now, so rank 1 gets an error without waiting for the deadline.
     with pytest.raises(GroupError):
         ranks.caches[1].close_round()
     ranks.caches[2].open_round()
@@ -149,7 +149,7 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
 
 
 class Header(NamedTuple):
-    """What one rank has in the header of its ballot."""
+    """The header fields of one rank's ballot."""
 
     epoch: int = 1
     rounds: int = 0
@@ -167,7 +167,7 @@ class Header(NamedTuple):
     ],
 )
 def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: Header) -> None:
-    """P5, R2: each of the four, found by every rank at once, with nothing read from the body."""
+    """P5, R2: every rank finds each of the four differences in the same round, and ignores the body."""
     headers = [Header(), Header(), odd]
     rounds = group_of_rounds(3, epochs=tuple(header.epoch for header in headers))
 
@@ -190,7 +190,7 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: 
 
 @DEPTHS
 def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) -> None:
-    """P5, R2: the epoch ends in the same round, and the first entry that differs is named."""
+    """P5, R2: the epoch ends in the same round, and the error names the first entry that differs."""
     ranks = RanksInTurn(3, depth=depth)
     ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
     ranks.step()
@@ -211,13 +211,13 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert "the ranks differ in state digest and layout digest" in ended[0][1]
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
-    # At depth 1 the round before, in which all agreed, is applied first; the body of theirs is not.
+    # At depth 1 the previous round, which all agreed on, is applied first. The differing round is not.
     assert {cache.inspection.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 
 @DEPTHS
 def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) -> None:
-    """P5, R3: free lists are replicated state, so one page of difference shows at once."""
+    """P5, R3: free lists are replicated state, so a difference of one page shows in the next round."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.compute("warm", prompt(1))
     ranks.caches[0].inspection.prefixes.residence.pools[1][0].take(1)
@@ -238,7 +238,7 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
 def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """P8: whatever a wait raises, nobody goes on."""
+    """P8: any error of a wait ends the epoch."""
 
     def break_down(*_: object) -> None:
         raise InternalError("the shared memory begins with nonsense")
@@ -255,7 +255,7 @@ def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
 
 
 def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collective() -> None:
-    """P8."""
+    """P8: an epoch that has ended raises its error again and launches nothing."""
     ranks = RanksInTurn(2)
     ranks.executors[0].ill = "the device fell off the bus"
     for cache in ranks.caches:
@@ -275,7 +275,7 @@ def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collectiv
 
 
 def test_the_end_closes_the_transport_so_that_others_need_not_wait() -> None:
-    """P8: who is ahead and has left is noticed without a timeout."""
+    """P8: a rank that is a round behind notices that the others have left, without a timeout."""
     group = InProcessGroup(2)
     rounds = group_of_rounds(2, group=group)
     for rank, each in enumerate(rounds):
@@ -290,7 +290,7 @@ def test_the_end_closes_the_transport_so_that_others_need_not_wait() -> None:
 
 
 def counts_of_collectives(ranks: RanksInTurn, pace: random.Random) -> list[list[int]]:
-    """Step until nothing is in flight, each rank's storage at its own pace; count after each step."""
+    """Step until nothing is in flight, with random storage delays; count collectives per step."""
     counts: list[list[int]] = []
     while len(counts) < 5 or not ranks.caches[0].inspection.idle:
         for executor in ranks.executors:
@@ -303,7 +303,7 @@ def counts_of_collectives(ranks: RanksInTurn, pace: random.Random) -> list[list[
 
 
 def history_at_a_pace_of_its_own(ranks: RanksInTurn, rank: int) -> list[tuple[int, int]]:
-    """Run one rank through the commands of all; return its digests after each step."""
+    """Issue all ranks' commands on one rank, with random delays; return its digests after each step."""
     cache, executor, pace = ranks.caches[rank], ranks.executors[rank], random.Random(rank)
     history: list[tuple[int, int]] = []
     for step in range(120):
@@ -319,7 +319,7 @@ def history_at_a_pace_of_its_own(ranks: RanksInTurn, rank: int) -> list[tuple[in
 
 
 def ended_by(call: Callable[[], object]) -> RankUnhealthy:
-    """Return what ends the epoch in a call, because a rank cannot go on."""
+    """Return the RankUnhealthy error that the call raises."""
     with pytest.raises(RankUnhealthy) as raised:
         call()
     return raised.value
@@ -330,7 +330,7 @@ def prefetch_everywhere(ranks: RanksInTurn, number: int) -> bool:
 
 
 def ballots_of(world_size: int) -> list[Ballot]:
-    """Return the ballots of each rank of a group."""
+    """Return one ballot per rank of a group."""
     shape = BallotShape(world_size=world_size, seats=ROOM)
     return [Ballot(shape, rank) for rank in range(world_size)]
 
@@ -338,7 +338,7 @@ def ballots_of(world_size: int) -> list[Ballot]:
 def group_of_rounds(
     world_size: int, *, group: InProcessGroup | None = None, epochs: tuple[int, ...] = ()
 ) -> list[Rounds]:
-    """Return the rounds of each rank of a group, with room for four prefetches."""
+    """Return one `Rounds` per rank of a group, with four prefetch slots."""
     group = group or InProcessGroup(world_size)
     members: list[InProcessCollective] = [group.member(rank) for rank in range(world_size)]
     return [
@@ -359,7 +359,7 @@ def open_all(rounds: list[Rounds]) -> None:
 
 
 def one_more_round(cache: Cache) -> None:
-    """Close the pending round, which may still be delivered, and run another."""
+    """Close the pending round, which may still complete, and run another."""
     cache.close_round()
     cache.step()
 
@@ -370,6 +370,6 @@ def steps(cache: Cache, number: int) -> None:
 
 
 def in_threads(world_size: int, run: Callable[[int], T]) -> list[T]:
-    """Run every rank in a thread of its own, since gathering waits for all of them."""
+    """Run every rank in a separate thread, because gathering blocks until all have joined."""
     with ThreadPoolExecutor(world_size) as pool:
         return [each.result(60) for each in [pool.submit(run, rank) for rank in range(world_size)]]

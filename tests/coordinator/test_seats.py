@@ -1,4 +1,4 @@
-"""Seats: the lowest free one, and tables that never change."""
+"""Prefetch slots: the lowest free slot is taken, and frozen tables never change."""
 
 import random
 
@@ -14,7 +14,7 @@ PHASES = (Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER)
 
 
 def random_walk(seed: int, seats: Seats, model: dict[int, Seat], changes: int) -> None:
-    """Take, change and give back at random; `model` is what every seat means afterwards."""
+    """Take, change and free slots at random; update `model` to the expected content."""
     draw = random.Random(seed)
     for operation in range(1, changes + 1):
         action = draw.choice(("take", "take", "change", "give back"))
@@ -47,7 +47,7 @@ def test_a_seat_is_the_lowest_free_one_and_means_what_was_said_last(seed: int) -
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_frozen_table_never_changes(seed: int) -> None:
-    """P2: a verdict is read under the table of its launch, whatever has changed since."""
+    """P2: a verdict is read under the table frozen at launch, even if slots have changed since."""
     seats, model = Seats(ROOM), dict[int, Seat]()
     tables, at_launch = list[SeatTable](), list[tuple[bytes, int, dict[int, Seat]]]()
     for leg in range(20):
@@ -75,7 +75,7 @@ def test_a_table_is_made_anew_only_after_a_change() -> None:
 
 
 def test_seats_that_mean_the_same_have_one_digest_however_that_came() -> None:
-    """Rule R2: ranks compare digests, so they depend on nothing but the rows."""
+    """Rule R2: ranks compare digests, so a digest depends only on the rows, not on their history."""
     one, other = Seats(ROOM), Seats(ROOM)
     one.take(7, Phase.TRANSFER)
     other.take(5, Phase.QUERY)
@@ -89,7 +89,7 @@ def test_seats_that_mean_the_same_have_one_digest_however_that_came() -> None:
 
 
 def test_tables_that_differ_have_digests_that_differ() -> None:
-    """Rule R2: in the operation, the phase, the bound, or the seat."""
+    """Rule R2: a difference in operation, phase, bound or slot number changes the digest."""
     tables = [Seats(2) for _ in range(6)]
     tables[1].take(1, Phase.QUERY)
     tables[2].take(2, Phase.QUERY)

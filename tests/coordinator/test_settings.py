@@ -1,4 +1,4 @@
-"""Settings are checked by their annotations, and refused by the path of the field."""
+"""Settings are validated by their annotations; an error names the path of the field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Stop policies: whether the engine waits for a prefetch, and for how long at most."""
+"""Stop policies: whether the engine waits for a prefetch, and the longest wait."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Verdicts: what every rank reads from the fold of all ballots."""
+"""Verdicts: the conclusions that every rank reads from the fold of all ballots."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -26,7 +26,7 @@ pages = st.integers(0, 1 << 20)
 
 
 class Group:
-    """The ballots of some ranks, their seats, and what is read of them round by round."""
+    """The ballots of a group of ranks, its prefetch slots, and the verdicts of its rounds."""
 
     def __init__(self, ranks: int) -> None:
         shape = BallotShape(world_size=ranks, seats=ROOM)
@@ -36,7 +36,7 @@ class Group:
         self._verdicts = Verdicts(shape)
 
     def take(self, *seats: Seat) -> list[int]:
-        """Let operations take seats in the order given."""
+        """Give each operation a prefetch slot, in the order given; return the slot numbers."""
         numbers: list[int] = []
         for each in seats:
             numbers.append(self.seats.take(each.operation, each.phase, each.bound))
@@ -45,7 +45,7 @@ class Group:
         return numbers
 
     def vote(self, *, times_ms: Sequence[int] | None = None) -> Verdict:
-        """Fill each rank's ballot, fold, and read."""
+        """Fill each rank's ballot, fold them, and return the verdict."""
         self.rounds += 1
         layout = LaneLayout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
         vectors = [
@@ -64,7 +64,7 @@ def lowest(values: Sequence[int]) -> tuple[int, int]:
 def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
     answers: list[int],
 ) -> None:
-    """Rule R2: not a bare count."""
+    """Rule R2: the verdict names a rank, not only a count."""
     group = Group(len(answers))
     group.take(Seat(3, Phase.QUERY))
     for ballot, answer in zip(group.ballots, answers, strict=True):
@@ -128,7 +128,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
         expired_rank=None,
     )
 
-    # While nothing has landed and nothing is known to be missing, there is nothing to say.
+    # A verdict is empty while nothing has landed and no page is known to be missing.
     assert group.vote().seats == ((arrived,) if fewest or ceilings else ())
 
 
@@ -142,7 +142,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
 def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw_it(
     ranks: list[list[bool | None]],
 ) -> None:
-    """Section 7: each list is one rank's outcomes of tickets 1 to 6; None still runs."""
+    """Section 7: each list is one rank's outcomes of tickets 1 to 6; None is still in flight."""
     group = Group(len(ranks))
     for ballot, ticket in product(group.ballots, range(1, 7)):
         ballot.enqueue(Queue.LOAD_BACK, ticket, 50 + ticket)
@@ -172,7 +172,7 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
 
 
 def test_seats_are_read_in_the_order_of_their_operations() -> None:
-    """Section 2: the replica applies verdicts in operation order, whoever sits where."""
+    """Section 2: the replica applies verdicts in operation order, whatever the slot order."""
     group = Group(2)
     group.take(Seat(3, Phase.TRANSFER), Seat(2, Phase.QUERY), Seat(1, Phase.TRANSFER))
     for ballot in group.ballots:
@@ -299,7 +299,7 @@ def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
 
 
 def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:
-    """Rules R6, R7."""
+    """Rules R6, R7: a verdict is immutable and shares no memory with the vector."""
     shape = BallotShape(world_size=1, seats=1)
     seats, ballot, verdicts = Seats(1), Ballot(shape, 0), Verdicts(shape)
     ballot.seat(3, seats.take(3, Phase.QUERY), Phase.QUERY)

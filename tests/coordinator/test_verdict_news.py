@@ -1,4 +1,4 @@
-"""Verdicts that name only what is new leave every replica as verdicts that name everything."""
+"""Verdicts that name only changes lead to the same replica as verdicts that name everything."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -16,13 +16,13 @@ from lockstep.simulation.schedule import run_schedule
 RANKS = 2
 
 History = list[tuple[int, int, int]]
-"""By round and rank: which rank, its rolling digest, and its digest of the whole state."""
+"""By round and rank: the rank, its rolling digest, and the digest of its whole state."""
 
 
 def run(
     monkeypatch: pytest.MonkeyPatch, seed: int, depth: int, profile: str
 ) -> tuple[ScheduleResult, History, list[int]]:
-    """Run a schedule; return what it did, its states, and how many seats each verdict named."""
+    """Run a schedule; return its result, its states, and the number of slots in each verdict."""
     history: History = []
     named: list[int] = []
     close_round, read = RankCache.close_round, Verdicts.read
@@ -43,7 +43,7 @@ def run(
 
 
 def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every verdict be read as if it were the first, and name every seat that is taken."""
+    """Read every verdict as if it were the first, so that it names every slot in use."""
     read = Verdicts.read
 
     def read_everything(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
@@ -69,7 +69,7 @@ def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replica_is_the_same_whether_all_is_applied_again_or_what_is_new(
     monkeypatch: pytest.MonkeyPatch, seed: int, profile: str, depth: int
 ) -> None:
-    """P2, R13: after every round of a schedule with faults, on every rank."""
+    """P2, R13: equal after every round of a schedule with faults, on every rank."""
     result, history, named = run(monkeypatch, seed, depth, profile)
     name_everything(monkeypatch)
     everything, whole_history, all_named = run(monkeypatch, seed, depth, profile)

@@ -1,4 +1,4 @@
-"""Which transport a group gets: what `auto` picks and says, and what happens where it cannot be had."""
+"""Which transport a group gets: the choice of `auto`, and the error if a transport is unavailable."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
 
 
 def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -> None:
-    """Containers of one machine count their processes apart, and cannot open each other's files."""
+    """Containers on one machine have separate PID namespaces and cannot open each other's files."""
     one, other = HostIdentity("kernel", "all"), HostIdentity("kernel", "of a container")
 
     assert ranks_by_host([one, other, one]) == ((0, 2), (1,))
@@ -77,7 +77,7 @@ def test_what_auto_picks_carries_rounds(
 def test_where_the_python_of_one_rank_lacks_a_call_auto_takes_torch_on_all_and_says_why(
     ranks: RanksAsProcesses, call: str, clumsy: int
 ) -> None:
-    """Rule R1: what one rank cannot do must not lead it another way than the others."""
+    """Rule R1: if one rank lacks a system call, all ranks must still pick the same transport."""
     outcomes = ranks.run(partial(lack_a_call, call, clumsy), 2)
 
     assert outcomes[0] == outcomes[1]
@@ -97,14 +97,14 @@ def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
 
 
 def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:
-    """The bootstrap compares all settings over it, and names this one with its ranks."""
+    """The bootstrap compares all settings over torch; its error names the transport and the ranks."""
     assert ranks.run(want_different_things, 2) == ["torch", "torch"]
 
 
 def test_what_a_round_may_take_is_not_bounded_by_what_the_start_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rule R10: a stall between the two deadlines ends a group over hosts no sooner than another."""
+    """Rule R10: the round timeout, not the shorter open timeout, bounds rounds over every transport."""
     given: list[float] = []
 
     def connect_and_tell(*_: object, timeout_s: float, lanes: int) -> None:

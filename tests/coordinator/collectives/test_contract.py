@@ -1,7 +1,7 @@
-"""Every transport keeps the contract, and what only the reference of all promises.
+"""Run the collective contract over every transport, and test guarantees of the in-process reference.
 
-Hosts are pretended: ranks of one machine are told that they are on several. What goes between hosts
-goes over gloo as it would between machines.
+Several hosts are simulated on one machine. Traffic between simulated hosts goes over gloo, as it would
+between machines.
 """
 
 from collections.abc import Collection
@@ -22,7 +22,7 @@ from tests.kit.ranks.as_threads import RanksAsThreads
 
 
 class TestInProcess(CollectiveContract):
-    """The contract, for ranks that are threads."""
+    """The contract, with threads as ranks."""
 
     @pytest.fixture
     def ranks(self) -> RanksAsThreads:
@@ -30,7 +30,7 @@ class TestInProcess(CollectiveContract):
 
 
 class ThreadsOverSharedMemory:
-    """Each rank is a thread that shares memory with the others as if it was a process."""
+    """Run each rank as a thread that shares memory with the others as a process would."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         def over_memory(group: Collective, hold: Hold) -> Any:
@@ -40,7 +40,7 @@ class ThreadsOverSharedMemory:
 
 
 class TestSharedMemory(CollectiveContract):
-    """The contract, for ranks that share memory."""
+    """The contract over shared memory, with threads as ranks."""
 
     @pytest.fixture
     def ranks(self) -> ThreadsOverSharedMemory:
@@ -49,7 +49,7 @@ class TestSharedMemory(CollectiveContract):
 
 @pytest.mark.distributed
 class TestTorch(CollectiveContract):
-    """The contract, for ranks that are processes."""
+    """The contract over torch, with processes as ranks."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:
@@ -58,7 +58,7 @@ class TestTorch(CollectiveContract):
 
 @pytest.mark.distributed
 class TestTwoRanksToAHost(CollectiveContract):
-    """The contract, for hosts of two ranks, and one of one."""
+    """The contract over simulated hosts of two ranks, and of one for an odd rank."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:
@@ -67,7 +67,7 @@ class TestTwoRanksToAHost(CollectiveContract):
 
 @pytest.mark.distributed
 class TestOneRankToAHost(CollectiveContract):
-    """The contract, for ranks that share no host: each speaks for its own."""
+    """The contract over simulated hosts of one rank each, so no ranks share memory."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:
@@ -79,7 +79,7 @@ class TestOneRankToAHost(CollectiveContract):
 def test_a_transport_can_be_made_again_in_processes_that_have_closed_one(
     name: str, tmp_path: Path
 ) -> None:
-    """Who rebuilds a group after an error must not meet the addresses of the one before."""
+    """A group that is rebuilt after an error must not meet the addresses of the previous group."""
     assert RanksAsProcesses(tmp_path).run(partial(open_again, name), 4) == [[3, 3, 3]] * 4
 
 

@@ -1,4 +1,4 @@
-"""An engine's own channel: ballots that come back folded, and none before all ranks' are in it."""
+"""The engine's own channel as a transport: a round completes when all ranks' ballots are folded in."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -16,7 +16,7 @@ from tests.kit.collectives.contract import LANES, random_lanes
 
 
 def header(number: int) -> Vector:
-    """Return what a decider launches a round with."""
+    """Return the lanes with which the scheduler's process launches a round."""
     lanes: Vector = np.zeros(LANES, dtype=np.int64)
     lanes[ROUND] = number
     return lanes
@@ -30,7 +30,7 @@ def ballot(rank: int, number: int) -> FoldedBallots:
 def test_a_round_is_the_minimum_in_whatever_order_ballots_are_folded(
     ranks: list[int], seed: int
 ) -> None:
-    """Rule R1, section 7: every transport gives the vector that the local fold gives."""
+    """Rule R1, section 7: every transport returns the vector of a local fold."""
     rng, channel = np.random.default_rng(seed), EngineChannel(len(ranks))
     vectors = [random_lanes(rng, LANES) for _ in ranks]
     channel.launch(header(1))

@@ -1,15 +1,15 @@
-"""A rank that is killed or stopped anywhere in a round: the others end alike, and nothing is left.
+"""Kill or stop a rank at any line of a round: all others raise the same error and leak nothing.
 
-The points are the lines of the transports' code, as a dry run passes them. What is inherent, since
-no protocol can let the last message be known to have arrived:
+A dry run records the lines of the transports' code that a victim can be stopped at. Three differences
+between survivors are inherent, because no protocol can confirm that its last message arrived:
 
-- **Between hosts, one round.** A courier that dies or stops after the exchange and before it has
-  written the result leaves its own host without a round that the other hosts have. Those end in the
-  round after it. They have applied one verdict more, in an epoch that is over on every rank.
-- **Between hosts, the words.** Only a courier could tell the other hosts which rank was lost. If it is
-  the courier's, they say that a rank of another host was.
-- **At the deadline.** A rank that comes in the moment in which another gives up on it may find the
-  round complete, and learns in the next that it was late in this one.
+- **Between hosts, one round.** If a courier (host-leader thread) dies or stops after the exchange and
+  before it writes the result, its host misses a round that the other hosts have. The others end one
+  round later. They have applied one more verdict, in an epoch that is over on every rank.
+- **Between hosts, the text.** Only a courier can tell the other hosts which rank was lost. If its own
+  rank was lost, the others report only that a rank of another host was lost.
+- **At the deadline.** A rank that arrives while another gives up on it may find the round complete.
+  It learns in the next round that it was late in this one.
 """
 
 import os
@@ -39,18 +39,18 @@ from tests.kit.ranks.as_processes import Member, RanksAsProcesses
 pytestmark = pytest.mark.distributed
 
 SEED = 7
-"""Draws the points of the fast tests."""
+"""Seed that draws the fault points of the fast tests."""
 
 TRIES = 3
-"""How many groups a victim has to come to a point, which depends on what the others do meanwhile."""
+"""Attempts to bring a victim to one point: whether it gets there depends on the other ranks' timing."""
 
 NEVER_CAME = ["the victim did not come there in any round"]
 
 AT_ONCE = 4
-"""How many groups with a stopped rank run side by side: they mostly wait for a deadline."""
+"""Groups with a stopped rank that run concurrently; they mostly wait for a deadline."""
 
 ON_ONE_HOST = [Victim(1, rank, "main", arrives) for rank in (0, 2) for arrives in ("first", "last")]
-"""The rank that made the memory, and one that did not."""
+"""The rank that created the shared memory, and one that did not."""
 
 ON_TWO_HOSTS = [
     Victim(2, 0, "main", "first"),
@@ -59,7 +59,7 @@ ON_TWO_HOSTS = [
     Victim(2, 3, "main", "first"),
     Victim(2, 3, "main", "last"),
 ]
-"""A host's first rank, which speaks for it, and one that does not."""
+"""A host's first rank, which is its leader, and one that is not."""
 
 
 def named(victim: Victim) -> str:
@@ -67,7 +67,7 @@ def named(victim: Victim) -> str:
 
 
 class Trial:
-    """Lets one victim suffer at points of its rounds, on ranks of a kind."""
+    """Kills or stops one victim at points of its rounds, on ranks of one kind."""
 
     def __init__(self, folder: Path, join: Callable[[Member], Opening], victim: Victim) -> None:
         self._ranks = RanksAsProcesses(folder, join=join)
@@ -78,12 +78,12 @@ class Trial:
         return told[self._victim.rank]
 
     def kill_at(self, point: Point) -> list[str]:
-        """Return what was wrong with the survivors of a rank that was killed at the point."""
+        """Kill the victim at the point; return the survivors' faults."""
         fault = Fault(self._victim, signal.SIGKILL, point, PATIENCE_S)
         return self._complaints(fault, "PeerLost")
 
     def stop_at(self, point: Point) -> list[str]:
-        """Return what was wrong with the others while a rank was stopped at the point."""
+        """Stop the victim at the point until the others time out; return all ranks' faults."""
         fault = Fault(self._victim, signal.SIGSTOP, point, SHORT_S)
         return self._complaints(fault, "CollectiveTimeout")
 
@@ -105,7 +105,7 @@ class Trial:
 
 
 def complaints(stories: dict[int, Story], victim: Victim, error: str) -> list[str]:
-    """Return a line for each claim that does not hold of what the ranks tell."""
+    """Return a line for each violated claim in the ranks' reports."""
     wrong: list[str] = []
     for rank, story in stories.items():
         if story.error != error:
@@ -120,7 +120,7 @@ def complaints(stories: dict[int, Story], victim: Victim, error: str) -> list[st
 
 
 def disagreements(stories: dict[int, Story], victim: Victim) -> list[str]:
-    """Return how the survivors differ, if they do by more than is inherent."""
+    """Return how the survivors' reports differ beyond the inherent differences."""
     survivors = {rank: story for rank, story in stories.items() if rank != victim.rank}
     if victim.hosts == 2 and victim.rank == 0:
         hosts = [[survivors[1]], [survivors[2], survivors[3]]]
@@ -150,7 +150,7 @@ def found_at(
 def first_found(
     points: Sequence[Point], call: Callable[[Point], list[str]], count: int
 ) -> list[str]:
-    """Call for points in turn until the victim has come to so many: some it passes by chance alone."""
+    """Try points in turn until the victim has reached `count`; it passes some points only by chance."""
     told = ((point, call(point)) for point in points)
     reached = list(islice(((point, wrong) for point, wrong in told if wrong != NEVER_CAME), count))
     lacking = [f"only {len(reached)} points were come to"] * (len(reached) < count)
@@ -172,7 +172,7 @@ some_victims = pytest.mark.parametrize(
 def test_a_rank_killed_or_stopped_in_a_round_ends_all_others_alike(
     victim: Victim, tmp_path: Path
 ) -> None:
-    """Rules R10 and R13, at a few points that a seed draws."""
+    """Rules R10 and R13, at a few points drawn by a seed."""
     trial = trial_on(tmp_path, victim)
     points = trial.points()
     drawn = random.Random(SEED).sample(points, len(points))
@@ -188,9 +188,9 @@ def test_a_rank_killed_or_stopped_in_a_round_ends_all_others_alike(
 def test_a_rank_killed_or_stopped_anywhere_in_a_round_ends_all_others_alike(
     stops: bool, victim: Victim, tmp_path: Path
 ) -> None:
-    """Rules R10 and R13: whoever learns of it how, all tell the same; nobody waits in vain.
+    """Rules R10 and R13: all survivors report the same error, and no rank waits past its deadline.
 
-    Also if a rank that was stopped goes on later, in the middle of what it was about to do.
+    A stopped rank is continued afterwards, in the middle of its call, and must report the same.
     """
     trial = trial_on(tmp_path, victim)
 

@@ -1,4 +1,4 @@
-"""A process that a rank has forked: it has all that the rank has, and no part in the group."""
+"""A process that a rank has forked inherits all its files, but is no part of the group."""
 
 import json
 import os
@@ -24,14 +24,14 @@ from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 pytestmark = pytest.mark.distributed
 
 REFUSED = "UsageError: this process was forked from process PARENT, and only that process is in the"
-"""How each call of a child ends that would need the group."""
+"""The error of every call in a forked child that would need the group."""
 
 
 @pytest.mark.parametrize("transport", BUILDS)
 def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
     transport: str, tmp_path: Path
 ) -> None:
-    """Rule R10: engines fork, and a child runs what its parent has put into `finally`."""
+    """Rule R10: engines fork, and a child runs the `finally` blocks of its parent."""
     ranks = RanksAsProcesses(tmp_path, build=BUILDS[transport])
 
     told = ranks.run(fork_in_a_round, 4)
@@ -44,7 +44,7 @@ def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
 def test_a_forked_child_that_closes_the_cache_does_nothing_to_its_parent(
     transport: str, tmp_path: Path
 ) -> None:
-    """Neither to the rounds, nor to what the copies and the store of the parent do."""
+    """The parent's rounds, copies and storage writes continue after the child's close."""
     told = RanksAsProcesses(tmp_path).run(partial(fork_with_a_cache, transport, tmp_path / "kv"), 2)
 
     expected = [REFUSED] * 5 + ["went well"] * 3
@@ -108,7 +108,7 @@ def fork_with_a_cache(
 
 
 def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
-    """Fork, and return what each call raised in the child, one after the other, if all were prompt."""
+    """Fork; return each call's outcome in the child, or a report that the child hung."""
     ours, theirs = os.pipe()
     parent = str(os.getpid())
     child = os.fork()
@@ -129,7 +129,7 @@ def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
 
 
 def beginnings(said: list[str]) -> list[str]:
-    """Cut what a child said after where a refusal names the call."""
+    """Cut each outcome to the length of the common refusal text, before the call's name."""
     return [each[: len(REFUSED)] for each in said]
 
 

@@ -1,4 +1,4 @@
-"""Every transport gives the identical vector, bit for bit, however the ranks are delayed."""
+"""Every transport returns the bit-identical vector, whatever the ranks' delays."""
 
 import random
 import time
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.distributed
 SEED = 93
 
 SPIN_S_MAX = 0.0003
-"""The longest delay of a rank, which is as long as many rounds."""
+"""Longest delay of a rank: the duration of many rounds."""
 
 WRONG_MAX = 5
-"""How many wrong rounds are told of."""
+"""Maximum of wrong rounds that are reported."""
 
 
 def join(member: Member) -> Member:
@@ -36,14 +36,14 @@ def join(member: Member) -> Member:
 
 
 def hold_to(folder: Path, world_size: int, rounds_by_lanes: dict[int, int]) -> None:
-    """Run the rounds on ranks of their own, and fail unless all transports gave the minimum."""
+    """Run the rounds on new ranks; fail unless every transport returned the minimum."""
     told = RanksAsProcesses(folder, join=join).run(partial(run_all, rounds_by_lanes), world_size)
     for rank, wrong in enumerate(told):
         assert not wrong, f"seed {SEED}, rank {rank} of {world_size}: " + "\n".join(wrong)
 
 
 def run_all(rounds_by_lanes: dict[int, int], member: Member, hold: Hold) -> list[str]:
-    """Return what was wrong in rounds of each length."""
+    """Run rounds of each vector length; return a line for each wrong result."""
     wrong: list[str] = []
     for lanes, rounds in rounds_by_lanes.items():
         group, below, beside = (TorchCollective.create(timeout_s=PATIENCE_S) for _ in range(3))
@@ -60,9 +60,9 @@ def run_all(rounds_by_lanes: dict[int, int], member: Member, hold: Hold) -> list
 
 
 def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> list[str]:
-    """Run rounds of all transports side by side; return a line for each that came back wrong.
+    """Run the same rounds over all transports; return a line for each wrong result.
 
-    Half of them are pending until the next one, and each rank is delayed in its own way.
+    Half of the rounds stay pending until the next one. Each rank has random delays of its own seed.
     """
     rank, world_size = transports["torch"].rank, transports["torch"].world_size
     drawn = np.random.default_rng([SEED, world_size, lanes])
@@ -94,7 +94,7 @@ def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> li
 
 
 def delay(delays: random.Random) -> None:
-    """Keep the processor for a while, in one round out of four."""
+    """Busy-wait for a random time, in one round out of four."""
     if delays.random() < 0.25:
         until = time.perf_counter() + delays.uniform(0, SPIN_S_MAX)
         while time.perf_counter() < until:
@@ -102,13 +102,14 @@ def delay(delays: random.Random) -> None:
 
 
 ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 + 1
-"""Lanes that torch reduces on the way in place of gathering them."""
+"""A vector length above torch's limit for gathering, which torch reduces instead."""
 
 
 def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) -> None:
-    """Section 7: torch is the reference, and every other gives what it gives.
+    """Section 7: torch is the reference, and every other transport returns the same vector.
 
-    Of an odd number of lanes, of many pages, and of so many that torch goes another way.
+    The lengths are odd, larger than a memory page, and above the limit at which torch switches
+    algorithms.
     """
     hold_to(tmp_path, 2, {LANES: 100, 1: 50, 25: 50, 6157: 50, ABOVE_GATHERED: 10})
 
@@ -118,5 +119,5 @@ def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) 
 def test_all_transports_give_the_identical_vector_in_thousands_of_rounds(
     world_size: int, rounds: int, tmp_path: Path
 ) -> None:
-    """Rule R10: the ranks get on, also where there are several for each processor."""
+    """Rule R10: ranks make progress even with several ranks per processor."""
     hold_to(tmp_path, world_size, {LANES: rounds})

@@ -1,4 +1,4 @@
-"""How ranks come to share memory, moments between two looks at it, and leaving in odd moments."""
+"""Shared memory between ranks: its setup, races around a check of the cells, and interrupted exits."""
 
 import fcntl
 import mmap
@@ -37,10 +37,10 @@ from tests.kit.ranks.as_threads import RanksAsThreads
 pytestmark = pytest.mark.distributed
 
 NOBODY = 65534
-"""The id of a user who has nothing to do with these tests."""
+"""An unprivileged user id."""
 
 BLOCKED_S = 0.3
-"""Long enough for a thread that is not held back."""
+"""Seconds in which an unblocked thread certainly finishes."""
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ TROUBLE: dict[str, tuple[int, Any, str]] = {
     "the last rank cannot watch another": (2, os, "pidfd_open"),
     "the last rank has no futex": (2, shared_memory, "Futex"),
 }
-"""Which rank fails in what."""
+"""By case: the failing rank, and the module and name of the function that fails."""
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 def test_if_one_rank_cannot_share_memory_every_rank_says_so_and_nothing_is_left(
     ranks: RanksAsProcesses, trouble: str
 ) -> None:
-    """Rule R1: no rank is left waiting for one that cannot, and the group is as it was."""
+    """Rule R1: if one rank cannot share memory, no rank hangs and the bootstrap group stays usable."""
     told = ranks.run(partial(meet_in_trouble, trouble), 3)
 
     (error,) = {error for error, _, _ in told}
@@ -86,14 +86,14 @@ def meet_in_trouble(trouble: str, group: Piped, hold: Hold) -> tuple[str, list[b
     with patch.object(module, name, done), pytest.raises(ConfigError) as raised:
         over_shared_memory(group)
     gathered = group.gather(str(group.rank).encode(), PATIENCE_S)
-    # Nothing is left although the error is kept.
+    # Keep the error while counting: its traceback must not keep resources open.
     return str(raised.value), gathered, before.left_over()
 
 
 def test_if_a_rank_dies_while_they_meet_the_others_have_nothing_left(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: also the rank that has made the memory by then."""
+    """Rule R10: a rank that already created the memory must release it, too."""
     with ranks.start(meet_nobody, 2) as group:
         assert group.result(0) == ("PeerLost", [])
 
@@ -107,7 +107,7 @@ def meet_nobody(group: Piped, hold: Hold) -> tuple[str, list[str]]:
 
 
 def test_the_memory_has_no_name_and_is_for_one_user_alone(ranks: RanksAsProcesses) -> None:
-    """What ranks tell each other is nobody else's business."""
+    """Only the user of the ranks may read the shared memory."""
     modes, links, opened_by_another = zip(*ranks.run(look_at_the_memory, 2), strict=True)
 
     assert {stat.S_IMODE(mode) for mode in modes} == {0o600}
@@ -126,7 +126,7 @@ def look_at_the_memory(group: Piped, hold: Hold) -> tuple[int, int, str]:
 
 
 def as_another_user(call: Callable[[], object]) -> str:
-    """Return the name of the error that the call raises for a user without rights here."""
+    """Return the name of the error that the call raises for a user without rights to the files."""
     if os.geteuid():
         return "only root can be another user"
     reader, writer = os.pipe()
@@ -149,7 +149,7 @@ def as_another_user(call: Callable[[], object]) -> str:
 
 
 def test_a_process_may_have_thousands_of_open_files(ranks: RanksAsProcesses) -> None:
-    """What `select` cannot watch, `poll` can."""
+    """File descriptors above 1023 work, because `poll` can watch them and `select` cannot."""
     with ranks.start(open_many_and_die, 2) as group:
         assert group.result(0) == (True, "PeerLost")
 
@@ -173,7 +173,7 @@ def open_many_and_die(group: Piped, hold: Hold) -> tuple[bool, str]:
 
 
 def test_a_deadline_of_zero_finds_what_has_come(ranks: RanksAsProcesses) -> None:
-    """Rule R10: no time to wait is time to look."""
+    """Rule R10: a wait with timeout 0 still checks once for a complete round."""
     assert ranks.run(wait_for_no_time, 3) == [[0] * 50] * 3
 
 
@@ -191,7 +191,10 @@ def wait_for_no_time(group: Piped, hold: Hold) -> list[int]:
 def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Or one rank would end the epoch a round before the others, which find all lanes there."""
+    """A round is complete if all lanes were written, even if the last rank has died since.
+
+    Otherwise one rank would end the epoch a round before the others, which found all lanes.
+    """
     with ranks.start(partial(miss_the_moment, "dies", PATIENCE_S), 2) as group:
         assert group.result(1) == "a vector"
 
@@ -199,14 +202,14 @@ def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
 def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
     ranks: RanksAsProcesses,
 ) -> None:
-    """There are no other hosts."""
+    """The error blames a local rank, because the group has no other hosts."""
     told = ranks.run(partial(miss_the_moment, "stays", 0.0), 2, late={0})
 
     assert told[1] == "rank 0 did not join round 1 before the deadline"
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:
-    """Let rank 0 come, and perhaps die, when rank 1 has just seen that it has not."""
+    """Let rank 0 write its lanes, and perhaps die, right after rank 1 has found them missing."""
     collective: Any = over_shared_memory(group)
     if not group.rank:
         group.gather(b"looked", PATIENCE_S)
@@ -241,12 +244,12 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
 
 
 def test_two_threads_of_a_rank_tell_of_one_ending(ranks: RanksAsProcesses) -> None:
-    """A rank's own wait and its courier may give up in the same moment."""
+    """A rank's own wait and its courier (host-leader thread) may end the epoch at the same moment."""
     assert ranks.run(end_twice, 1) == [["LATE", "LATE", "LATE"]]
 
 
 def end_twice(group: Piped, hold: Hold) -> list[str]:
-    """Return what each of two threads takes for the cause, and what all others will."""
+    """Return the cause that each of two threads reports, and the cause that other ranks will read."""
     collective: Any = over_shared_memory(group)
     host = collective._host
     told: list[str] = []
@@ -262,7 +265,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
             other.join(BLOCKED_S)
         return word
 
-    Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment] # ours alone.
+    Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment] # private.
     told.append(host.end(EndingCause.LATE, 0, 0).cause.name)
     other.join(PATIENCE_S)
     told.append(Ending.of(host.cells.ending).cause.name)
@@ -271,7 +274,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
 
 
 def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: the others may have this rank's vote, which must not be given a second time."""
+    """R13: other ranks may already have this rank's ballot, so the rank must not send a second one."""
     outcomes = RanksAsThreads().run(partial(interrupt_a_launch, monkeypatch), 2)
 
     assert outcomes[0] == ("PeerLost", "this rank was interrupted in round 2: KeyboardInterrupt")
@@ -305,7 +308,7 @@ def interrupt_a_launch(
 
     def go_on() -> None:
         if collective.rank:
-            # The round that the other was interrupted in came back whole.
+            # The round in which the other rank was interrupted completes normally.
             rounds.close()
         open_one()
         rounds.close()
@@ -317,7 +320,7 @@ def interrupt_a_launch(
 
 @pytest.mark.parametrize("name", ["shm", "hierarchical"])
 def test_a_close_that_was_interrupted_can_be_called_again(name: str, tmp_path: Path) -> None:
-    """Nothing stays open because of Ctrl-C."""
+    """A close that raised KeyboardInterrupt still frees everything when called again."""
     ranks = RanksAsProcesses(tmp_path, BUILDS[name])
 
     assert ranks.run(interrupt_a_close, 2) == [True, True]

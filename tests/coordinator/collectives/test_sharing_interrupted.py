@@ -1,6 +1,6 @@
-"""A rank whose handler of signals closes its cache, at every point of a round over shared memory."""
+"""Close a cache from a signal handler at every instruction of a round over shared memory."""
 
-# What the first of two ranks has is made without the other, of parts that are private.
+# The tests build the first of two ranks alone, out of private parts.
 # pyright: reportPrivateUsage=false
 
 import sys
@@ -25,7 +25,7 @@ COLLECTIVES = str(Path("coordinator", "collectives"))
 
 
 class HandlerError(Exception):
-    """What a handler raises after it has closed."""
+    """Raised by a signal handler after it has closed the cache."""
 
 
 @pytest.mark.parametrize("other_has_come", [False, True])
@@ -52,7 +52,7 @@ def test_a_close_that_is_interrupted_by_another_anywhere_closes() -> None:
 def test_a_handler_that_closes_and_raises_anywhere_keeps_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Even if what it has raised, and so every frame that it has passed through, is kept."""
+    """The memory is unmapped even while the handler's error and all its traceback frames are kept."""
     monkeypatch.setattr(shared_memory, "_LOOKS", 2)
     before = mappings()
     kept: list[BaseException] = []
@@ -84,10 +84,10 @@ def outcomes_of(
     *,
     other_has_come: bool = False,
 ) -> Counter[type]:
-    """Run a program once for each of its instructions, at which a handler closes its collective.
+    """Run a program once per instruction; at that instruction a handler closes its collective.
 
-    Return how often it ended with which error, or with None. The handler raises `error` if it is given;
-    what is raised is kept in `kept`.
+    Return the count of each error type with which the program ended; the key is `NoneType` if it
+    returned. The handler raises `error` if given. Errors raised are appended to `kept`.
     """
     outcomes: Counter[type] = Counter()
     while True:
@@ -121,7 +121,7 @@ class Interrupt:
         self._error = error
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Follow frames of the transports; for `sys.settrace`."""
+        """Trace frames of the transports; a function for `sys.settrace`."""
         del event, arg
         if COLLECTIVES not in frame.f_code.co_filename:
             return None
@@ -141,7 +141,7 @@ class Interrupt:
 
 
 def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
-    """Return what the first of two ranks has; the other is nowhere, but may have come to round 1."""
+    """Return the collective of rank 0 of 2; no rank 1 runs, but its lanes of round 1 may be written."""
     fd = shared_memory._new_memory(Cells.size(2, LANES))
     cells = Cells(fd, 2, LANES, Futex())
     cells.stamp()
@@ -153,5 +153,5 @@ def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
 
 
 def mappings() -> int:
-    """Return how often this process maps memory of rounds."""
+    """Return the number of mappings of round memory in this process."""
     return Path("/proc/self/maps").read_text("ascii").count("lockstep-round")

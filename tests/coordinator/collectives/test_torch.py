@@ -1,4 +1,4 @@
-"""The torch transport with ranks that die, freeze and do not come."""
+"""The torch transport with ranks that die, freeze or never join."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def ranks(tmp_path: Path) -> RanksAsProcesses:
 def test_when_a_rank_is_killed_all_survivors_end_promptly(
     ranks: RanksAsProcesses, world_size: int
 ) -> None:
-    """Rule R10: the news of a dead rank spreads, since who hears it leaves the group too."""
+    """Rule R10: a rank's death reaches all others, because every rank that notices leaves the group."""
     with ranks.start(die, world_size) as group:
         told = [group.result(rank) for rank in range(world_size - 1)]
 
@@ -51,7 +51,7 @@ def test_when_a_rank_is_killed_all_survivors_end_promptly(
 def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a rank that is stopped, and so neither answers nor leaves, holds nobody."""
+    """Rule R10: a stopped rank, which neither answers nor leaves, blocks no other past the deadline."""
     with ranks.start(freeze, 4) as group:
         told = [group.result(rank) for rank in range(3)]
 
@@ -67,7 +67,7 @@ def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
 def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
     ranks: RanksAsProcesses, absent: list[int], named: str
 ) -> None:
-    """A start may hang because one rank of many still opens its store."""
+    """A start may hang because one rank of many is still opening its store."""
     told = ranks.run(partial(gather_without, absent), 4, late=absent)
 
     text = f"{named} did not join a gather within {SHORT_S} s"
@@ -77,7 +77,7 @@ def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
 def test_ranks_that_are_joined_without_the_others_are_named_as_those_know_them(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Between hosts, the first rank of the second is not the second rank."""
+    """The error names global ranks: in a group of ranks 1 and 3, the missing one is rank 3."""
     told = ranks.run(join_some, 4, late=[3])
 
     assert told[1] == f"rank 3 did not join a gather within {SHORT_S} s"
@@ -111,7 +111,7 @@ def test_a_store_that_is_gone_names_nobody() -> None:
 def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_does(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a request of an operator may have been deleted there, and the log has to say so."""
+    """Rule R10: a read of a request that the operator has deleted must fail fast."""
     [(error, value)] = ranks.run(read_what_is_not_there, 1)
 
     assert error.endswith("after 2000 ms")
@@ -119,7 +119,7 @@ def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_doe
 
 
 def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
-    """Rule R1: the group is Lockstep's alone, so the order of others' collectives is no matter."""
+    """Rule R1: other collectives cannot reorder rounds, because Lockstep has its own process group."""
     rounds = [number * 2 for number in range(40)]
     sums = [2 * number + 1 for number in range(40)]
 
@@ -134,7 +134,7 @@ def test_without_a_default_group_the_error_says_what_to_call() -> None:
 def test_close_is_safe_after_the_engine_has_begun_anew(
     ranks: RanksAsProcesses, tmp_path: Path
 ) -> None:
-    """The engine may have destroyed every group and made others before it closes its cache."""
+    """The engine may destroy every process group and create others before it closes its cache."""
     again = partial(close_after_a_new_start, f"file://{tmp_path / 'again'}")
 
     assert ranks.run(again, 1) == ["PeerLost"]
@@ -143,12 +143,12 @@ def test_close_is_safe_after_the_engine_has_begun_anew(
 def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_made(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a process that rebuilds its group again and again keeps nothing of the old ones."""
+    """Rule R10: a process that rebuilds its group repeatedly keeps no old groups."""
     assert ranks.run(leave_and_make_others, 2) == [(1, 0)] * 2
 
 
 def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
-    """Rule R10: or one that leaves at once would make those fail that are still connecting."""
+    """Rule R10: otherwise a rank that leaves at once makes ranks fail that are still connecting."""
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
@@ -164,7 +164,7 @@ def die(collective: Collective, hold: Hold) -> tuple[str, float]:
 
 
 def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str:
-    """Gather twice, the second time without some ranks; return what those that came are told."""
+    """Gather twice, the second time without the absent ranks; return the error of those that joined."""
     collective.gather(b"", PATIENCE_S)
     if collective.rank in absent:
         hold()
@@ -177,7 +177,7 @@ def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str
 
 
 def join_some(collective: Collective, hold: Hold) -> str:
-    """Return what rank 1 is told, which rank 3 does not come to, after it has joined it."""
+    """Create a group of ranks 1 and 3; return rank 1's error when rank 3 does not join its gather."""
     if collective.rank in (0, 2):
         return ""
     some = TorchCollective.among([1, 3], collective.rank, "some", timeout_s=PATIENCE_S)
@@ -205,35 +205,35 @@ def die_before_a_gathering(collective: Collective, hold: Hold) -> str:
 
 
 class SilentStore:
-    """A store in a process that is stopped: it takes what it is sent, and does not answer."""
+    """A store whose process is stopped: it accepts writes and does not answer reads."""
 
     def __init__(self, answers: threading.Event) -> None:
         self._answers = answers
 
     def set(self, key: str, value: str) -> None:
-        """Take it."""
+        """Accept the value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Answer when the process goes on."""
+        """Block until the process is continued."""
         return self._answers.wait(PATIENCE_S)
 
     def get(self, key: str) -> bytes:
-        """Answer what nobody has said."""
+        """Return a placeholder value."""
         return b"0"
 
 
 class GoneStore(SilentStore):
-    """A store in a process that has ended."""
+    """A store whose process has ended."""
 
     def __init__(self) -> None:
         super().__init__(threading.Event())
 
     def set(self, key: str, value: str) -> None:
-        """Fail as torch does."""
+        """Raise the RuntimeError that torch raises for a broken pipe."""
         raise RuntimeError("Broken pipe")
 
     def check(self, keys: list[str]) -> bool:
-        """Fail as torch does."""
+        """Raise the RuntimeError that torch raises for a reset connection."""
         raise RuntimeError("Connection reset by peer")
 
 
@@ -268,7 +268,7 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return how many groups a rank has after rank 0 left the first, and after others were made."""
+    """Return the number of groups that a rank keeps after rank 0 left the first, and after 20 more."""
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))
@@ -282,7 +282,7 @@ def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]
 
 
 def create_behind(collective: Collective, hold: Hold) -> str:
-    """Return whether a group was made, by a rank whose peer stays in the making of it."""
+    """Return whether `create` returned a group, on a rank whose peer hangs while creating it."""
     if collective.rank == 1:
         import torch.distributed
 
@@ -307,7 +307,7 @@ def groups_kept() -> int:
 
 
 def share_the_process(collective: Collective, hold: Hold) -> tuple[list[int], list[int]]:
-    """Interleave rounds with sums over the default group, in another way on each rank."""
+    """Interleave rounds with sums over the default group, in a different order on each rank."""
     import torch
     import torch.distributed as dist
 

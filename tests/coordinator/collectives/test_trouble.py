@@ -1,4 +1,4 @@
-"""What else befalls ranks: children, damage, Ctrl-C, an end without a close."""
+"""Ranks with forked children, damaged memory, Ctrl-C, and processes that exit without a close."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def ranks_over(transport: str, folder: Path) -> RanksAsProcesses:
 
 
 def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
-    """Return what a round raised, and whether it did so promptly."""
+    """Run a round; return the error's name and text (or "vector"), and whether it was prompt."""
     started = time.monotonic()
     try:
         collective.launch(lanes_in(1, collective.rank)).wait(PATIENCE_S)
@@ -56,7 +56,7 @@ def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
 def test_a_child_that_has_all_files_of_a_rank_does_not_keep_it_alive(
     ending: str, text: str, tmp_path: Path
 ) -> None:
-    """Rule R10: engines fork, and what they fork outlives a rank."""
+    """Rule R10: engines fork, and the children outlive a rank."""
     with ranks_over("shm", tmp_path).start(partial(fork_and_end, ending), 3) as group:
         told = [group.result(rank) for rank in range(2)]
 
@@ -75,7 +75,7 @@ def fork_and_end(
         return said, before.left_over()
     parent = os.getpid()
     if not os.fork():
-        # Until the test is over, which closes the pipe to its ranks.
+        # The child lives until the test closes the pipe to its ranks.
         try:
             hold()
         finally:
@@ -91,7 +91,7 @@ def fork_and_end(
 def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
     world_size: int, tmp_path: Path
 ) -> None:
-    """Rule R9's sense, for lanes: the checksum decides."""
+    """Rule R9 applied to lanes: their checksum decides."""
     told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
 
     text = "the lanes that rank 1 wrote in round 2 have a wrong checksum"
@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """Also that of a courier, which other hosts learn of in the round after."""
+    """The same holds for the cells of a courier, the thread that exchanges lanes with other hosts."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
@@ -110,7 +110,7 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
 
 
 def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
-    """Spoil what a rank's process writes as this writer of its host, from round 2 on."""
+    """Corrupt the cells that `rank`'s process writes as `writer` of its host, from round 2 on."""
     collective: Any = opening.make()
     assert said_in_a_round(collective)[0] == "vector"
     if collective.rank == rank:
@@ -149,7 +149,7 @@ def damage_the_ending(opening: Opening, hold: Hold) -> str:
 
 @pytest.mark.parametrize("transport", BUILDS)
 def test_a_rank_that_waits_for_another_can_be_interrupted(transport: str, tmp_path: Path) -> None:
-    """Rule R10: Ctrl-C reaches the engine although its rank waits."""
+    """Rule R10: Ctrl-C interrupts the engine while its rank waits."""
     ranks = RanksAsProcesses(tmp_path, BUILDS[transport])
     with ranks.start(wait_and_be_interrupted, 2) as group:
         assert group.result(0) == ("interrupted", True)
@@ -177,7 +177,7 @@ ENDINGS = {
     "raise": (1, "[rank0]: RuntimeError: raised by the test", "PeerLost"),
     "pending": (0, "", ""),
 }
-"""The exit code, the last line of what is complained of, and what the other rank prints of it."""
+"""By way of ending: exit code, last line on stderr, and the error that the other rank prints."""
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def two_programs(
 ) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
     """Run the program as rank 0 and as rank 1, each with pipes to the test.
 
-    Leaving the `with` block kills those that still run.
+    At the end of the `with` block, processes that still run are killed.
     """
     processes = [
         subprocess.Popen(
@@ -207,7 +207,7 @@ def two_programs(
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process prints; its own deadline bounds the wait."""
+    """Return the next line that a process prints; the process's own deadline bounds the wait."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -222,7 +222,7 @@ def marked(transport: str, ending: str) -> Any:
 def first_has_ended(
     folder: Path, transport: str, ending: str
 ) -> Generator[tuple[subprocess.Popen[str], float]]:
-    """Let rank 0 end, in time and as it would; yield the other rank, and when it began."""
+    """Wait until rank 0 has exited promptly with its normal code; yield rank 1 and the start time."""
     code, complaint, _ = ENDINGS.get(ending, (0, "", ""))
     with two_programs(folder / "store", transport, ending, PATIENCE_S) as (first, second):
         assert line_of(first) == line_of(second) == "met"
@@ -241,7 +241,7 @@ def first_has_ended(
 def test_a_process_ends_at_once_and_as_it_would_whatever_is_pending(
     transport: str, ending: str, tmp_path: Path
 ) -> None:
-    """Rule R10: a round that is pending does not hold it."""
+    """Rule R10: a pending round does not delay the exit of a process."""
     with first_has_ended(tmp_path, transport, ending):
         pass
 
@@ -252,7 +252,7 @@ def test_a_process_ends_at_once_and_as_it_would_whatever_is_pending(
 def test_a_process_that_ends_is_held_by_no_courier_and_the_others_learn(
     transport: str, ending: str, tmp_path: Path
 ) -> None:
-    """Rule R10, as above."""
+    """Rule R10: a courier (host-leader thread) does not delay the exit of its process."""
     _, _, news = ENDINGS[ending]
     with first_has_ended(tmp_path, transport, ending) as (second, started):
         assert line_of(second) == news
@@ -264,7 +264,7 @@ def test_a_process_that_ends_is_held_by_no_courier_and_the_others_learn(
 def test_the_courier_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
     tmp_path: Path,
 ) -> None:
-    """Rule R10: another thread of the engine may keep a process whose rank is gone."""
+    """Rule R10: another engine thread may keep the process alive after its main thread has ended."""
     with two_programs(tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
         first,
         second,

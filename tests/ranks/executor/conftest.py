@@ -1,4 +1,4 @@
-"""Fixtures that tests of executors share."""
+"""Fixtures shared by the tests of executors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -12,7 +12,7 @@ from tests.kit.ranks.executor_parts import make_executor
 
 @pytest.fixture
 def made() -> Iterator[Callable[..., RankExecutor]]:
-    """`make_executor`, whose executors are closed at the end, also when the test has failed."""
+    """Return `make_executor`; its executors are closed at teardown, also if the test fails."""
     with ExitStack() as end:
 
         def make(*args: Any, **options: Any) -> RankExecutor:

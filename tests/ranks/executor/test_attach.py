@@ -1,4 +1,4 @@
-"""An executor whose stores come and go: it opens and closes them in the background."""
+"""Attach and detach: an executor opens and closes stores in the background."""
 
 import asyncio
 import subprocess
@@ -50,7 +50,7 @@ from tests.kit.waiting import wait_for
 
 
 class SlowToOpen(HeldStore):
-    """A store that opens when the test lets it, or fails to."""
+    """A store whose open blocks until the test releases it, or fails."""
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
         super().__init__(stubborn=stubborn, shelf=shelf)
@@ -79,7 +79,7 @@ PAGE_BYTES = grouped_layout().page_bytes
 
 
 class Rank:
-    """An executor without a store, and those that it may come to know."""
+    """An executor without a store, and the stores that it can attach by URI."""
 
     def __init__(self, inflight_bytes: int = 64 << 20) -> None:
         self.known: dict[str, HeldStore] = {}
@@ -124,7 +124,7 @@ def rank() -> Iterator[Rank]:
 
 @pytest.fixture
 def tight_rank() -> Iterator[Rank]:
-    """A rank that may have four pages in flight."""
+    """Yield a rank that may have four pages in flight."""
     made = Rank(inflight_bytes=4 * PAGE_BYTES)
     yield made
     made.executor.close()
@@ -173,7 +173,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
-    # The first that has entered was the write.
+    # The first call that entered was the write.
     store.next_entered()
     store.next_entered()
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
@@ -189,7 +189,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
 
 
 def hung_in(rank: Rank, pages: int) -> HeldStore:
-    """Attach a store, let a fetch of so many pages hang in it, and detach it."""
+    """Attach a store, let a fetch of `pages` pages hang in it, and detach it."""
     store = HeldStore(stubborn=True)
     rank.attach("hung", store)
     store.hold(*keys(pages))
@@ -213,7 +213,7 @@ def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
 
     tight_rank.executor.carry_out(fetches)
     began = [second.next_entered() for _ in range(2)]
-    # Once a later order has been carried out, nothing more has entered that had no room.
+    # Every earlier order with room has entered its call once a later order is answered.
     happened(tight_rank.executor, [look_up], includes(Answered(6, 0)))
     assert second.bytes_running == 2 * PAGE_BYTES
     hung.let_go()
@@ -264,7 +264,7 @@ def test_a_store_that_never_opens_is_a_refusal_in_time(
 
 
 def test_stores_that_do_not_end_are_bounded(rank: Rank) -> None:
-    """Rule R10: each keeps a thread and its memory."""
+    """Rule R10: each store that is still closing keeps a thread and its memory."""
     slow = {f"slow {number}": SlowToOpen() for number in range(CLOSING_MAX)}
     one_too_many = SlowToOpen()
     rank.known |= {**slow, "one too many": one_too_many}
@@ -289,7 +289,7 @@ def _is_staged(rank: Rank, uri: str) -> bool:
 
 
 def test_to_refuse_a_uri_asks_no_store_and_imports_no_client() -> None:
-    """`attach_store` may be called in the thread of an engine that must go on stepping."""
+    """`attach_store` may run in an engine thread that must keep stepping, so it must not block."""
     lines = (
         "import sys, lockstep",
         "from lockstep.ranks.group.opening import store_access",

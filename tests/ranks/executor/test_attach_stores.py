@@ -1,4 +1,4 @@
-"""Stores that are attached and detached under running engines: real caches, real stores (rule R14)."""
+"""Attach and detach stores under running engines: real caches, real stores (rule R14)."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -44,18 +44,18 @@ CONFIG = CacheConfig(
 
 
 def prompt(pages: int) -> npt.NDArray[np.int32]:
-    """The longer prompts continue the shorter ones; the last token is computed in any case."""
+    """Return a prompt of so many pages and one token; longer prompts continue shorter ones."""
     return np.arange(pages * PAGE_TOKENS + 1, dtype=np.int32)
 
 
 class Engine(ServedGroup):
-    """The caches of one engine."""
+    """The caches of one engine's ranks."""
 
     def until_state(self, state: StoreState) -> None:
         self.until(lambda cache: cache.store_state() is state)
 
     def serve(self, name: str, pages: int) -> int:
-        """Serve a prompt; return how many of its tokens came from the cache, and check their bytes."""
+        """Serve a prompt; check the bytes of its cached pages return its cached tokens."""
         cached, wrong_pages = self.ask(lambda cache: served(cache, name, prompt(pages)))
         assert not wrong_pages
         return cached
@@ -63,7 +63,7 @@ class Engine(ServedGroup):
 
 @pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
-    """Start engines of one pipeline depth, without a store unless one is named."""
+    """Return a function that starts engines of one pipeline depth, by default without a store."""
     depth: int = request.param
     started: list[Engine] = []
 
@@ -100,7 +100,7 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
 
 
 def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engine]) -> None:
-    """And nothing is pending then, so that the right one can be told next."""
+    """A refused URI leaves nothing pending, so the correct one can be attached next."""
     running = engine()
 
     with pytest.raises(ConfigError, match="unknown scheme 'fle'"):
@@ -112,7 +112,7 @@ def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engi
 def test_a_scheme_of_another_package_is_loaded_in_the_background(
     engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its import may take long, and may do anything."""
+    """The import of another package's client may be slow and may run any code."""
     threads: list[str] = []
 
     def make(uri: StoreUri) -> MemoryBackend:

@@ -1,4 +1,4 @@
-"""Engines that order the axes of their tensors differently share pages: a page has one form."""
+"""Engines with different axis orders share pages, because a page has one canonical form."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -29,7 +29,7 @@ COLUMNS = (
     Column(name="k", layers=2, heads=4, elements=5, dtype="float32"),
     Column(name="v", layers=3, heads=6, elements=2, dtype="float32"),
 )
-"""Two units of two heads of one column and three of the other, and a part that is in no unit."""
+"""The units are two heads of one column and three of the other; a third column is outside all units."""
 LAYOUT = PageLayout(page_tokens=TOKENS, columns=COLUMNS).shard(0, 1)
 
 Tensors = Mapping[str, Sequence[torch.Tensor]]
@@ -41,11 +41,11 @@ ORDERS: dict[str, tuple[AxisOrder, Callable[[torch.Tensor], torch.Tensor]]] = {
         lambda each: each.transpose(1, 2).contiguous().transpose(1, 2),
     ),
 }
-"""The order that tensors name, and how they come from tensors with heads first."""
+"""The declared axis order, and the conversion from tensors with heads first."""
 
 
 def content(seed: int, device: str = "cpu") -> Tensors:
-    """Random KV, heads first."""
+    """Return random KV, with heads first."""
     torch.manual_seed(seed)
     made = {
         each.name: [
@@ -66,7 +66,7 @@ def arranged(tensors: Tensors, order: str) -> Tensors:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[Tensors, str], RankExecutor]]:
-    """Make executors over an engine's tensors; they are closed at the end."""
+    """Return a function that makes executors over an engine's tensors; they are closed at teardown."""
     with ExitStack() as end:
 
         def make(tensors: Tensors, order: str) -> RankExecutor:

@@ -1,4 +1,4 @@
-"""Copies between the tiers: every byte of every layout, in order with the engine's kernels."""
+"""Copies between device and host: every byte of every layout, ordered after the engine's kernels."""
 
 import random
 import sys
@@ -64,11 +64,11 @@ UNITED = {
     "four of eight units": REFERENCE_LAYOUTS["replicated between"].shard(1, 2),
     "one stage": REFERENCE_LAYOUTS["divided"].shard(2, 4, stages=2),
 }
-"""Pages in which the heads of several units follow each other, with all columns of each."""
+"""Pages of several units: the heads of each unit follow each other, with all its columns."""
 KERNEL_CYCLES = 200_000_000
-"""A kernel that sleeps for about a tenth of a second, so that a copy that does not wait is wrong."""
+"""Cycles for a kernel that sleeps about 0.1 s, so that a copy that does not wait reads wrong bytes."""
 
-# Torch leaves these unannotated, and the last one, which its own tests use, private.
+# Torch has no annotations for these; the last one, which its own tests use, is private.
 new_stream = cast("Callable[[], torch.cuda.Stream]", torch.cuda.Stream)
 new_event = cast("Callable[[], torch.cuda.Event]", torch.cuda.Event)
 sleep_on_the_device = cast(
@@ -81,7 +81,7 @@ Start = Callable[..., RankExecutor]
 
 @pytest.fixture
 def start(made: Start) -> Start:
-    """Make executors that are closed at the end."""
+    """Return a function that makes executors; they are closed at teardown."""
 
     def make(
         layout: ShardLayout,
@@ -97,7 +97,7 @@ def start(made: Start) -> Start:
 
 
 class HeldTransfers(tuple[CopyTransfer, ...]):
-    """Transfers that the copying thread cannot begin until the test lets it."""
+    """Transfers that the copying thread cannot begin until the test opens their gate."""
 
     __slots__ = ()
     gates: dict[int, threading.Event] = {}  # noqa: RUF012 - a tuple has no attributes of its own.
@@ -109,7 +109,7 @@ class HeldTransfers(tuple[CopyTransfer, ...]):
 
 @pytest.fixture
 def held() -> Iterator[Callable[..., HeldTransfers]]:
-    """Make transfers that wait for `let_go`, which comes at the end in any case."""
+    """Return a function that makes held transfers; all gates open at teardown."""
 
     def make(*transfers: CopyTransfer) -> HeldTransfers:
         made = HeldTransfers(transfers)
@@ -136,7 +136,7 @@ def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
 
 
 def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
-    """Copy pages to the host, where they lie in another order, and back in a third."""
+    """Copy pages to the host in a different order, and back in a third; compare all bytes."""
     pool = executor.device_pool
     fill_device(pool, seed=1)
     slots = random.Random(11).sample(range(PAGES), len(pages))
@@ -189,7 +189,7 @@ def test_host_pages_are_in_the_order_that_ranks_of_all_sizes_share(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: str) -> None:
-    # Without a staging buffer, on a CPU, a copy is made in runs of 8 MiB.
+    # On a CPU, without a staging buffer, a copy runs in pieces of 8 MiB.
     count = 8 if device == "cpu" else 40
     executor = start(plain_layout(3 << 20), device, count)
     fill_device(executor.device_pool, seed=4)
@@ -362,7 +362,7 @@ def test_a_cancelled_copy_that_has_not_begun_touches_nothing(
 
 
 class LethalTransfers(tuple[CopyTransfer, ...]):
-    """Transfers of which the thread that copies them dies."""
+    """Transfers that kill the copying thread."""
 
     __slots__ = ()
 
@@ -439,7 +439,7 @@ def test_neighbouring_pages_are_copied_together() -> None:
 
 
 FORCED = {"copy engine": 0, "kernel": 1 << 60}
-"""How long runs of host pages must be for the copy engine, so that it has all of them or none."""
+"""Minimum bytes of a run of host pages for the copy engine: 0 sends every run there, 2^60 none."""
 SCATTERED = LAYOUTS | UNITED | {f"{size} bytes": plain_layout(size) for size in (8 << 10, 3 << 20)}
 
 
@@ -466,7 +466,7 @@ def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
     monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
     monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
 
-    # All of the host's pages would be neighbours.
+    # In the other orders, all host pages could be adjacent.
     there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
 
     by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0

@@ -1,4 +1,4 @@
-"""The threads that copy: what they do in order, and what a rank is told of one that dies."""
+"""Copy threads: the order of their work, and the report of a thread that died."""
 
 import threading
 from queue import SimpleQueue
@@ -8,7 +8,7 @@ from tests.kit.ranks.executor_parts import PATIENCE_S
 
 
 def refuse(job: object = None) -> None:
-    """Stand for a device that fails, and for a bug in what reports a failure."""
+    """Raise SystemExit: simulate a failing device, or a bug in a failure handler."""
     raise SystemExit("no device")
 
 

@@ -1,4 +1,4 @@
-"""Device pages that an engine owns: seen through its own tensors, and fenced before it overwrites."""
+"""Engine-owned device pages: read through the engine's tensors, and fenced before an overwrite."""
 
 import threading
 from collections.abc import Iterator
@@ -35,53 +35,53 @@ def shard() -> ShardLayout:
 
 
 def separate() -> list[torch.Tensor]:
-    """A tensor for each layer."""
+    """One tensor for each layer."""
     return [torch.rand(BLOCKS, HEADS, TOKENS, ELEMENTS) for _ in range(LAYERS)]
 
 
 def tokens_first() -> list[torch.Tensor]:
-    """Tensors that name tokens before heads, as SGLang's do."""
+    """Tensors with the token axis before the head axis, as in SGLang."""
     return [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS) for _ in range(LAYERS)]
 
 
 def tokens_first_in_memory() -> list[torch.Tensor]:
-    """Tensors that name heads first and have tokens first in memory, as vLLM's LBNHC has."""
+    """Tensors with heads first in their shape and tokens first in memory, as in vLLM's LBNHC."""
     return [each.transpose(1, 2) for each in tokens_first()]
 
 
 def heads_before_blocks() -> list[torch.Tensor]:
-    """Each head's part of all blocks together, as vLLM's LHBNC has it."""
+    """One head's part of all blocks is contiguous, as in vLLM's LHBNC."""
     return list(torch.rand(LAYERS, HEADS, BLOCKS, TOKENS, ELEMENTS).transpose(1, 2))
 
 
 def blocks_of_heads() -> list[torch.Tensor]:
-    """A block's layers within each of its heads, as vLLM's BHLNC has them."""
+    """Within a block, each head holds all layers, as in vLLM's BHLNC."""
     return list(torch.rand(BLOCKS, HEADS, LAYERS, TOKENS, ELEMENTS).permute(2, 0, 1, 3, 4))
 
 
 def layers_in_one_storage() -> list[torch.Tensor]:
-    """Layer after layer in one allocation, as vLLM has them on the CPU."""
+    """Layers follow each other in one allocation, as in vLLM on the CPU."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS))
 
 
 def blocks_in_one_storage() -> list[torch.Tensor]:
-    """Block after block in one allocation, with the layers of a block side by side."""
+    """Blocks follow each other in one allocation; the layers of a block are adjacent."""
     whole = torch.rand(BLOCKS, LAYERS, HEADS, TOKENS, ELEMENTS)
     return [whole[:, layer] for layer in range(LAYERS)]
 
 
 def elements_before_tokens() -> list[torch.Tensor]:
-    """A head's first elements of all tokens, then its second ones, as vLLM has keys on a CPU."""
+    """A head's first elements of all tokens, then its second ones, as in vLLM's keys on a CPU."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(3, 4))
 
 
 def halves_of_heads() -> list[torch.Tensor]:
-    """A part of what a layer keeps for each token, as keys are where values lie beside them."""
+    """Half of each token's elements, as for keys that are stored next to their values."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS)[..., :ELEMENTS])
 
 
 def pairs_of_tokens() -> list[torch.Tensor]:
-    """Tokens two by two, with an axis of each, as vLLM has values where a CPU multiplies tiles."""
+    """Tokens in interleaved pairs with an axis of their own, as in vLLM's values for CPU tiles."""
     whole = torch.rand(LAYERS, BLOCKS, HEADS, TOKENS // 2, ELEMENTS, 2)
     return list(whole.transpose(4, 5))
 

@@ -1,4 +1,4 @@
-"""The operations in flight on a rank: their deadlines."""
+"""Deadlines of a rank's operations in flight."""
 
 from lockstep.coordinator.ballot import Answered, Ended, QuiesceExpired
 from lockstep.ranks.executor.flights import Flights

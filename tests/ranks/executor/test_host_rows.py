@@ -1,4 +1,4 @@
-"""The kernel that moves host pages, run by Triton's interpreter: a GPU runs it in test_copies.py."""
+"""The kernel that moves host pages, in Triton's interpreter; test_copies.py runs it on a GPU."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Storage of several pools: one sequence of pages, and lookups that ask for what can matter."""
+"""Storage of several pools: one sequence of pages, and lookups limited to the keys that matter."""
 
 import asyncio
 import time
@@ -46,8 +46,8 @@ Start = Callable[..., RankExecutor]
 
 @pytest.fixture
 def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Make executors of a hybrid model; they are closed at the end."""
-    # However fast the store is: tests count its calls.
+    """Return a function that makes executors of a hybrid model; they are closed at teardown."""
+    # Fix the size of a call, because the tests count the store's calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
 
     def make(store: HeldStore, layout: ShardLayout | None = None) -> RankExecutor:
@@ -58,7 +58,7 @@ def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 def objects(pool: str, count: int, *, first_key: int = 0, first_page: int = 0) -> ObjectTransfer:
-    """Objects with consecutive keys, in consecutive host pages."""
+    """Return objects with consecutive keys, in consecutive host pages."""
     pages = tuple(range(first_page, first_page + count))
     return ObjectTransfer(pool, keys(count, first_key), pages)
 
@@ -68,7 +68,7 @@ def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:
-    """All pages of a pool from position `first` on, as `objects` names them."""
+    """Return the need for all pages of a pool from position `first` on, named as by `objects`."""
     return Need(pool, first, keys(count, first), span)
 
 
@@ -158,7 +158,7 @@ def test_calls_to_the_store_never_mix_pools_and_are_bounded_by_each_pool_s_own_p
 def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_can_restore(
     start: Start,
 ) -> None:
-    """Rule R4: restorable lengths, and not the smallest of what each pool has."""
+    """Rule R4: the answer lists restorable lengths, not the MIN of the pools' lengths."""
     executor = start(HeldStore())
     persist(
         executor,
@@ -219,7 +219,7 @@ def test_a_lookup_goes_on_with_the_next_call_where_all_keys_are_there(start: Sta
 
 
 class FaultyPool(MemoryBackend):
-    """Raises when it is asked about one pool, where the contract says that it must not."""
+    """A store that raises for one pool, although the contract forbids exceptions."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if names[0].pool == "state":
@@ -228,7 +228,7 @@ class FaultyPool(MemoryBackend):
 
 
 def test_a_pool_that_the_store_cannot_tell_of_is_missing() -> None:
-    """Rule R9: a doubtful page is a miss, never an error."""
+    """Rule R9: if existence is unknown, the page is a miss, never an error."""
     executor = make_executor(grouped_layout(), components=COMPONENTS, backend=FaultyPool())
     persist(executor, objects(KV_POOL, 4))
     order = LookUp(2, 0, (need(KV_POOL, 4), need("state", 4, span=1)), LONG_S)
@@ -256,7 +256,7 @@ PAGES = 8
 
 @st.composite
 def drawn_lookups(draw: st.DrawFn) -> tuple[LookUp, list[list[bool]]]:
-    """Draw a lookup of a hybrid model, and by need and key what the store has."""
+    """Draw a lookup of a hybrid model, and for each need and key whether the store has it."""
     floor = draw(st.integers(min_value=0, max_value=3))
     span = draw(st.integers(min_value=1, max_value=4))
     all_needs: list[Need] = []

@@ -1,4 +1,4 @@
-"""A key that hangs in a store: what it costs the others of its call, and how that is told."""
+"""A key that hangs in a store: its effect on the other keys of the call, and its log line."""
 
 import logging
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ THIRD_OF_FOUR_HANGS = FaultPlan(seed=9, rates={Fault.TIMEOUT: 0.25})
 
 @pytest.fixture
 def executor() -> Iterator[RankExecutor]:
-    """With four pages in its store, of which the third hangs for whoever asks for all of them."""
+    """An executor whose store has four pages; the third hangs in any call for all four."""
     shelf = Shelf()
     writer = make_executor(grouped_layout(), backend=MemoryBackend(shelf))
     fill_host(writer.host_pool, 1)

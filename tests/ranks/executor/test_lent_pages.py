@@ -1,4 +1,4 @@
-"""Copies of pages that an engine lends: they wait for its stream, and end before it overwrites."""
+"""Copies of engine-owned pages wait for the engine's stream and end before it overwrites them."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ from tests.kit.ranks.executor_parts import (
 
 @pytest.fixture(params=DEVICES)
 def executor(request: pytest.FixtureRequest) -> Iterator[RankExecutor]:
-    """One that is lent an engine's pages, which hold ones, and whose host pages hold zeros."""
+    """An executor over an engine's pages, which hold ones; its host pages hold zeros."""
     device: str = request.param
     column = Column(name="kv", layers=1, heads=2, elements=5, dtype="float32")
     layout = PageLayout(page_tokens=4, columns=(column,)).shard(0, 1)
@@ -55,7 +55,7 @@ def begin(executor: RankExecutor, order: CopyToHost | CopyToDevice) -> None:
 
 
 class Gate:
-    """Holds copies until it is opened."""
+    """Blocks copies until the gate is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -86,7 +86,7 @@ def test_a_fence_waits_for_copies_that_end_in_time(
 def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule R3: it may have read what the engine has overwritten since."""
+    """Rule R3: a late copy may have read pages that the engine has since overwritten."""
     gate = Gate(monkeypatch)
 
     begin(executor, to_host(1, [0], [0]))
@@ -103,7 +103,7 @@ def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
 def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can quarantine pages that are not ours."""
+    """Lockstep cannot quarantine pages that the engine owns, so the rank reports trouble."""
     gate = Gate(monkeypatch)
     begin(executor, structs.replace(to_device(1, [0], [0]), timeout_s=0.01))
     waited(executor, includes(Ended(1, ok=False)))

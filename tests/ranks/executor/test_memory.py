@@ -1,4 +1,4 @@
-"""Host and device pools: where pages lie, and what is refused before memory is promised."""
+"""Host and device pools: page addresses, and refusals before memory is allocated."""
 
 import resource
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def no_store(uri: str) -> StoreAccess:
 
 
 def create(device: torch.device | Mapping[str, EnginePages]) -> RankExecutor:
-    """Make the executor of rank 1 of 2 of a hybrid model, with what the ranks agreed on."""
+    """Make the executor of rank 1 of 2 of a hybrid model, with the agreed sizes."""
     return RankExecutor.create(
         HYBRID,
         agreed_pools(HYBRID, SIZES, rank=1, world_size=2),
@@ -81,7 +81,7 @@ def test_an_executor_has_the_pools_of_its_configuration_in_their_agreed_sizes() 
 
 
 def lent(layout: PageLayout, pages: int = 5) -> EnginePages:
-    """An engine's pages of rank 0, which are described as those of any rank."""
+    """Return engine pages of rank 0 of 2, with the shard layout of that rank."""
     shard = layout.shard(0, 2)
     tensors = {
         each.column.name: [

@@ -50,7 +50,7 @@ Start = Callable[[CacheConfig], ServedGroup]
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Start]:
-    """Start engines on one file store."""
+    """Return a function that starts engines on one file store."""
     started: list[ServedGroup] = []
 
     def start(config: CacheConfig) -> ServedGroup:
@@ -73,7 +73,7 @@ ALL_OF_IT, NOTHING = (PAGES * PAGE_TOKENS, 0), (0, 0)
 def test_engines_with_and_without_a_draft_model_share_one_store(
     engine: Start,
 ) -> None:
-    """Each engine starts with empty memory, so that all it finds comes from the store."""
+    """Each engine starts with empty memory, so every hit comes from the store."""
     without = engine(LEAN)
     computed = without.ask(serve)
     with_draft = engine(FULL)
@@ -83,10 +83,10 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
     executors = [cache.inspection.executor for cache in with_draft.caches]
-    # A rank whose read was cancelled because the other had found out first has seen none.
+    # A rank sees no missing page if its read was cancelled after the other rank's failed.
     assert sum(key_outcomes(each, Call.READ)["lacking"] for each in executors) > 0
     assert not any(each.counts().pages_corrupt for each in executors)
-    # Only the mark that a group of this size has left is there already.
+    # At most the mark of a group of this size exists in the store already.
     assert all(key_outcomes(each, Call.WRITE)["present"] <= 1 for each in executors)
 
 
@@ -169,7 +169,7 @@ def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
 
 
 def written_by(shard: ShardLayout) -> StoredObject:
-    """Return what a store tells of an object: the parts that its writer keeps."""
+    """Return the store's description of an object: the parts that its writer holds."""
     parts = tuple(shard.shape.parts[number] for number in shard.shape.held)
     written = ObjectShape(parts, tuple(range(len(parts))))
     name = ObjectName("ab", "cd", KV_POOL, shard.name)

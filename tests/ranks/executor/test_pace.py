@@ -1,4 +1,4 @@
-"""Pace: how much one call to a store should move."""
+"""Pace: the number of bytes that one call to a store should move."""
 
 import pytest
 
@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 def after(calls: int, nbytes: int, seconds: float) -> int:
-    """Return what a call should move once `calls` have moved so much, one after the other."""
+    """Return the advised bytes per call after `calls` sequential calls of `nbytes` bytes each."""
     pace = Pace()
     for number in range(calls):
         pace.begin(number * seconds)
@@ -56,7 +56,7 @@ def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
 
 
 def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> None:
-    """A store of 100 MiB/s, whose five calls have shared it and end within two milliseconds."""
+    """The store moves 100 MiB/s; five concurrent calls share it and end within two milliseconds."""
     pace = Pace()
     now = 0.0
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Pages that are the same on every rank: written once, by one rank each."""
+"""Replicated pages: each page is written by exactly one rank."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ PAGES = 256
 
 @pytest.fixture
 def group(made: Callable[..., RankExecutor]) -> list[RankExecutor]:
-    """The executors of a group of ranks that share a store; they are closed at the end."""
+    """Return the executors of a group whose ranks share a store; they are closed at teardown."""
     shelf = Shelf()
     return [
         made(
@@ -77,7 +77,7 @@ def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
         writer=WriterShare(rank=1, world_size=RANKS),
         host_pages=8,
     )
-    # Short keys begin with zeros, so that rank 0 is the writer of them all.
+    # Short keys start with zeros, so rank 0 writes all of them.
     transfers = tuple(
         ObjectTransfer(pool, keys(4, first), tuple(range(4)))
         for pool, first in ((KV_POOL, 0), ("latent", 100))

@@ -1,4 +1,4 @@
-"""Restorable lengths: the fast answer is the one that a look at every length on its own gives."""
+"""Restorable lengths: the fast algorithm gives the same result as a check of every length."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ PAGES_MAX = 12
 
 @st.composite
 def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
-    """Draw a need whose first key lies about the floor, some keys empty and some positions held."""
+    """Draw a need with its first key near the floor, some empty keys and some pages on the host."""
     keys = draw(st.lists(st.sampled_from([b"", b"key", b"key", b"key"]), max_size=PAGES_MAX))
     lowest = 0 if span is not None else floor
     first = draw(st.integers(min_value=lowest, max_value=floor + 2))
@@ -25,7 +25,7 @@ def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
 
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
-    """Draw a lookup, and by need and key what the store has, sometimes cut short."""
+    """Draw a lookup, and the store's answers by need and key; some answers are cut short."""
     floor = draw(st.integers(min_value=0, max_value=4))
     spans = draw(st.lists(st.integers(min_value=1, max_value=5), max_size=2))
     all_needs = [draw(needs(KV_POOL, floor, None))]
@@ -38,14 +38,14 @@ def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
 
 
 def there(need: Need, has: Sequence[bool], position: int) -> bool:
-    """Say whether one page of one pool is in the store or in host memory."""
+    """Return whether one page of one pool is in the store or in host memory."""
     told = {need.first + index: each for index, each in enumerate(has)}
     named = {need.first + index: key for index, key in enumerate(need.keys)}
     return position in need.on_host or bool(told.get(position) and named.get(position))
 
 
 def can_end(order: LookUp, present: Present, end: int) -> bool:
-    """Say whether a prefix can be restored up to `end`, from the definition alone."""
+    """Return whether a prefix can be restored up to `end`, by the definition alone."""
     full = order.needs[0]
     if end > full.first + len(full.keys):
         return False

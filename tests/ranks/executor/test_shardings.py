@@ -1,4 +1,4 @@
-"""Groups of different TP sizes on one store: each finds what the others have written, or has a miss."""
+"""Groups of different TP sizes on one store: each reads the others' pages, or gets a miss."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ Start = Callable[..., list[RankExecutor]]
 
 
 class RecordingStore(MemoryBackend):
-    """A store in memory that notes what it is asked."""
+    """A store in memory that records the names of its calls."""
 
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
@@ -79,7 +79,7 @@ class RecordingStore(MemoryBackend):
 
 @pytest.fixture
 def start(made: Callable[..., RankExecutor]) -> Start:
-    """Make the executors of a group, which are closed at the end."""
+    """Return a function that makes the executors of a group; they are closed at teardown."""
 
     def make(
         backend: MakeBackend,
@@ -111,13 +111,13 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def backend(shelf: Shelf) -> MakeBackend:
-    """Makes backends on one store in memory."""
+    """Return a function that makes backends on one store in memory."""
     return lambda: MemoryBackend(shelf)
 
 
 @pytest.fixture(params=["memory", "file"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> MakeBackend:
-    """Makes backends on one store."""
+    """Return a function that makes backends on one store."""
     if request.param == "memory":
         return lambda: MemoryBackend(shelf)
     return lambda: FileBackend(tmp_path / "store", FileOptions(threads=2))
@@ -149,7 +149,7 @@ def persist(
 
 
 def looked_up(executor: RankExecutor) -> int:
-    """How many leading pages a rank believes to be there."""
+    """Return the number of leading pages that a lookup of the rank finds."""
     need = Need(KV_POOL, 0, KEYS)
     (progress,) = happened(executor, [LookUp(2, 0, (need,), LONG_S)], bool)
     assert isinstance(progress, Answered)
@@ -157,7 +157,7 @@ def looked_up(executor: RankExecutor) -> int:
 
 
 def fetched(executor: RankExecutor, landed: int = PAGES) -> list[bytes]:
-    """The pages that a rank has read, which must be so many of all."""
+    """Fetch all pages; check that exactly `landed` pages land, and return their bytes."""
     executor.host_pool.bytes_tensor.zero_()
     expected = [Landed(3, landed)] if landed else []
     ends = [] if landed == PAGES else [Capped(3, landed)]
@@ -234,7 +234,7 @@ def test_a_page_of_which_one_object_of_the_other_group_is_corrupt_is_a_miss(
     first, second = start(backend, 4)[:2]
     digest = object_of(1, "l0-4.h0-4")
     header, payload = shelf.objects[digest]
-    # The last bytes are those of the last head, which the second rank holds.
+    # The last bytes belong to the last head, which the second rank reads.
     shelf.objects[digest] = (header, payload[:-1] + bytes([payload[-1] ^ 1]))
 
     assert looked_up(first) == looked_up(second) == PAGES
@@ -335,7 +335,7 @@ def test_one_call_asks_for_a_bounded_number_of_keys_of_other_groups(
     start: Start, shelf: Shelf, *, there: bool
 ) -> None:
     class Marked(RecordingStore):
-        """Has the marks of other groups, and all of their objects or none."""
+        """A store with the marks of other groups, and with all of their objects or none."""
 
         calls: ClassVar[list[int]] = []
 
@@ -355,5 +355,5 @@ def test_one_call_asks_for_a_bounded_number_of_keys_of_other_groups(
     assert isinstance(progress, Answered)
     assert progress.pages == (LOOKUP_KEYS if there else 0)
     assert max(store.calls) <= LOOKUP_KEYS
-    # Full attention is asked no further than the first missing page's call.
+    # Full-attention lookups stop after the call with the first missing page.
     assert there or len(store.calls) <= 1 + 1 + 3

@@ -1,4 +1,4 @@
-"""Groups that are read from: which are connected, and when one is idle."""
+"""Groups that pages are read from: connections, and when a connection is idle."""
 
 from typing import cast
 
@@ -14,13 +14,13 @@ from tests.kit.ranks.page_servers import objects_of
 
 
 class IdleLoop:
-    """The loop of a source that has nothing to do."""
+    """The storage loop of a source with nothing to do."""
 
     def start(self, timeout_s: float, failed: object) -> None:
         """Open at once."""
 
     def stop(self, timeout_s: float, *, opening: bool) -> None:
-        """End at once."""
+        """Stop at once."""
 
     def submit(self, orders: object) -> bool:
         return True
@@ -46,7 +46,7 @@ def test_more_groups_than_may_be_connected_are_read_from_one_after_another() -> 
 
 
 def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_seen_that() -> None:
-    """Others would have its place, and what was asked be missing."""
+    """If the loop looked idle, its connection could be replaced and the submitted orders lost."""
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=4),))
     objects = objects_of(layout, ShardPlace.of(0, 1), pages=1)
     loop = StorageLoop(

@@ -1,4 +1,4 @@
-"""Lookups, fetches and persists: what is reported, when an operation is quiet, what is bounded."""
+"""Lookups, fetches and persists: progress reports, the end of I/O, and bounds."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ from tests.kit.waiting import wait_for
 SOON_S = 0.02
 """A deadline that passes while a call hangs."""
 ONE_CALL_BYTES = 4 << 20
-"""A page of this size goes to the store in a call of its own."""
+"""A page of this size gets a store call of its own."""
 
 Start = Callable[..., RankExecutor]
 
@@ -70,8 +70,8 @@ def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp
 
 @pytest.fixture
 def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Make executors that are closed at the end, also when the test has failed."""
-    # However fast the store is: tests count its calls.
+    """Return a function that makes executors; they are closed at teardown, also if the test fails."""
+    # Fix the size of a call, because the tests count the store's calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
     held: list[HeldStore] = []
 
@@ -96,7 +96,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
 
 
 def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list[bytes]:
-    """Persist the first pages with random content, and return that content."""
+    """Persist the first pages with random content; return that content."""
     for slot in range(count):
         size = executor.host_pool.layout.page_bytes
         executor.host_pool.page(slot)[:] = random_bytes((size,), slot).numpy().tobytes()
@@ -107,7 +107,7 @@ def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list
 
 
 def used_ns(executor: RankExecutor, root: Path, count: int) -> list[int]:
-    """When each of the first pages was used last, as the files of a store below `root` say."""
+    """Return the last-use times of the first pages, from the files of the store below `root`."""
     shard = executor.host_pool.layout.name
     names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, shard) for key in keys(count)]
     return [
@@ -258,7 +258,7 @@ def test_batches_that_end_out_of_order_are_reported_as_a_growing_prefix(start: S
 
 
 def waited_for_nothing(executor: RankExecutor) -> bool:
-    """Say that nothing is reported although the store has served what it could."""
+    """Return whether nothing is reported after a short wait."""
     executor.wait(SOON_S)
     return executor.progress() == []
 
@@ -327,7 +327,7 @@ def test_an_operation_that_has_ended_or_never_was_is_quiet_at_once(start: Start)
 
 
 class LoopWithAClockOfItsOwn(asyncio.SelectorEventLoop):
-    """As a loop of another make may be."""
+    """An event loop whose clock differs from time.monotonic, as another implementation's may."""
 
     def time(self) -> float:
         return super().time() + 100 * LONG_S
@@ -369,7 +369,7 @@ def test_a_lookup_whose_store_hangs_expires(start: Start) -> None:
 
 
 class FaultyStore(MemoryBackend):
-    """Raises where the contract says that a backend must not."""
+    """A store whose read raises, although the contract forbids exceptions."""
 
     def __init__(self, fault: BaseException) -> None:
         super().__init__()
@@ -411,7 +411,7 @@ def test_a_storage_loop_that_has_died_is_trouble_and_its_orders_fail(start: Star
 
 
 class DeadlyToAsk(HeldStore):
-    """Ends the thread that looks anything up."""
+    """A store whose lookup kills the storage thread."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         raise SystemExit("gone")
@@ -495,7 +495,7 @@ def test_close_ends_in_time_although_the_store_hangs() -> None:
 
 @contextmanager
 def alarm_soon(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Let a handler be called in the middle of what follows."""
+    """Call a handler by SIGALRM shortly after the `with` block begins."""
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, SOON_S)
@@ -522,7 +522,7 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
 
 
 def three_mib(pace: Pace, nbytes: int, now: float) -> None:
-    """Stands in the place of what a pace concludes from a call."""
+    """Set a fixed call size in place of the pace's estimate."""
     pace.call_bytes = 3 << 20
 
 
@@ -572,7 +572,7 @@ def test_a_wait_gathers_how_far_a_fetch_has_come(
 
 
 def test_a_wait_ends_soon_for_what_lands_after_the_fetch_was_capped(start: Start) -> None:
-    """Nothing more can come then, whatever is still missing."""
+    """No more progress can come after a cap, even if pages are missing, so the wait returns early."""
     store = HeldStore()
     executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
     persisted(executor, 1)

@@ -1,4 +1,4 @@
-"""A store that is bounded keeps what was served last, also what was only found in memory since."""
+"""A bounded store keeps the most recently served pages, including those found only in memory."""
 
 import json
 from collections import OrderedDict
@@ -15,7 +15,7 @@ LAYOUT = PageLayout(
     page_tokens=PAGE_TOKENS, columns=(Column(name="kv", layers=1, heads=4, elements=64),)
 )
 FILE_BYTES = 8 << 10
-"""Bytes of a page's file with its header, in whole blocks of the filesystem."""
+"""Bytes of a page's file with its header, in whole filesystem blocks."""
 TRACE = Path(__file__).parents[3] / "shared/traces/conversation_trace.jsonl"
 
 
@@ -27,7 +27,7 @@ def opened(store: str, host_pages: int) -> Cache:
 
 
 def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Serve prompts in two lives of a cache; return how many pages the second has found."""
+    """Serve prompts in two runs of a cache; return the number of pages found in the second."""
     found = 0
     for prompts in (first, later):
         cache = opened(store, host_pages)
@@ -37,10 +37,10 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """The same, of a store that removes what was served the longest ago, ends first.
+    """Return the same for an ideal LRU store, which removes the ends of prompts first.
 
-    A real one finds at least what an ideal one does that is as small as a sweep may leave it. How much
-    more depends on when it is swept.
+    A real store finds at least as many pages as an ideal store of the size that a sweep may leave. The
+    excess depends on the time of the sweeps.
     """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0
@@ -57,7 +57,7 @@ def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
 
 
 def chats(count: int) -> list[Prompt]:
-    """Prompts that begin with one system prompt, and turns of a chat between them."""
+    """Return prompts with one common system prompt; in between, turns of one growing chat."""
     system = list(range(40))
     prompts: list[Prompt] = []
     for number in range(1, count + 1):

@@ -1,7 +1,7 @@
-"""Served prompts are found in the next life, as far as the write policy promises.
+"""Served prompts are found by the next run of the cache, as far as the write policy promises.
 
-Under write-through that is all but the last token's page, whatever the first life came through: a store
-that refused some writes, host memory that was full for a moment, or is smaller than a prompt.
+Under write-through, everything but the last token's page is found. That holds if the store refuses some
+writes, if host memory is full for a while, and if a prompt is larger than host memory.
 """
 
 from collections.abc import Callable, Generator
@@ -32,13 +32,13 @@ STATE = PageLayout(page_tokens=1, columns=(Column(name="state", layers=1, heads=
 IDLE_S = 0.002
 STEPS_MAX = FLUSHES_MAX = 2_000
 REFUSES = "fault+{}fault.seed=3&fault.error=0.1"
-"""Each tenth key, drawn anew for each call."""
+"""One key in ten, drawn again for each call."""
 
 _NAMES = count()
 
 
 class LendingStates(LendingEngine):
-    """An engine that keeps the state at each checkpoint in a slot that nothing changes."""
+    """An engine that keeps the state of each checkpoint in an immutable slot."""
 
     keeps_states = True
 
@@ -61,7 +61,7 @@ STORES = {
 
 @contextmanager
 def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
-    """Give the cache of a group of one rank, or an engine that stands for it."""
+    """Yield the cache of a group of one rank, or an engine with the same interface."""
     member = InProcessGroup(1).member(0)
     start = owner.start if issubclass(owner, LendingEngine) else Cache.open
     with closing(cast("Callable[..., Cache]", start)(config, member)) as cache:
@@ -69,7 +69,7 @@ def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
 
 
 def until(cache: Cache, done: Callable[[], bool]) -> None:
-    """Step until something is so."""
+    """Step until a condition holds."""
     for _ in range(STEPS_MAX):
         if done():
             return
@@ -78,7 +78,7 @@ def until(cache: Cache, done: Callable[[], bool]) -> None:
 
 
 def serve(cache: Cache, tokens: list[int]) -> int:
-    """Serve a prompt as an engine does; return how many of its tokens were cached."""
+    """Serve a prompt as an engine does; return the number of its cached tokens."""
     name, prompt = f"r{next(_NAMES)}", tokens[:-1]
     answers: list[object] = []
     cache.prefetch(name, prompt)
@@ -91,7 +91,7 @@ def serve(cache: Cache, tokens: list[int]) -> int:
     until(cache, admitted)
     until(cache, lambda: cache.load_state(name) is not LoadState.LOADING)
     answer = cast("Admission", answers[-1])
-    # Where a state is to be kept: the engine ends a chunk there.
+    # The engine ends a chunk where a state must be kept.
     last_page = len(prompt) // PAGE * PAGE
     if cache.config.components and last_page > answer.cached_tokens:
         cache.insert(name, tokens[:last_page], final=False)
@@ -103,7 +103,7 @@ def serve(cache: Cache, tokens: list[int]) -> int:
 
 
 def write_all(cache: Cache) -> None:
-    """Let everything be written, however often the store refuses."""
+    """Flush until everything is written, however often the store refuses."""
     for _ in range(FLUSHES_MAX):
         if cache.flush():
             return
@@ -111,12 +111,12 @@ def write_all(cache: Cache) -> None:
 
 
 def edited(model: str) -> Callable[[list[int]], list[int]]:
-    """Return what the next life asks for: other last words, unless that needs an earlier state."""
+    """Return the next run's edit of a prompt: another ending, unless that needs an earlier state."""
     return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
 
 
 def promised(model: str, lengths: list[int]) -> list[int]:
-    """Return how many tokens are found: a state is kept at the last whole page before the end."""
+    """Return the promised cached tokens: a state is kept at the last whole page before the end."""
     changed = 1 if "states" in model else 2
     return [(length - changed) // PAGE * PAGE for length in lengths]
 

@@ -1,7 +1,7 @@
-"""The incidents that the project starts from, as reports of what must never happen again.
+"""Regression tests for the incidents that the project starts from.
 
-Scenarios tell each on the real code, without the bug (`tests/scenarios/incident_*.txt`); here is what
-they cannot say. That the simulator would find the bug is the claim of `test_revived`.
+`tests/scenarios/incident_*.txt` shows each incident on the real code, without the bug. These tests
+cover conditions that scenarios cannot express. `test_revived` proves that the simulator finds each bug.
 """
 
 from typing import Any
@@ -31,10 +31,10 @@ END = MIDDLE + prompt_of(3, 4)
 
 
 def test_an_order_cannot_change_what_a_node_owns() -> None:
-    """Incident A: moving a transfer's indices to the GPU changed what a tree node still owned.
+    """Incident A: moving a transfer's indices to the GPU changed indices that a tree node still owned.
 
-    The next eviction freed the GPU's indices in the pool of the host, and the worker crashed. Here
-    an order has page numbers of its own, which nobody can change.
+    The next eviction freed the GPU indices in the host's pool, and the worker crashed. Orders now have
+    immutable page numbers of their own.
     """
     ranks = windowed_ranks()
     ranks.compute("a", END)
@@ -56,13 +56,13 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
 
 
 def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_nothing() -> None:
-    """Incident B, its second half: the lock skips what is not on the device, until it is filled."""
+    """Incident B, second part: a lock skips nodes without device pages until a load fills them."""
     ranks = windowed_ranks()
     ranks.compute("a", END)
     ranks.compute("other", prompt_of(4, 12))
 
     ranks.every(lambda cache: cache.load_back("b", END))
-    # A prompt that turns elsewhere within what is being loaded cuts its node.
+    # A prompt that branches off within the loading prefix splits its node.
     turned = END[:18] + prompt_of(6, 1)
     ranks.every(lambda cache: cache.prefetch("c", turned))
     ranks.settle()
@@ -76,8 +76,8 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
 
 
 def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
-    """Incident D, seen on the way: only full attention's recency was refreshed by such an insert."""
-    # Two of three prompts have room, each with matches at its last page and one before.
+    """Incident D, related bug: a host insert refreshed the recency of full attention only."""
+    # Room for two of three prompts, each with matches at its last page and one page before.
     ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
     other = prompt_of(7, 4)
     ranks.compute("stem", STEM)
@@ -92,7 +92,7 @@ def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
 
 
 def test_a_chunked_insert_says_that_it_is_one() -> None:
-    """Incident D, seen on the way: ranks that do not agree on it have diverged, and know it."""
+    """Incident D, related bug: ranks that disagree on whether an insert is a chunk have diverged."""
     ranks = windowed_ranks()
     ranks.every(lambda cache: cache.load_back("a", END, reserve_tokens=len(END)))
 

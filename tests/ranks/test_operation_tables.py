@@ -1,4 +1,4 @@
-"""What a rank knows of an operation stands in few tables."""
+"""Only seven tables in a rank are keyed by operation."""
 
 import ast
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ OTHERS = {
 
 
 def tables() -> Iterator[str]:
-    """Attributes and fields that are collections with numbers as keys or elements."""
+    """Yield attributes and fields that are collections with integer keys or elements."""
     for path in sorted(each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]

@@ -1,4 +1,4 @@
-"""Pages that others remove from a store come back to it at their next use in memory."""
+"""Pages removed from a store by others are written to it again at their next use in memory."""
 
 import asyncio
 from collections.abc import Generator
@@ -64,7 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def remove_everything(backend: StorageBackend) -> int:
-    """As `lockstep store rm --all` does; return how many objects there were."""
+    """Remove everything as `lockstep store rm --all` does; return the number of objects removed."""
     names = [stored.name async for stored in backend.objects()]
     assert all(await backend.remove(names, deadline=soon()))
     return len(names)

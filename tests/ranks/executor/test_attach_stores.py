@@ -55,7 +55,7 @@ class Engine(ServedGroup):
         self.until(lambda cache: cache.store_state() is state)
 
     def serve(self, name: str, pages: int) -> int:
-        """Serve a prompt; check the bytes of its cached pages return its cached tokens."""
+        """Serve a prompt; check the bytes of its cached pages and return its cached tokens."""
         cached, wrong_pages = self.ask(lambda cache: served(cache, name, prompt(pages)))
         assert not wrong_pages
         return cached

@@ -1,7 +1,7 @@
-"""One replica decides for ranks in other processes: the same outcomes, by another collective.
+"""One replica in the scheduler's process serves ranks in other processes, with equal outcomes.
 
-The workers' executors do what a test tells them; everything else is real, and all that passes between
-the decider and its workers is bytes on the way.
+The workers' executors are scripted by the tests. Everything else is real, and messages between the
+scheduler's process and its workers pass through their encoded form.
 """
 
 import logging
@@ -40,14 +40,14 @@ def test_no_wait_that_cannot_be_meant_is_taken() -> None:
 
 
 def published(ranks: HostRanksInTurn) -> None:
-    """Let host memory have the prompt, and storage too."""
+    """Back up the prompt to host memory and persist it to storage."""
     ranks.every(lambda cache: cache.back_up("first", PROMPT, range(4)))
     ranks.settle()
     ranks.every(lambda cache: cache.release("first"))
 
 
 def answers(ranks: HostRanksInTurn, seed: int) -> list[object]:
-    """Return what a cache answers to commands that a seed draws, with everything settled between."""
+    """Return the cache's answers to random commands; after each one all operations settle."""
     rng = random.Random(seed)
     kept = [rng.choices(range(3), k=6 * PAGE_TOKENS) for _ in range(4)]
     given: list[object] = []
@@ -62,7 +62,7 @@ def answers(ranks: HostRanksInTurn, seed: int) -> list[object]:
 def served(
     ranks: HostRanksInTurn, name: str, tokens: list[int], *, preempted: bool
 ) -> list[object]:
-    """Let one request find, load, compute and leave; return what it was answered."""
+    """Run one request through match, load, backup and release; return the cache's answers."""
     ranks.every(lambda cache: cache.prefetch(name, tokens))
     ranks.settle(stored=lambda key: key[0] < 128)
     found = ranks.every(lambda cache: cache.hit(name, tokens))
@@ -133,13 +133,13 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
     ranks.decider.deliver(ranks.work(ranks.schedule()))
     ranks.decider.begin_step()
 
-    # The backup has ended on both, which only the round that was asked for again says.
+    # Both ranks' backups have ended, but only the repeated round reports that.
     assert missed == (2, True)
     assert (ranks.decider.inspection.rounds, ranks.decider.lends("r")) == (2, False)
 
 
 def test_a_step_that_begins_before_the_last_ballots_are_here_launches_no_round() -> None:
-    """An engine that schedules ahead has two steps under way."""
+    """An engine that schedules ahead has two steps in flight."""
     ranks = DecidedRanksInTurn(2)
     first = ranks.schedule()
     ranks.decider.back_up("r", PROMPT, range(4))
@@ -181,7 +181,7 @@ def test_a_worker_waits_for_all_copies_before_its_memory_is_unmapped() -> None:
 
 
 def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_round() -> None:
-    """An engine asks for it before its drafter has written the last of the KV that they read."""
+    """An engine takes the ballot before its drafter has written the last KV that backups read."""
     ranks = DecidedRanksInTurn(2)
     ranks.decider.back_up("r", PROMPT, range(4))
 
@@ -214,7 +214,7 @@ def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> 
 
 
 def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
-    """It is not paused as long as it steps, and what is prefetched waits with its request."""
+    """An engine cannot pause while it steps, and the prefetched pages wait with their request."""
     ranks = DecidedRanksInTurn(2)
     ranks.decider.prefetch("r", PROMPT)
     helps = [ranks.decider.stepping_helps]
@@ -229,7 +229,7 @@ def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answere
 
 
 def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
-    """Its pages are in use until then, and a store that is to be detached waits for it."""
+    """The pages of an aborted read are in use until it ends, and a detach waits for it."""
     ranks = DecidedRanksInTurn(2)
     ranks.decider.prefetch("r", PROMPT)
     ranks.step()
@@ -314,7 +314,7 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
 def test_a_log_level_reaches_the_decider_the_workers_and_the_engine_s_handler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As under vLLM, whose handler lets nothing through that is less than what it logs itself.
+    # vLLM's handler has a level, too, and drops every record below it.
     log, handler = logging.getLogger("lockstep"), logging.NullHandler(logging.INFO)
     log.addHandler(handler)
     control = socket_in(tmp_path)

@@ -1,4 +1,4 @@
-"""The engine owns the device pages: they are lent, held while copies run, and never looked at."""
+"""Engine-owned device pages (lent): in use while copies run, and never read by the replica."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ PROMPT = list(range(4 * PAGE_TOKENS))
 
 
 def published(ranks: HostRanksInTurn) -> None:
-    """Let host memory have the prompt, from device pages that differ between ranks."""
+    """Back up the prompt to host memory, from device pages that differ between ranks."""
     for rank, cache in enumerate(ranks.caches):
         assert cache.back_up("first", PROMPT, range(10 * rank, 10 * rank + 4)) == len(PROMPT)
         cache.begin_backups()
@@ -39,7 +39,7 @@ def published(ranks: HostRanksInTurn) -> None:
 
 
 def begin_backup(ranks: HostRanksInTurn) -> int:
-    """Let a request lend its pages for a backup that is still running; return the backup."""
+    """Begin a backup of a request's lent pages; return its operation while it is in flight."""
     for cache in ranks.caches:
         cache.back_up("r", PROMPT, range(4))
         cache.begin_backups()
@@ -47,7 +47,7 @@ def begin_backup(ranks: HostRanksInTurn) -> int:
 
 
 def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> None:
-    """Rule R3."""
+    """Rule R3: page numbers of an engine are opaque arguments, so they may differ between ranks."""
     ranks = HostRanksInTurn()
 
     for rank, cache in enumerate(ranks.caches):
@@ -77,7 +77,7 @@ def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> No
 
 
 def own_pages(*, named: bool = False) -> HostCache:
-    """One rank's cache under an engine's four pages, given alone or by name, which copies bytes."""
+    """Return one rank's cache over four engine pages, passed alone or by name, with real copies."""
     layout = PageLayout(
         page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),)
     )
@@ -136,14 +136,14 @@ def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> N
 
 
 def looked_up(ranks: HostRanksInTurn, name: str) -> set[bytes]:
-    """Return the keys that a prefetch of the prompt asks the store for."""
+    """Return the keys that a prefetch of the prompt looks up in the store."""
     ranks.every(lambda cache: cache.prefetch(name, [*PROMPT, *PROMPT]))
     orders = [order for executor in ranks.executors for order in executor.take(LookUp)]
     return {key for order in orders for key in order.needs[0].keys}
 
 
 def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
-    """Return the keys under which what a request backs up is written to the store."""
+    """Back up a request; return the keys under which its pages are written to the store."""
     ranks.every(lambda cache: cache.back_up(name, PROMPT[first:], range(4)))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.obey()
@@ -153,7 +153,7 @@ def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
 
 
 def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
-    """Nobody could find after a restart what would be written under keys of this life."""
+    """Without a new version, keys from after a reset could not be found after a restart."""
     ranks = HostRanksInTurn()
 
     ranks.every(lambda cache: cache.reset())
@@ -225,7 +225,7 @@ def test_a_weights_version_must_be_text() -> None:
 
 
 def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
-    """There is no forward pass to hide the round behind."""
+    """An idle step has no forward pass to hide the round behind."""
     ranks = HostRanksInTurn(1, depth=1)
     cache = ranks.caches[0]
     cache.prefetch("r", PROMPT)
@@ -241,7 +241,7 @@ def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
 def test_one_line_names_the_rank_that_lacks_what_the_others_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And none is logged where every store lacks the same."""
+    """No warning is logged if all ranks' stores lack the same page."""
     ranks = HostRanksInTurn()
     caplog.set_level(logging.INFO, logger="lockstep")
     for name, answers in (("missed by all", (2, 2)), ("lost\nby one", (3, 1))):
@@ -281,7 +281,7 @@ def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
 
 
 def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
-    """Rule R10: an engine that waits for frees in place of preempting must not wait for ever."""
+    """Rule R10: an engine that waits for pending frees instead of preempting must not wait forever."""
     ranks = HostRanksInTurn()
     backup = begin_backup(ranks)
     assert not ranks.every(lambda cache: cache.release("r"))

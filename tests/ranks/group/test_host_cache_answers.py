@@ -1,4 +1,4 @@
-"""What an engine with pages of its own may ask of a cache beside its hits, and when it has failed."""
+"""Answers of a host cache other than matches: free pages, prefetched spans, decisions, timeouts."""
 
 import time
 from collections.abc import Callable
@@ -172,7 +172,7 @@ def test_an_engine_that_stands_still_takes_a_round_in_each_poll_and_no_more(
 
 
 def test_a_decision_that_comes_with_the_last_round_is_one() -> None:
-    """However much time has passed with it: a rank that was away brings its clock along."""
+    """A decision in the last round counts, even if that round's clock jumps past the deadline."""
     ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
     ranks.now_ms = PassingTime(3_600_000)
     proposal = ranks.caches[0].attach_store("memory://never-ready")

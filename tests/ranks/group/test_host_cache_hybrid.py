@@ -1,6 +1,6 @@
-"""An engine that owns the device pages of a hybrid model: real tensors, real copies, real files.
+"""A hybrid model with engine-owned device pages: real tensors, real copies, real files.
 
-The engine keeps full attention and a window tokens first, and a recurrent state in slots.
+The engine's tensors have tokens first for full attention and a window, and slots for a recurrent state.
 """
 
 from collections.abc import Generator, Iterator
@@ -45,7 +45,7 @@ def config(store: Path) -> HostCacheConfig:
 
 
 class Engine:
-    """An engine's tensors, and the cache beside them."""
+    """An engine's tensors, and the cache over them."""
 
     def __init__(self, store: Path) -> None:
         shape = (BLOCKS, TOKENS, HEADS, ELEMENTS)
@@ -70,7 +70,7 @@ class Engine:
         self.cache.end_step(idle_s=1.0)
 
     def until(self, request: str, state: LoadState) -> None:
-        """Step until a request is in a state; each step waits for what the executor reports."""
+        """Step until a request is in a state; each step waits for executor progress."""
         for _ in range(200):
             self.step()
             if self.cache.load_state(request) is state:
@@ -86,7 +86,7 @@ class Engine:
         pytest.fail("operations are still in flight after 200 steps")
 
     def content(self, kv: list[int], window: list[int], slot: int) -> list[torch.Tensor]:
-        """Return a copy of what some pages and a slot hold."""
+        """Return a copy of the content of some pages and one state slot."""
         parts = [each[kv].clone() for each in self.kv]
         parts += [each[window].clone() for each in self.window]
         return [*parts, *(each[[slot]].clone() for each in self.state)]
@@ -148,7 +148,7 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
 
 
 def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine: Engine) -> None:
-    """Incident E, on pages that an engine lends."""
+    """Incident E (wrong data after retract and resume), for engine-owned pages."""
     tokens = [*PROMPT, 7, 8]
     held = engine.content([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], 2)
     gone = [NO_PAGE] * 4

@@ -1,4 +1,4 @@
-"""What an engine that lends pages may ask wrongly, and what a request may lose on its way."""
+"""Invalid calls of an engine that lends pages, and requests that lose pages while in flight."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ TOKENS = list(range(PAGES * PAGE_TOKENS))
 
 
 def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> None:
-    """They come to a place from before a reset, in which nothing else has a root any more."""
+    """The prefetch lands in a place from before a reset, whose other nodes are gone."""
     ranks = HostRanksInTurn()
     more = [*TOKENS, *range(900, 900 + PAGE_TOKENS)]
     free = ranks.free(HOST)

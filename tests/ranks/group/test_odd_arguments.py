@@ -1,4 +1,4 @@
-"""Arguments of odd types, to every call of both facades: a named error, and nothing has changed."""
+"""Pass invalid types to every call of both facades: each raises a named error and changes nothing."""
 
 import inspect
 from collections.abc import Callable
@@ -58,13 +58,13 @@ GOOD: dict[str, object] = {
     "ttl_s": 1.0,
     "uri": "memory://odd",
 }
-"""What is given for a parameter that needs something, while another one is odd."""
+"""Valid values for the other required parameters of a call."""
 OUR_OWN = {"log", "carry_out", "then", "done", "proposal", "patience_s", "level"}
-"""Parameters for this package's own drivers: functions, and objects that it has made."""
+"""Parameters that only Lockstep's own drivers pass: functions, and objects that it has made."""
 
 
 def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
-    """Return each parameter of each public call, by its names."""
+    """Return each parameter of each public call: class, call, parameter."""
     found: list[tuple[type[RankCache], str, str]] = []
     for name, each in inspect.getmembers(kind, inspect.isfunction):
         parameters = list(inspect.signature(each).parameters)[1:]
@@ -73,7 +73,7 @@ def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
 
 
 def cache_of(kind: type[RankCache]) -> RankCache:
-    """Return a cache with a request that has pages of its own, and one that it has served before."""
+    """Return a cache with a request that owns pages, and one that was served before."""
     peers = Peers(address="127.0.0.1:0")
     if kind is Cache:
         owned = RanksInTurn(1, peers=peers)
@@ -87,7 +87,7 @@ def cache_of(kind: type[RankCache]) -> RankCache:
 
 
 def changed_by(kind: type[RankCache], name: str, parameter: str, odd: object) -> str:
-    """Give a call an odd value; return what was changed though it was refused, or nothing."""
+    """Pass an odd value to a call; return the unwanted change, or an empty string."""
     cache = cache_of(kind)
     call: Callable[..., Any] = getattr(cache, name)
     by_place: list[object] = []

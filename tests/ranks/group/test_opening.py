@@ -1,4 +1,4 @@
-"""A cache opens on every rank or on none, and every rank says why."""
+"""A cache opens on every rank or on none, and every rank raises the same reason."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -40,7 +40,7 @@ def open_on(
     configs: list[CacheConfig],
     devices: list[str] | None = None,
 ) -> list[Future[Cache]]:
-    """Open a cache on as many ranks as there are configurations, each in a thread."""
+    """Open a cache in one thread per configuration; each is one rank."""
     group = InProcessGroup(len(configs))
     devices = devices or ["cpu"] * len(configs)
     with ThreadPoolExecutor(len(configs)) as threads:
@@ -51,7 +51,7 @@ def open_on(
 
 
 def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
-    """Close the caches at once, which their pools and counters outlive; return their executors."""
+    """Close the caches; return their executors, whose pools and counters stay readable."""
     found: list[RankExecutor] = []
     for future in futures:
         executor = future.result().inspection.executor
@@ -105,14 +105,14 @@ def test_a_store_that_one_rank_cannot_use_stops_all(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_in_an_unforeseen_way_is_still_heard_by_the_others() -> None:
-    """An out-of-memory error of the device is none of ours, and the others must not wait."""
+    """A rank that fails with a foreign error, such as out of memory, must not leave others waiting."""
     (said,) = problems(open_on([CONFIG, CONFIG], ["cpu", "mps:0"]))
 
     assert said.startswith("rank 1: ")
 
 
 def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_has() -> None:
-    """Rule R2: so a rank of an earlier start is not taken for one of this."""
+    """Rule R2: the epoch separates ranks of an earlier start from ranks of this one."""
     starts = [[each.result() for each in open_on([CONFIG] * 2)] for _ in range(3)]
 
     epochs = [{cache.inspection.epoch for cache in caches} for caches in starts]

@@ -1,4 +1,4 @@
-"""Rule R14: what single ranks were told becomes a command on all of them in one step, or on none."""
+"""Rule R14: proposals of single ranks become a command on all ranks in one step, or on none."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -49,7 +49,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 
 def voted(*staged: Staged) -> Proposed | None:
-    """Return what all ranks read where each has staged something."""
+    """Return the verdict's proposal when each rank has staged the given value."""
     shape = BallotShape(world_size=len(staged), seats=1)
     layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
     vectors = [
@@ -110,13 +110,13 @@ def detach(ranks: RanksInTurn) -> "list[Future[None]]":
 
 
 def say(ranks: RanksInTurn, rank: int, readiness: Readiness | str) -> None:
-    """Let the preparation of whatever is staged on a rank have come so far."""
+    """Set the readiness of everything staged on a rank."""
     staged = ranks.executors[rank].staged
     staged.update(dict.fromkeys(staged, readiness))
 
 
 def ready(ranks: RanksInTurn) -> None:
-    """Let every rank be ready, and step until all have heard of it."""
+    """Make every rank ready, and step until the verdict is applied."""
     for rank in range(len(ranks.caches)):
         say(ranks, rank, Readiness.READY)
     for _ in range(2):
@@ -128,7 +128,7 @@ def state(ranks: RanksInTurn) -> StoreState:
 
 
 def taken(ranks: RanksInTurn, kind: type[OrderT]) -> list[OrderT]:
-    """Remove and return the orders of one kind, which all ranks have got alike."""
+    """Remove and return the orders of one kind; all ranks must have equal ones."""
     orders = [executor.take(kind) for executor in ranks.executors]
     assert all(each == orders[0] for each in orders)
     return orders[0]
@@ -157,13 +157,13 @@ def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) ->
 
 
 def test_what_does_not_become_ready_in_time_is_withdrawn(depth: int) -> None:
-    """Rule R10: the wait for the last rank has a deadline, in agreed time."""
+    """Rule R10: the wait for the last rank has a deadline in agreed time."""
     ranks = RanksInTurn(2, depth=depth, store=False)
     outcomes = attach(ranks, 0, 1)
     say(ranks, 0, Readiness.READY)
     for _ in range(2):
         ranks.step()
-    # The smallest of the clocks counts.
+    # Agreed time is the smallest clock, so one rank's jump changes nothing.
     ranks.now_ms[0] += 500_000
     for _ in range(2):
         ranks.step()
@@ -249,7 +249,7 @@ def test_a_detach_ends_lookups_and_what_waits_at_once(depth: int) -> None:
 
 
 class Busy:
-    """Ranks with a prefetch that has landed in part, and with a persist under way."""
+    """Ranks with a partly landed prefetch and a persist in flight."""
 
     def __init__(self, depth: int, **bounds: int) -> None:
         self.ranks = ranks = RanksInTurn(2, depth=depth, bounds=Bounds(**bounds))
@@ -267,7 +267,7 @@ class Busy:
             ranks.step()
 
     def both(self, said: Progress) -> None:
-        """Let both ranks say the same, and step until all have heard of it."""
+        """Report the same progress on both ranks, and step until the verdict is applied."""
         self.ranks.report(said)
         for _ in range(1 + self.ranks.depth):
             self.ranks.step()
@@ -285,7 +285,7 @@ def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int)
     assert ranks.every(lambda cache: cache.match(prompt(8))).host_tokens == 3 * PAGE_TOKENS
     assert taken(ranks, DetachStore) == []
 
-    # Another store may be proposed by now, and waits for its turn.
+    # A new store may be proposed during the drain; its attach waits for the drain.
     outcomes = attach(ranks, 0, 1)
     ready(ranks)
     busy.both(Quiesced(busy.persist))
@@ -325,7 +325,7 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
 
 
 def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
-    """Let the store never answer a prefetch, and its pages be quarantined."""
+    """Run a prefetch whose read never ends, until its pages are quarantined."""
     ranks.every(lambda cache: cache.prefetch(request, prompt(pages, start=start)))
     (look,) = taken(ranks, LookUp)
     ranks.report(Answered(look.operation, pages))
@@ -340,7 +340,7 @@ def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
 
 
 def test_stores_that_keep_most_of_host_memory_let_no_other_be_attached(depth: int) -> None:
-    """Rule R10: each keeps no more than its budget, and many would keep all."""
+    """Rule R10: each store's quarantine is bounded, but many stores together could keep all pages."""
     ranks = RanksInTurn(2, depth=depth, host_pages=16, bounds=Bounds(quarantine_pages=3))
     hang(ranks, "first", 8, start=0)
     attach(ranks, 0, 1)
@@ -384,7 +384,7 @@ def test_an_error_that_is_raised_again_and_again_keeps_nothing_of_it() -> None:
 
 
 def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
-    """Let a request publish so many pages; return how many are written to the store for it."""
+    """Publish pages of a request; return the number of pages written to the store for it."""
     ranks.publish(name, prompt(pages))
     written = 0
     for _ in range(8):
@@ -395,7 +395,7 @@ def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
 
 
 def test_what_was_in_host_memory_is_written_with_what_continues_it(depth: int) -> None:
-    """A store that lacks the beginning of a prefix could not restore any of it."""
+    """The store could not restore any of a prefix whose beginning it lacks."""
     ranks = RanksInTurn(2, depth=depth, store=False)
     ranks.compute("before", prompt(3))
     attach(ranks, 0, 1)

@@ -1,4 +1,4 @@
-"""Rule R14: requests that reach single ranks are commands once all ranks have them, in one step."""
+"""Rule R14: a request becomes a command on all ranks in the same step, once all have it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ counts = st.integers(0, 1 << 40)
 
 
 def voted(*requests: int | None) -> int:
-    """Return what all ranks read where each has so many requests, or takes none."""
+    """Return the verdict's request count, given each rank's count, or None for a rank without a log."""
     shape = BallotShape(world_size=len(requests), seats=1)
     vectors = [
         Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, requests=each))
@@ -49,7 +49,7 @@ def test_the_verdict_says_how_many_requests_the_last_of_the_ranks_has(
 def test_order_and_repetition_change_nothing_of_what_is_had(
     arrivals: tuple[list[int], list[int]],
 ) -> None:
-    """Rule R13: how many there are in a row is a level, whatever has come in which order how often."""
+    """Rule R13: the number of consecutive requests is a level, whatever their order and repetition."""
     order, again = arrivals
     backlog = RequestLog()
     levels = [0]
@@ -70,7 +70,7 @@ def test_the_first_bytes_of_a_number_stay() -> None:
 
 
 def test_requests_far_beyond_those_that_are_here_are_not_kept() -> None:
-    """Rule R10: whoever hands on numbers without end fills no memory."""
+    """Rule R10: a sender of arbitrarily high numbers cannot fill memory."""
     backlog = RequestLog(beyond_max=4)
 
     assert [backlog.note(number, b"") for number in (5, 4, 1, 5)] == [False, True, True, True]
@@ -105,7 +105,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 
 
 class Obeyed:
-    """Ranks in turn that take requests, and what each of them has carried out."""
+    """Ranks in turn that accept requests, and a record of the requests each has executed."""
 
     def __init__(self, ranks: int, *, depth: int = 0) -> None:
         self.ranks = RanksInTurn(ranks, depth=depth, logs=True)
@@ -114,13 +114,13 @@ class Obeyed:
             cache.obey(did.append)
 
     def reach(self, rank: int, number: int, content: bytes) -> None:
-        """Let a request reach one rank."""
+        """Deliver a request to one rank."""
         assert self.ranks.logs is not None
         self.ranks.logs[rank].note(number, content)
 
 
 def test_a_request_is_kept_until_it_was_carried_out() -> None:
-    """Rule R10: what bounds a log bounds also what was not carried out yet."""
+    """Rule R10: requests not yet executed count against the log's bound."""
     group = Obeyed(1)
     assert group.ranks.logs is not None
     group.reach(0, 1, b"drop")
@@ -144,7 +144,7 @@ def test_no_rank_carries_out_what_another_does_not_have(depth: int) -> None:
 
 
 def test_an_idle_member_waits_until_a_request_comes(depth: int) -> None:
-    """It does not step as fast as it can, and what comes does not wait for it."""
+    """The idle rank does not spin, and wakes when a request arrives."""
     group = Obeyed(1, depth=depth)
     assert group.ranks.logs is not None
     comes = threading.Timer(0.1, group.ranks.logs[0].note, (1, b"drop"))
@@ -157,7 +157,7 @@ def test_an_idle_member_waits_until_a_request_comes(depth: int) -> None:
 
 
 def ended_in(cache: Cache) -> tuple[int, str]:
-    """Return how many steps later the group has ended, and in which words."""
+    """Step until the group raises DivergenceError; return the number of steps and the error text."""
     for step in range(1, 5):
         try:
             cache.step()

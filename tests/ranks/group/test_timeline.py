@@ -1,4 +1,4 @@
-"""What a cache tells its timeline: steps, rounds also where they fail, copies, calls, operations."""
+"""Timeline events of a cache: steps, rounds (failed ones, too), copies, calls, operations."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Fixtures of the page server's tests: a stack that closes its resources, and raw readers."""
+"""Fixtures for the page server's tests: a stack that closes resources, and raw readers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def connect(stack: ExitStack) -> Connect:
-    """Makes a reader that has heard the hello."""
+    """Return a function that connects a reader and receives the hello message."""
 
     def make(group: ServedGroup) -> RawReader:
         reader = stack.enter_context(raw_reader(group.servers[0].address))

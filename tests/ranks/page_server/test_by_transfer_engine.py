@@ -1,4 +1,4 @@
-"""Requests handed over by Mooncake's transfer engine: whole, or computed where they are not."""
+"""Handoffs through Mooncake's transfer engine: complete, or recomputed if a page is missing."""
 
 import sys
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Prompts that one group computes and another goes on with: real caches, bytes and sockets."""
+"""Handoff: one group computes a prompt and another continues, with real caches, bytes and sockets."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -21,14 +21,14 @@ LENDS = {
     "to lent pages": (False, True),
     "lent pages": LENT,
 }
-"""Whose engines own their device pages: that which computes, and that which goes on."""
+"""Whether the engine owns its device pages, on the prefill side and on the decode side."""
 BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
 HALF, WHOLE = 4 * PAGE_TOKENS, 8 * PAGE_TOKENS
 TOKENS = keyed(1, WHOLE + 7, PAGE_TOKENS)
 
 
 def unused(cache: Cache) -> list[bool]:
-    """Say of each pool on the host whether only the tree has pages, and may let go of them."""
+    """Return for each host pool whether only the tree has pages, all of which can be evicted."""
     residence = cache.inspection.prefixes.residence
     return [
         pool.free + residence.tree_pages[HOST][index] == pool.capacity
@@ -38,7 +38,7 @@ def unused(cache: Cache) -> list[bool]:
 
 
 def free_again(group: ServedGroup) -> list[bool]:
-    """Let go of the request and wait; say what `unused` says."""
+    """Abort the request and wait until nothing is in flight; return `unused` of each rank."""
     group.ask(lambda cache: cache.abort(NAME))
     group.until(lambda cache: not cache.inspection.in_flight)
     group.ask(lambda cache: cache.inspection.check())
@@ -150,7 +150,7 @@ def test_a_page_that_is_flipped_where_it_was_computed_is_never_computed_with(
 
 
 def flip(group: ServedGroup, pool: str, rank: int) -> None:
-    """Change a byte in each host page of a pool on one rank."""
+    """Flip a bit in each host page of a pool on one rank."""
     executor = group.caches[rank].inspection.executor
     assert isinstance(executor, RankExecutor)
     executor.host_pools[pool].bytes_tensor[:, 0] ^= 1

@@ -1,4 +1,4 @@
-"""What a rank keeps for readers whose transfer engines read it, and until when."""
+"""Pages that a rank keeps unchanged while readers' transfer engines read them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -47,7 +47,7 @@ Serve = Callable[..., ServedGroup]
 
 @pytest.fixture
 def serve(stack: ExitStack) -> Serve:
-    """Starts a rank with three pages, all of which it offers."""
+    """Return a function that starts a rank with three pages, all of which it serves."""
 
     def start(bounds: ServerBounds = LONG_BOUNDS, *, by_engine: bool = True) -> ServedGroup:
         group = stack.enter_context(serving(LAYOUT, pages=3, bounds=bounds, by_engine=by_engine))
@@ -58,7 +58,7 @@ def serve(stack: ExitStack) -> Serve:
 
 
 def locate(count: int, number: int = 7) -> Locate:
-    """All parts of the first pages."""
+    """Return a request to locate all parts of the first pages."""
     layout = LAYOUT.shard(0, 1)
     table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
     keys = tuple(key.hex() for key in KEYS[:count])
@@ -66,7 +66,7 @@ def locate(count: int, number: int = 7) -> Locate:
 
 
 def located(reader: RawReader, asked: Locate) -> tuple[Located, bytes]:
-    """The answer, and the headers."""
+    """Send the request; return the answer and the attached headers."""
     reader.send(asked)
     message, headers = reader.receive()
     assert isinstance(message, Located)
@@ -74,7 +74,7 @@ def located(reader: RawReader, asked: Locate) -> tuple[Located, bytes]:
 
 
 def is_served(reader: RawReader, group: ServedGroup) -> bool:
-    """Whether the first page can be read; answered after all that the reader said before."""
+    """Return whether the first page is served, once the server has handled all earlier messages."""
     reader.send(ask(group, 1))
     message, _ = reader.receive()
     assert isinstance(message, Told)

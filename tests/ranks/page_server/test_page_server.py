@@ -1,4 +1,4 @@
-"""What a rank serves, until when, and to whom; with readers that do as a test says."""
+"""The page server: which pages it serves, until when, and to whom, with scripted readers."""
 
 import logging
 import socket
@@ -44,9 +44,9 @@ from tests.kit.ranks.page_servers import (
 )
 
 LARGE = plain_pages(24 << 20)
-"""Pages that no socket's buffers hold, so that their sends take as long as their reader does."""
+"""Pages larger than socket buffers, so a send blocks until the reader has received it."""
 MEDIUM = plain_pages(3 << 19)
-"""Pages of which several are one frame, each sent by itself."""
+"""Pages large enough to be sent one by one, several to a frame."""
 SMALL = plain_pages(64)
 KEYS = hashed_keys(4)
 SHARED = "a secret"
@@ -57,7 +57,7 @@ Serve = Callable[..., ServedGroup]
 
 @pytest.fixture
 def serve(stack: ExitStack) -> Serve:
-    """Starts a rank that offers the first of its pages, or none."""
+    """Return a function that starts a rank which serves its first pages, or none."""
 
     def start(
         layout: PageLayout, bounds: ServerBounds = LONG_BOUNDS, *, pages: int = 3, offers: int = 0
@@ -71,7 +71,7 @@ def serve(stack: ExitStack) -> Serve:
 
 
 def fetch(group: ServedGroup, count: int, number: int = 7) -> Fetch:
-    """All parts of the first pages."""
+    """Return a request for all parts of the first pages."""
     layout = group.objects[0].pools[KV_POOL].layout
     table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
     keys = tuple(key.hex() for key in KEYS[:count])
@@ -91,7 +91,7 @@ def told(reader: RawReader, question: Ask) -> bytes:
 
 
 def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
-    """Ask for pages, and receive no more than the control of the first frame."""
+    """Request pages, and receive only the control message of the first frame."""
     reader.send(fetch(group, count))
     message = reader.receive_control()
     assert isinstance(message, Pages)
@@ -99,7 +99,7 @@ def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
 
 
 def ended(quiet: "SimpleQueue[int]") -> list[int]:
-    """What is told once all is quiet, and whatever more is there by then."""
+    """Return the operations reported as having no more readers; the first is waited for."""
     first = [quiet.get(timeout=PATIENCE_S)]
     return first + [quiet.get_nowait() for _ in range(quiet.qsize())]
 
@@ -152,7 +152,7 @@ class TestOffers:
     def test_a_page_whose_slot_is_written_again_is_not_there_under_its_old_key(
         self, serve: Serve, connect: Connect
     ) -> None:
-        """Another prompt's page went out with right checksums, computed when it was first read."""
+        """Regression: another prompt's page was sent with valid checksums from its first read."""
         group = serve(SMALL)
         reader = connect(group)
         group.serve(KEYS[:2])
@@ -282,11 +282,11 @@ class TestWithdrawing:
 def pages_between_answers(
     reader: RawReader, group: ServedGroup, count: int
 ) -> tuple[list[bytes], int]:
-    """Ask on while pages come; return the pages, and how many answers came among them."""
+    """Query the server while pages arrive; return the pages and the number of answers among them."""
     got: list[bytes] = []
     answers = 0
     while len(got) < count:
-        # However far the server has come by now, it may be in the middle of a frame.
+        # The server may be in the middle of a frame when it receives this.
         reader.send(ask(group, 1))
         message, attached = reader.receive()
         if isinstance(message, Told):
@@ -395,7 +395,7 @@ class TestReaders:
         )
 
         assert second.recv(1) == b"L"
-        # The one who came first is cut off, or this would wait for more.
+        # The first connection is cut off, because this read would otherwise not return.
         assert first.makefile("rb").read()[:1] in {b"", b"L"}
         connect(group)
 
@@ -455,7 +455,7 @@ class TestBinding:
 
 @contextmanager
 def speaking(address: str, *, greets: bool) -> Generator[socket.socket]:
-    """A connection of somebody who has greeted the server or not."""
+    """A connection that has greeted the server, or not."""
     if greets:
         with raw_reader(address) as reader:
             yield reader.sock
@@ -465,5 +465,5 @@ def speaking(address: str, *, greets: bool) -> Generator[socket.socket]:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was warned of, or worse."""
+    """Return the logged messages of level WARNING and above."""
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]

@@ -1,4 +1,4 @@
-"""A stranger without the secret: nothing of it is used, and it costs no places and few log lines."""
+"""A peer without the secret: its data is never used, and it costs no slots and few log lines."""
 
 import socket
 from collections.abc import Callable, Generator
@@ -41,7 +41,7 @@ def opened(peers: Peers) -> Cache:
 
 @contextmanager
 def served(peers: Peers) -> Generator[str]:
-    """Address at which a cache serves the prompt."""
+    """Yield the URI at which a cache serves the prompt."""
     with closing(opened(peers)) as cache:
         admitted = cache.load_back("served", PROMPT[:0], reserve_tokens=len(PROMPT))
         assert isinstance(admitted, Admission)
@@ -61,7 +61,7 @@ def steps(cache: Cache, done: Callable[[], bool]) -> None:
 
 
 def found(cache: Cache, source: str, request: str = "read") -> int:
-    """Read the prompt from a source; return how many of its tokens are in host memory then."""
+    """Prefetch the prompt from a source; return its number of tokens in host memory afterwards."""
     cache.prefetch(request, PROMPT, source=source)
     steps(cache, lambda: cache.prefetch_done(request))
     cache.abort(request)
@@ -138,7 +138,7 @@ def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_on
 
 
 def refused(address: str) -> None:
-    """Connect as a stranger, and wait for the server to hang up: by then it has said what it says."""
+    """Connect without the secret, and wait until the server closes: by then its log line is written."""
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(bytes(44))

@@ -1,4 +1,4 @@
-"""Settings are validated once, when they are made, and errors name the field."""
+"""Settings are validated once, when they are created, and errors name the field."""
 
 import math
 import re
@@ -26,7 +26,7 @@ LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, 
 
 
 def pools(**others: Any) -> dict[str, Any]:
-    """Return the settings that a cache of 8 host pages needs, with others."""
+    """Return the settings that a cache of 8 host pages needs, updated with `others`."""
     return {"model": "m", "layout": LAYOUT, "host_pages": 8} | others
 
 

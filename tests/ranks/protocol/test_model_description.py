@@ -1,4 +1,4 @@
-"""A model description that does not cover all its pools is refused, by name of what is missing."""
+"""A model description that does not match its pools is refused; the error names the missing part."""
 
 from dataclasses import replace
 from typing import Any
@@ -91,7 +91,7 @@ def test_a_kind_of_state_without_a_pool_is_refused_by_name(
     ids=["index", "window", "state"],
 )
 def test_a_pool_without_a_column_is_refused_by_name(changed: dict[str, Any], column: str) -> None:
-    """The sparse attention's index keys were forgotten, and what came back was fluent garbage."""
+    """Without the sparse attention's index keys, a restored request produced fluent garbage."""
     with pytest.raises(ConfigError, match=f"pages have no column '{column}'; add it to the layout"):
         replace(WHOLE, **changed, description=DESCRIPTION)
 

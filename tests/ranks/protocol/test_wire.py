@@ -1,4 +1,4 @@
-"""What leaves a process comes back equal, of the same types; whatever else arrives is refused."""
+"""Encoded values decode to equal values of the same types; all other bytes are refused."""
 
 import math
 import random
@@ -140,7 +140,7 @@ HUGE = (
     b"\xc6\xff\xff\xff\xff",
     b"\xdb\xff\xff\xff\xff",
 )
-"""Heads of arrays, bytes and texts that are not there."""
+"""Headers that announce huge arrays, bytes and texts, without content."""
 ODD = (
     b"\xcb\x7f\xf8" + bytes(6),
     b"\xc0",
@@ -150,7 +150,7 @@ ODD = (
     b"\xff",
     b"\x91" * 5000,
 )
-"""Not a number, null, true, a map, an extension, -1, and arrays in arrays."""
+"""NaN, null, true, a map, an extension, -1, and nested arrays."""
 
 
 @pytest.mark.parametrize(("form", "value"), SENT)
@@ -229,7 +229,7 @@ def test_what_is_too_long_is_refused_on_both_sides() -> None:
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Return bytes of a value with one to three things done to them."""
+    """Return the bytes with one to three random edits."""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.choice((0, 1, 1, 1, 2, 9)))
@@ -239,7 +239,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 
 
 def comes_back(form: Codec[Any], data: bytes) -> bool:
-    """Say whether damaged bytes are refused, or are a value that is written and read again alike."""
+    """Return whether damaged bytes are refused, or decode to a value that encodes consistently."""
     try:
         again = form.encode(form.decode(data))
     except (WireError, StorageError):

@@ -1,4 +1,4 @@
-"""What a step and a command cost follows what they change (rule R15), counted in calls."""
+"""The cost of a step or command is proportional to its changes (rule R15), counted in calls."""
 
 import pytest
 
@@ -12,14 +12,14 @@ def prompt(first: int, pages: int) -> list[int]:
 
 
 def step(ranks: RanksInTurn) -> None:
-    """One step without the checks of a test, which look at everything."""
+    """Run one step without the test kit's checks, which visit everything."""
     (cache,) = ranks.caches
     cache.open_round()
     cache.close_round()
 
 
 def with_pins(count: int, host_pages: int) -> RanksInTurn:
-    """Return a rank on which so many pins hold what is on the device only, for now or for good."""
+    """Return a rank with `count` pins of device-only pages, with or without host memory."""
     ranks = RanksInTurn(
         1,
         store=False,
@@ -42,7 +42,7 @@ def test_a_step_looks_at_no_pin_that_nothing_was_copied_for(host_pages: int) -> 
 
 
 def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
-    """Return a rank on which a path of so many nodes of a page each is being backed up."""
+    """Return a rank that is backing up a path of `nodes` nodes of one page each."""
     ranks = RanksInTurn(
         1,
         store=False,
@@ -57,7 +57,7 @@ def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
     cache.insert("r", tokens)
     cache.release("r")
     for page in range(1, nodes):
-        # What another prompt leaves in the middle of the path divides it there.
+        # The other prompt branches off in the middle of the path, which splits the node there.
         other = [*tokens[: page * PAGE_TOKENS], *range(PAGE_TOKENS)]
         cache.load_back("other", [], reserve_tokens=len(other))
         cache.insert("other", other)
@@ -80,7 +80,7 @@ def test_a_hit_of_a_path_that_is_being_backed_up_costs_in_proportion_to_its_node
 
 
 def locked(nodes: int) -> RanksInTurn:
-    """Return a rank on which a request has locked a path of so many nodes of a page each."""
+    """Return a rank on which a request has locked a path of `nodes` nodes of one page each."""
     ranks = RanksInTurn(1, store=False, device_pages=4 * nodes, host_pages=0)
     ranks.publish("r", prompt(1, pages=nodes))
     for page in range(1, nodes):

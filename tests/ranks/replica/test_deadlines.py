@@ -1,4 +1,4 @@
-"""Deadlines in agreed time: what a deadline that is set again and again costs, and which one counts."""
+"""Deadlines in agreed time: the memory of a deadline set repeatedly, and which one counts."""
 
 from lockstep.ranks.replica.core.deadlines import AgreedDeadlines
 

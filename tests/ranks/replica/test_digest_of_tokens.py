@@ -1,4 +1,4 @@
-"""Rule R2: the digest covers the tokens that commands bring, and not only how many they are."""
+"""Rule R2: the digest covers the tokens of commands, not only their number."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksI
 PROMPT = list(range(4 * PAGE_TOKENS))
 SHARED = PROMPT[: 2 * PAGE_TOKENS]
 SAMPLED = (SHARED + [100 + at for at in range(6)], SHARED + [200 + at for at in range(6)])
-"""What the engine of each rank has: equal in length, and in its first two pages."""
+"""Each rank's tokens: equal in length and in their first two pages."""
 
 Command = Callable[[Cache, list[int]], object]
 HostCommand = Callable[[HostCache, list[int]], object]
@@ -64,7 +64,7 @@ def test_the_same_holds_where_the_engine_owns_the_device_pages(command: HostComm
 
 
 def test_a_load_of_other_tokens_that_are_cached_as_well_changes_the_digest() -> None:
-    """Both prompts are there on both ranks, so the answers are equal."""
+    """Both ranks have both prompts, so the answers are equal."""
     ranks = HostRanksInTurn()
     for name, tokens in zip("ab", SAMPLED, strict=True):
         ranks.every(partial(_backed_up, name=name, tokens=tokens))
@@ -99,14 +99,14 @@ def test_every_rank_raises_in_the_round_after_its_engine_brought_other_tokens(
 
 
 def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
-    """The digests differ, and the first entry that does is one of tokens."""
+    """Check that the digests differ and that the first differing journal entry is one of tokens."""
     assert len({cache.inspection.digest for cache in ranks.caches}) == 2
     journals = [cache.inspection.journal.last(4096) for cache in ranks.caches]
     assert "(rank 0: tokens " in (first_difference(journals) or "")
 
 
 def ended_in(cache: Cache, tokens: list[int]) -> tuple[int, str]:
-    """Insert tokens, and return how many steps later the group has ended, and in which words."""
+    """Insert tokens and step until DivergenceError; return the number of steps and the error text."""
     cache.insert("r", tokens)
     for step in range(1, 4):
         try:

@@ -1,4 +1,4 @@
-"""What leaves a replica: one value for each command and verdict, and nothing is left behind."""
+"""The replica's Effects: one value for each command or verdict, with nothing left for the next."""
 
 from array import array
 
@@ -35,20 +35,20 @@ def new_replica(*, device_pages: int = 16, host_pages: int = 16, names: bool = F
 
 
 def ended(replica: Replica, queue: Queue) -> Effects:
-    """Let all that stands in a queue have ended well on every rank."""
+    """Apply a verdict by which all operations of a queue have succeeded on every rank."""
     last = max(ticket for ticket, _ in replica.agenda.queues()[queue])
     mark = Watermark(queue=queue, ended_through=last, first_failed=None, failed_rank=None)
     return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), seats=()))
 
 
 def compute(replica: Replica, name: str, pages: int) -> Effects:
-    """Let a request be admitted and computed; return what follows from the insert."""
+    """Admit a request and insert its tokens; return the insert's effects."""
     replica.load_back(name, "", b"", pages * PAGE_TOKENS)
     return replica.insert(name, tokens(pages), final=True)[1]
 
 
 def test_the_fields_stand_in_the_order_in_which_a_driver_follows_them() -> None:
-    """R2: an order whose operation is not expected yet would be reported in vain."""
+    """R2: a report is ignored if it precedes the expectation of its operation."""
     fields = Effects._fields
 
     assert fields.index("lost") < fields.index("expectations") < fields.index("orders")
@@ -77,7 +77,7 @@ def test_what_a_refused_command_has_caused_leaves_with_the_next_one() -> None:
 
 @pytest.mark.parametrize("device_pages", [0, 16])
 def test_a_query_changes_nothing(device_pages: int) -> None:
-    """Neither the rolling digest, nor the state, nor what is to leave."""
+    """A query changes neither the digests nor the next command's effects."""
     replica = new_replica(device_pages=device_pages)
     replica.prefetch("r", "", tokens(3))
     before = replica.digest, state_digest(replica)
@@ -109,7 +109,7 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
 
 
 def test_naming_pages_changes_nothing_else() -> None:
-    """So ranks may differ in it."""
+    """Ranks may differ in whether events name pages."""
     named, unnamed = new_replica(names=True), new_replica()
     for replica in (named, unnamed):
         compute(replica, "r", 2)
@@ -129,7 +129,7 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
         observer.follow(effects)
         observer.follow(replica.insert(name, tokens(pages), final=True)[1])
         observer.follow(replica.release(name)[1])
-    # What nobody uses leaves for what needs the room.
+    # Unused pages are evicted to make room.
     observer.follow(replica.load_back("t", "", b"", 16 * PAGE_TOKENS)[1])
 
     stats = observer.stats()
@@ -141,7 +141,7 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
 
 
 def test_a_rank_lacks_only_what_the_others_have() -> None:
-    """Of pages that no rank could read the first rank to say so is named, and is not to blame."""
+    """If no rank could read a page, the first rank to report that is named but not counted."""
     observer = Observer(1, new_replica().agenda, None)
     for rank, reason in ((0, "could not be read"), (1, OTHERS_HAVE_IT)):
         observer.follow(Effects(notices=(Lacking(1, "r", rank, 0, b"key", reason),)))

@@ -1,4 +1,4 @@
-"""What stays on the device until it is copied: what has to leave for a quota, and what is pinned."""
+"""Device pages kept until they are copied: for a quota under write-back, and for pins."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def prompt(first: int, pages: int = 2) -> list[int]:
 
 
 def publish(ranks: RanksInTurn, name: str, tokens: Sequence[int], cached: int = 0) -> None:
-    """Let a request that finds so many tokens cached on the device be computed and released."""
+    """Admit a request that finds `cached` tokens on the device, compute the rest and release it."""
     admission = ranks.every(lambda cache: cache.load_back(name, tokens, reserve_tokens=len(tokens)))
     assert isinstance(admission, Admission)
     assert admission.device_tokens == cached
@@ -29,7 +29,7 @@ def publish(ranks: RanksInTurn, name: str, tokens: Sequence[int], cached: int = 
 
 
 def at_its_quota(host_pages: int = 64, bounds: Bounds | None = None) -> RanksInTurn:
-    """Return ranks that write back, and whose namespace keeps as much as it may."""
+    """Return ranks with write-back whose namespace is at its device quota."""
     ranks = RanksInTurn(
         2,
         store=False,
@@ -49,13 +49,13 @@ def kept_pages(ranks: RanksInTurn, tier: int) -> int:
 
 
 def copied_pages(ranks: RanksInTurn) -> int:
-    """Return how many pages the copies to host memory have that were ordered and not obeyed."""
+    """Return the number of pages in copies to the host that no executor has applied."""
     orders = ranks.executors[0].given(CopyToHost)
     return sum(len(transfer.sources) for order in orders for transfer in order.transfers)
 
 
 def on_device(ranks: RanksInTurn, tokens: Sequence[int]) -> int:
-    """Return how many pages of a prompt are on the device."""
+    """Return the number of a prompt's pages on the device."""
     found = ranks.every(lambda cache: cache.match(tokens))
     return found.device_tokens // PAGE_TOKENS
 
@@ -67,7 +67,7 @@ def fail_copies(ranks: RanksInTurn) -> None:
 
 @pytest.mark.parametrize(("surplus", "copied"), [(1, 2), (2, 2), (3, 4)])
 def test_no_more_is_saved_than_has_to_leave_for_a_quota(surplus: int, copied: int) -> None:
-    """A run is cut where more than the surplus would leave; what is above the cut is copied, too."""
+    """A run is split so that only the surplus leaves; the part above the split is copied, too."""
     ranks = at_its_quota()
 
     publish(ranks, "more", prompt(PROMPTS, pages=surplus))

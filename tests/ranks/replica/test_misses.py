@@ -1,4 +1,4 @@
-"""What a request misses counts under one cause, and hits and misses add up to what was asked for."""
+"""Each missed token has one cause, and hits and misses add up to the tokens requested."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TOKENS = len(ASKED)
 
 
 def counted(ranks: HostRanksInTurn | RanksInTurn) -> ReplicaStats:
-    """Return what every rank has counted, of which hits and misses are all that was asked for."""
+    """Return every rank's equal statistics, in which hits and misses add up to the tokens requested."""
     stats = ranks.every(lambda cache: cache.stats().replica)
     hit, missed = sum(stats.hit_tokens.values()), sum(stats.missed_tokens.values())
     assert hit + missed == stats.asked_tokens
@@ -28,7 +28,7 @@ def counted(ranks: HostRanksInTurn | RanksInTurn) -> ReplicaStats:
 
 
 def serve(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Let a request be admitted, computed, backed up and released, and its I/O end."""
+    """Admit, back up and release a request, and let its I/O finish."""
     ranks.every(lambda cache: cache.admit(name, tokens, namespace))
     pages = range(len(tokens) // PAGE_TOKENS)
     ranks.every(lambda cache: cache.back_up(name, tokens, pages, namespace))
@@ -37,7 +37,7 @@ def serve(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str =
 
 
 def load_and_admit(ranks: HostRanksInTurn, name: str, tokens: list[int]) -> None:
-    """Let a request load what there is of it, and compute the rest."""
+    """Load the cached part of a request, and admit it with the rest to compute."""
     hit = ranks.every(lambda cache: cache.hit(name, tokens))
     if hit:
         ranks.every(lambda cache: cache.load(name, tokens[:hit], range(hit // PAGE_TOKENS)))
@@ -46,7 +46,7 @@ def load_and_admit(ranks: HostRanksInTurn, name: str, tokens: list[int]) -> None
 
 
 def missed_by(ranks: HostRanksInTurn, tokens: list[int], namespace: str = "") -> dict[str, int]:
-    """Return what a request that finds nothing misses, by cause."""
+    """Admit a request that finds nothing; return its missed tokens by cause."""
     before = counted(ranks).missed_tokens
     ranks.every(lambda cache: cache.admit("asks", tokens, namespace))
     now = counted(ranks).missed_tokens
@@ -110,7 +110,7 @@ def test_what_another_tenant_or_former_weights_have_is_under_another_key() -> No
 
 @pytest.mark.parametrize("found", range(5))
 def test_what_storage_had_and_does_not_bring_is_lost(found: int) -> None:
-    """It was damaged, removed or late; what it does bring is a hit."""
+    """Pages that storage lost are misses; the pages that it still returns are hits."""
     ranks = HostRanksInTurn()
     serve(ranks, "first", ASKED)
     dropped(ranks)
@@ -217,26 +217,26 @@ def test_what_was_brought_for_a_preempted_request_is_from_storage_once() -> None
 
 
 def fail_copies(ranks: HostRanksInTurn | RanksInTurn) -> None:
-    """Let the copies that were ordered fail, and all else end well."""
+    """Let the pending copies fail, and all other operations succeed."""
     for executor in ranks.executors:
         executor.fail()
     ranks.settle()
 
 
 def prefetched(ranks: HostRanksInTurn | RanksInTurn) -> None:
-    """Let storage bring the prompt to host memory."""
+    """Prefetch the prompt from storage to host memory."""
     ranks.every(lambda cache: cache.prefetch("r", ASKED))
     ranks.settle(lambda key: True)
 
 
 def backed_up(ranks: HostRanksInTurn) -> None:
-    """Let another request's backup bring it there."""
+    """Let another request's backup put the prompt into host memory."""
     ranks.every(lambda cache: cache.back_up("first", ASKED, range(4)))
     ranks.settle()
 
 
 def evicted_from_device(ranks: RanksInTurn) -> None:
-    """Let another request compute it, and leave the device."""
+    """Let another request compute the prompt, then evict it from the device."""
     ranks.compute("first", ASKED)
     ranks.compute("other", prompt(8, start=500))
 
@@ -297,7 +297,7 @@ def test_a_cache_with_device_pages_counts_a_request_whose_load_failed_as_it_comp
 
 @pytest.mark.parametrize("seed", range(8))
 def test_drawn_histories_add_up(seed: int) -> None:
-    """Whatever is known of a prompt, each of its tokens is a hit or misses for one cause."""
+    """Each token of a random prompt is a hit, or a miss with one cause."""
     generator, misses = random.Random(seed), Misses()
     asked, missed = list[int](), list[MissedTokens]()
     for _ in range(60):

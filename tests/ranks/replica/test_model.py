@@ -1,7 +1,7 @@
-"""The tree with several components, held against a slow and obvious model of it.
+"""Compare the tree with several components with a slow and simple model.
 
-The model knows no nodes: it is a set of pages for each component and tier, each page named by the
-whole prefix that it ends. What a match of some length needs is then one sentence for each component.
+The model has no nodes: it is one set of pages for each component and tier. Each page is named by the
+whole prefix that ends with it. A component's needs for a match are then one condition.
 """
 
 from array import array
@@ -29,15 +29,15 @@ NOT_YET = 1 << 50
 TIERS = (DEVICE, HOST)
 
 Pages = set[bytes]
-"""Pages by the prefixes that they end."""
+"""Pages, named by the prefix that ends with each."""
 
 
 Sizes = tuple[int, int]
-"""Pages on the device and on the host."""
+"""Number of device pages and of host pages."""
 
 
 def config(full: Sizes, other: Sizes, window: int | None, every: int | None) -> ReplicaConfig:
-    """Return a model's settings; with no host pages of full attention no pool has any."""
+    """Return a model's settings; if full attention has no host pages, no pool has any."""
     components: list[ComponentSettings] = []
     for kind, pool, pages in (("sliding_window", "window", window), ("recurrent", "state", every)):
         if pages is not None:
@@ -62,7 +62,7 @@ def config(full: Sizes, other: Sizes, window: int | None, every: int | None) -> 
 
 @dataclass
 class Driven:
-    """A replica, and an engine that obeys it."""
+    """A replica, and the device copies (forks) that it has ordered."""
 
     config: ReplicaConfig
     names: int = 0
@@ -74,7 +74,7 @@ class Driven:
         self.replica = Replica(self.config)
 
     def copies_end(self, *, failing: Queue | None = None) -> None:
-        """Let every copy in flight end, the first of one queue badly."""
+        """End every copy in flight with success, except the first of the `failing` queue."""
         self.round += 1
         marks: list[Watermark] = []
         for queue in Queue:
@@ -93,18 +93,18 @@ class Driven:
         check(self.replica)
 
     def follow(self, effects: Effects) -> None:
-        """Keep what was ordered of the engine's own stream."""
+        """Keep the fork orders, which the engine executes on its own stream."""
         self.forks += [order for order in effects.orders if isinstance(order, Fork)]
 
     def serve(self, tokens: bytes, chunk: int) -> str | None:
-        """Admit a request and compute its prompt in chunks; None if there was no room for it."""
+        """Admit a request and compute its prompt in chunks; return None if there was no room."""
         self.names += 1
         name = f"r{self.names}"
         total = len(tokens) // 4
         try:
             answer, effects = self.replica.load_back(name, "", tokens[:-4], total)
         except UsageError:
-            # It is longer than a window's pool.
+            # The prompt is longer than a window's pool.
             return None
         check(self.replica)
         self.follow(effects)
@@ -127,7 +127,7 @@ class Driven:
         assert self.serve(tokens, 64) is not None
 
     def present(self, tier: int, component: int) -> Pages:
-        """Return the pages that the tree has, page by page."""
+        """Return the tree's pages of a component on a tier."""
         pages: Pages = set()
         part = self.replica.prefixes.components[component]
         for node in self.replica.prefixes.tree.nodes():
@@ -141,7 +141,7 @@ class Driven:
 
 
 class Obvious:
-    """What a tree has at one time, as a set of pages for each component and tier."""
+    """The tree's content at one time, as a set of pages for each component and tier."""
 
     def __init__(self, driven: Driven) -> None:
         self._components = driven.replica.prefixes.components
@@ -153,7 +153,7 @@ class Obvious:
         ]
 
     def length(self, tokens: bytes, have: list[Pages]) -> int:
-        """Return the longest prefix of whole pages for which every component has what it needs."""
+        """Return the longest whole-page prefix for which every component has the pages it needs."""
         return next(
             pages
             for pages in range(len(tokens) // PAGE_BYTES, -1, -1)
@@ -208,7 +208,7 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
 def matches_on_the_way(
     driven: Driven, served: list[tuple[bytes, int, str]], asked: bytes
 ) -> list[tuple[Match, Match]]:
-    """Serve prompts, and ask for many after each; return what was found, and what should be."""
+    """Serve prompts and match many prompts after each; return (found, expected) pairs."""
     kept: list[str] = []
     found: list[tuple[Match, Match]] = []
     for tokens, chunk, then in served:
@@ -222,7 +222,7 @@ def matches_on_the_way(
         if then != "keep" and kept:
             driven.replica.release(kept.pop(0))
             check(driven.replica)
-        # Prompts that end, or turn elsewhere, anywhere in what was served.
+        # Prompts that end or branch off at any page of the served prompt.
         turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
         ends = [tokens[:at] for at in range(0, len(tokens), PAGE_BYTES)]
         obvious = Obvious(driven)
@@ -237,9 +237,9 @@ def matches_on_the_way(
 def test_with_room_for_everything_what_was_served_is_found_again(
     model: tuple[int | None, int | None], served: list[bytes]
 ) -> None:
-    """Full attention and windows to the last whole page; states to the last checkpoint before it."""
+    """KV and windows match to the last whole page; states to the last checkpoint before it."""
     driven = Driven(config((400, 400), (400, 400), *model))
-    # The last token of a prompt is computed in any case, so the last checkpoint lies before it.
+    # The last token of a prompt is always computed, so the last checkpoint lies before it.
     uncached = 0 if model[1] is None else 4
 
     on_device, on_host = list[int](), list[int]()
@@ -261,7 +261,7 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
     sizes: tuple[Sizes, Sizes],
     served: list[tuple[bytes, int, str]],
 ) -> None:
-    """Copy on write: what the tree has is read and never written, but when it is made."""
+    """Copy on write: a state slot of the tree is written only when it is created."""
     driven = Driven(config(*sizes, *model))
 
     shared = [shared_slots(driven, tokens, chunk) for tokens, chunk, _ in served]
@@ -271,7 +271,7 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
 
 
 def shared_slots(driven: Driven, tokens: bytes, chunk: int) -> set[int]:
-    """Serve a request that then goes; return the slots in which it worked and that the tree has."""
+    """Serve and release a request; return its working slots that the tree also owns."""
     name = driven.serve(tokens, chunk)
     if name is None:
         return set()

@@ -1,4 +1,4 @@
-"""What moves a request from stage to stage: one table, and nothing else."""
+"""A request's stages change only by the transition table."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 
 def requests() -> tuple[Requests, Request]:
-    """Return the requests of a replica, and one of them that has just come."""
+    """Return a replica's requests, and one that has just been entered."""
     known = RanksInTurn(1, store=False).caches[0].inspection.requests
     return known, known.enter("r", "")
 

@@ -1,4 +1,4 @@
-"""Requests: admission, load back, insertion, and what they give back."""
+"""Requests: admission, load back, insertion, and the pages that they free."""
 
 from array import array
 
@@ -71,7 +71,7 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
 
 
 def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:
-    """A pin backs up a window's pages above a node that is on the host already."""
+    """A pin backs up a window's pages above a node that is already on the host."""
     window = window_of(2, device_pages=10, host_pages=4)
     ranks = RanksInTurn(2, device_pages=8, host_pages=20, store=False, components=(window,))
     for tokens in ([1] * 8, [1] * 8 + [2] * 4, [50] * 4, [51] * 4, [52] * 4):
@@ -105,7 +105,7 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
 
 
 def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
-    """Of the window's pool it needs what it reserves, as little of it is cached."""
+    """The request needs all its reserved pages from the window's pool, because none is cached."""
     window = window_of(4, device_pages=10, host_pages=50)
     ranks = RanksInTurn(2, device_pages=100, store=False, components=(window,))
 
@@ -184,7 +184,7 @@ def test_a_request_grows_page_by_page_until_there_is_no_room() -> None:
 
 
 def evict_from_device(ranks: RanksInTurn, pages: int) -> None:
-    """Let other requests use the whole device once."""
+    """Evict everything by letting another request use the whole device."""
     ranks.compute("filler", prompt(pages, start=5000))
 
 
@@ -219,7 +219,7 @@ def test_children_are_backed_up_only_after_their_parents() -> None:
 
 
 def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_count() -> None:
-    """Rule R10: what exceeds a bound waits in replicated order, then is refused."""
+    """Rule R10: operations beyond a bound wait in replicated order, up to a second bound."""
     ranks = RanksInTurn(2, bounds=Bounds(persists=1, persists_waiting=1))
     for index in range(3):
         name = f"r{index}"
@@ -258,7 +258,7 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
 
 
 def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
-    """Rule R3: found by simulation; pages that others needed lost their pin with the failure."""
+    """Rule R3, found by simulation: a failed load unpinned pages that its copy was still reading."""
     ranks = RanksInTurn(2, device_pages=8, host_pages=12)
     ranks.compute("a", prompt(4))
     ranks.compute("longer", prompt(6))
@@ -287,7 +287,7 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
 
 
 def test_token_ids_that_int32_cannot_hold_never_match_another_prompt() -> None:
-    """Rule R9: a cast would have wrapped them and served the pages of another prompt."""
+    """Rule R9: a cast would wrap the ids and match another prompt's pages."""
     ranks = RanksInTurn(1)
     ranks.compute("victim", prompt(2))
     cache = ranks.caches[0]
@@ -343,7 +343,7 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
 
 
 def test_after_the_end_of_an_epoch_no_command_concludes_anything() -> None:
-    """Rule R13: no rank goes on with a conclusion of its own."""
+    """Rule R13: no rank acts alone after the epoch has ended."""
     ranks = RanksInTurn(2)
     ranks.compute("a", prompt(2))
     ranks.every(lambda cache: cache.load_back("b", prompt(2), reserve_tokens=8))

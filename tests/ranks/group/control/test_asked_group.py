@@ -1,4 +1,4 @@
-"""A group does what it is asked over its socket, on every rank in the same step, and answers."""
+"""Control requests over a group's socket: executed on every rank in the same step, and answered."""
 
 import stat
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ PAGES = len(PROMPT) // LAYOUT.page_tokens
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[AskedGroup]:
-    """Two ranks that have computed a prompt of `tenant`, whose request is still there."""
+    """Two ranks with a computed prompt of namespace `tenant`, whose request is not yet released."""
     config = config_with(socket_in(tmp_path), store="memory://")
     made = AskedGroup(config, prepare=computes("r", PROMPT, "tenant"))
     yield made
@@ -53,7 +53,7 @@ def test_what_is_inserted_is_in_the_store_once_a_flush_is_answered(group: AskedG
 
 
 def serves(request: str, tokens: list[int]) -> Callable[[Cache], None]:
-    """Return what computes a prompt on a rank, and lets other groups read it."""
+    """Return a program that computes a prompt on a rank and serves it to other groups."""
 
     def program(cache: Cache) -> None:
         computes(request, tokens)(cache)
@@ -184,7 +184,7 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(
 
     with pytest.raises(UsageError, match="there is a pin 'p' already"):
         group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
-    # One that was queued is refused when nobody waits for the answer any more.
+    # A request that was queued is refused only in the log, because its client no longer waits.
     assert "pin is refused: there is a pin 'p' already" in caplog.text
     with pytest.raises(UsageError, match="ttl_s is 0"):
         group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)
@@ -204,7 +204,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path
 
 
 def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path: Path) -> None:
-    """So whoever asks after that finds no group, and nobody waits for one that has ended."""
+    """The socket is gone after the close, so a new client fails at once instead of waiting."""
     control = socket_in(tmp_path)
     group = InProcessGroup(1)
     cache = Cache.open(config_with(control), group.member(0))
@@ -224,7 +224,7 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
 
 
 def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
-    """Open a group that cannot take requests, and return what each rank says."""
+    """Open a group whose config must be refused; return the refusal."""
     with pytest.raises(ConfigError) as refused:
         AskedGroup(config_of(folder))
     return [str(refused.value)]

@@ -1,4 +1,4 @@
-"""Where an operator reaches a group: who may, what is refused, and what nobody's socket says."""
+"""The control socket: permissions, refused requests and paths, and errors without a listener."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def echo(path: Path) -> Iterator[Path]:
-    """A port that answers with what it is asked."""
+    """A control port that echoes each request in its answer."""
     port = ControlPort(path)
     port.serve(lambda asked: {"asked": asked})
     yield path
@@ -31,7 +31,7 @@ def echo(path: Path) -> Iterator[Path]:
 
 
 def told(path: Path, line: bytes) -> dict[str, object]:
-    """Return what a port answers to a line."""
+    """Send a line to a port; return its decoded answer."""
     with connected(path, 10.0) as connection:
         connection.sendall(line)
         connection.shutdown(socket.SHUT_WR)
@@ -79,7 +79,7 @@ def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
     others: list[Future[ControlPort]] = []
 
     def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
-        """Let the other group begin when the first has found that nobody listens."""
+        """Let the other group start right after the first has found no listener at the path."""
         monkeypatch.setattr("lockstep.ranks.group.control.port.connected", connected)
         others.append(pool.submit(ControlPort, path))
         with suppress(TimeoutError):
@@ -135,7 +135,7 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> 
 
 
 def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a folder belong to neither this user nor root, which everybody trusts."""
+    """Change the folder's owner to neither this user nor root, the only trusted owners."""
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 4711)
     else:
@@ -218,7 +218,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_without_end(path: Path) 
 
 
 def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes) -> None:
-    """Send the same bytes again and again until whoever asks has an answer, or listens no more."""
+    """Send the same bytes repeatedly until the client has its result or has closed the connection."""
     with suppress(OSError):
         while not asking.done():
             connection.sendall(piece)
@@ -228,7 +228,7 @@ def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes
 def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
 ) -> None:
-    """By the time in which its answer is to be here, and by the bytes that it may have."""
+    """The client limits the answer by its deadline and by a maximum of bytes."""
     monkeypatch.setattr("lockstep.ranks.group.control.client.ANSWER_BYTES_MAX", 1 << 20)
     with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
         server.bind(str(path))

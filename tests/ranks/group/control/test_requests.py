@@ -1,4 +1,4 @@
-"""The requests of an operator: what they may say, and what every rank does for them in its turn."""
+"""Control requests: their valid forms, and their execution on every rank."""
 
 import logging
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
 
 
 class ForgingStore(MemoryStore):
-    """A store into which a stranger writes, too, until it is told not to."""
+    """A store in which a third party alters each value, until `forges` is cleared."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -94,7 +94,7 @@ class ForgingStore(MemoryStore):
 
 
 class Asked:
-    """Ranks in turn, the first of which is asked by a thread."""
+    """Ranks run in turn; a thread sends control requests to the first rank."""
 
     def __init__(self, *, idle_s: float = 60.0) -> None:
         self.ranks = RanksInTurn(2, logs=True)
@@ -104,7 +104,7 @@ class Asked:
         self.number = 0
 
     def submit(self, content: bytes) -> int:
-        """Let a request reach all ranks."""
+        """Deliver a request to all ranks."""
         self.number += 1
         assert self.ranks.logs is not None
         for log in self.ranks.logs:
@@ -112,7 +112,7 @@ class Asked:
         return self.number
 
     def ask(self, **asked: object) -> "Future[object]":
-        """Ask in a thread; return when every rank has the request."""
+        """Ask in a thread; return when every rank has received the request."""
         assert self.ranks.logs is not None
         expected = self.number + 1
         answer: Future[object] = self.threads.submit(self.answering.answer, asked)
@@ -191,7 +191,7 @@ def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Aske
 
 
 def answered(ranks: RanksInTurn, answering: Answering, **asked: object) -> Future[object]:
-    """Ask in a thread, and step until there is an answer."""
+    """Ask in a thread, and step until the answer arrives."""
     with ThreadPoolExecutor(1) as threads:
         answer: Future[object] = threads.submit(answering.answer, asked)
         while not answer.done():

@@ -1,4 +1,4 @@
-"""Requests in the store in which the ranks have met: rank 0 writes, others read what they hear of."""
+"""Control requests in the ranks' common store: rank 0 writes; others read the numbers they learn."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ BOUNDS = RequestBounds(count=2, bytes_each=20, bytes=58)
 
 
 class Store:
-    """A store that can be made to fail, or to keep whoever reads waiting."""
+    """A store that can be made to fail, or to block its readers."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -56,7 +56,7 @@ def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
 
 
 def test_a_store_that_does_not_answer_holds_nobody() -> None:
-    """Rule R10: `learn` is called by the engine's thread."""
+    """Rule R10: the engine's thread calls `learn`, so it must not block."""
     store = Store()
     first, other = StoredRequests(store, KEY), StoredRequests(store, KEY)
     store.answers.clear()
@@ -120,7 +120,7 @@ def test_what_is_in_the_store_cannot_be_read_and_is_gone_with_the_group() -> Non
 
 
 def test_a_store_that_does_not_answer_does_not_keep_a_group_from_ending() -> None:
-    """Rule R10: the last request is deleted where that takes no longer than the end may."""
+    """Rule R10: the deletion of the last request must not delay the close."""
     store = Store()
     requests = StoredRequests(store, KEY, again_s=0.0)
     requests.submit(b"a")
@@ -165,7 +165,7 @@ def test_a_forged_request_is_one_that_is_not_there_until_rank_0_writes_it_anew(
 
 
 def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> None:
-    """Rule R10: what exceeds a bound is refused, and nothing of what was taken is lost."""
+    """Rule R10: a request beyond a bound is refused, and accepted requests are kept."""
     requests = StoredRequests(Store(), KEY, bounds=BOUNDS)
     with pytest.raises(UsageError, match="a request of 21 bytes, must be at most 20"):
         requests.submit(b"a" * 21)
@@ -194,7 +194,7 @@ def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
 def test_a_process_that_can_start_no_thread_reads_later_and_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No thread starts while the interpreter ends, or where a process has as many as it may have."""
+    """Threads cannot start at interpreter shutdown or at the process's thread limit."""
     store = Store()
     first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
     first.submit(b"a")

@@ -1,4 +1,4 @@
-"""An engine lends the pages of every component: what a window still has, and a state's slot."""
+"""An engine lends pages of every component: the remaining pages of a window, and a state's slot."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ GONE = [-1]
 
 
 def hybrid(*, window_pages: int = 2, window_host_pages: int = 16) -> HostRanksInTurn:
-    """Two ranks of a model with a window of some pages less a token, and with a state."""
+    """Return two ranks of a hybrid model: a window of some pages less one token, and a state."""
     window = SlidingWindow(
         window_tokens=window_pages * PAGE_TOKENS - 1,
         layout=LAYOUT,
@@ -34,7 +34,7 @@ def hybrid(*, window_pages: int = 2, window_host_pages: int = 16) -> HostRanksIn
 
 
 def lent(pages: int, *, window: Sequence[int]) -> dict[str, Sequence[int]]:
-    """Return so many pages of full attention, those of a window, and a slot for the state."""
+    """Return lent device pages by pool: full attention, the given window pages, and a state slot."""
     return {KV_POOL: range(pages), "window": window, "state": [3]}
 
 
@@ -72,12 +72,12 @@ def brought(ranks: HostRanksInTurn) -> dict[str, list[int]]:
 
 
 def known(ranks: HostRanksInTurn) -> None:
-    """Let the cache know the request, of which host memory has nothing."""
+    """Make the request known to the cache, with nothing of it in host memory."""
     assert ranks.every(lambda cache: cache.hit("r", PROMPT)) == 0
 
 
 def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
-    """Found by simulation: the pins stayed, and nobody had their receipts."""
+    """Found by simulation: the host pins stayed, because the lock handles were dropped."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, PROMPT, [0, 1, 2, 3, 4, 5])
@@ -94,7 +94,7 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
 
 
 def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
-    """Found by simulation: the engine gave pages away that a failed backup was still reading."""
+    """Found by simulation: the engine reused pages that a failed backup was still reading."""
     ranks = hybrid()
     back_up(ranks, "r", PROMPT[:8], [0, 1])
     backup = ranks.take_operation(CopyToHost)
@@ -113,7 +113,7 @@ def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
 
 
 def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> None:
-    """Found by simulation: in between the request was said to be loading."""
+    """Found by simulation: the state was LOADING until the failed copy had stopped reading."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
@@ -143,7 +143,7 @@ WRONG: dict[str, Callable[[HostCache], object]] = {
 def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
     wrong: Callable[[HostCache], object],
 ) -> None:
-    """Found by simulation: a backup was an error of Lockstep's own, and a load was begun."""
+    """Found by simulation: a backup raised an internal error, and a load was accepted."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, PROMPT, range(6))
@@ -154,7 +154,7 @@ def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
 
 
 def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
-    """Found by simulation: one run of tokens held the window's pages and those that were gone."""
+    """Found by simulation: one run of tokens held both the window's pages and the missing ones."""
     ranks = hybrid()
     known(ranks)
 
@@ -167,7 +167,7 @@ def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
 
 
 def test_a_begun_page_needs_less_of_the_window_than_a_match_does() -> None:
-    """Found by simulation: the retract was refused, and a resume without that page as well."""
+    """Found by simulation: the retract was refused, and so was a resume without that window page."""
     ranks = hybrid()
     known(ranks)
 
@@ -234,7 +234,7 @@ def test_a_request_whose_backup_has_failed_is_lost_when_it_is_resumed() -> None:
 
 
 def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
-    """Found by simulation: the run was divided after it was counted, and its first half left out."""
+    """Found by simulation: the run was split after it was counted, so its first half was left out."""
     ranks = hybrid()
 
     back_up(ranks, "r", PROMPT, [*GONE * 4, 8, 9])
@@ -244,12 +244,12 @@ def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
 
 
 def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
-    """Found by simulation: the part of a window that stays was taken for room to be had."""
+    """Found by simulation: the retained part of a window was counted as evictable room."""
     ranks = hybrid(window_pages=3, window_host_pages=3)
     prefix, other, longer = PROMPT[:20], [99] * PAGE_TOKENS, [*PROMPT, 1, 2, 3, 4]
     back_up(ranks, "first", prefix, range(5))
     ranks.settle()
-    # Its run is divided, so that the other prefix takes no more of it than it needs.
+    # A hit in the middle splits the run, so the other prefix evicts no more of it than it needs.
     ranks.every(lambda cache: cache.hit("second", prefix, device_tokens=12))
     ranks.every(lambda c: c.load("second", prefix, lent(2, window=[0, 1]), device_tokens=12))
     begin(ranks)
@@ -266,7 +266,7 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
 
 
 def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_found_too() -> None:
-    """The model has no state here, which would be there at the end alone."""
+    """This model has no state, which would exist only at the end and so allow no shorter match."""
     window = SlidingWindow(
         window_tokens=2 * PAGE_TOKENS, layout=LAYOUT, device_pages=0, host_pages=16
     )
@@ -286,7 +286,7 @@ def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_f
 
 
 def window_sources(ranks: HostRanksInTurn) -> set[int]:
-    """Return the pages of the window that the copies in flight read, and let these end."""
+    """Return the window pages that the copies in flight read; let these copies finish."""
     orders = ranks.executors[0].given(CopyToHost)
     transfers = [each for order in orders for each in order.transfers if each.pool == "window"]
     ranks.settle()
@@ -296,7 +296,7 @@ def window_sources(ranks: HostRanksInTurn) -> set[int]:
 def load(
     ranks: HostRanksInTurn, tokens: list[int], window: Sequence[int], *, first: int = 0
 ) -> None:
-    """Begin to load into pages of which the window's are lent whole."""
+    """Begin a load into lent pages, with the whole window lent."""
     start, pages = first * PAGE_TOKENS, lent(len(tokens) // PAGE_TOKENS - first, window=window)
     hit = ranks.every(lambda cache: cache.hit("r", tokens, device_tokens=start))
     assert hit == len(tokens) - start
@@ -356,17 +356,17 @@ def after_a_fence(ranks: HostRanksInTurn) -> None:
     [
         (after_a_load, set[int]()),
         (after_two_loads, set[int]()),
-        # It has computed what the second load did not bring.
+        # The request has computed the pages that the second load did not fill.
         (after_a_load_that_failed_behind_another, {3, 4, 5}),
         (after_a_resume, set[int]()),
-        # It has computed everything anew.
+        # The request has recomputed everything.
         (after_a_fence, {0, 1, 2, 3}),
     ],
 )
 def test_what_a_load_has_left_unfilled_of_a_lent_window_is_never_backed_up(
     before: Callable[[HostRanksInTurn], None], copied: set[int]
 ) -> None:
-    """The next backup copied it under the prefix's key, and other requests computed with it."""
+    """Regression: a backup wrote unfilled pages under valid keys, and other requests read them."""
     ranks = hybrid()
     before(ranks)
 

@@ -1,4 +1,4 @@
-"""Retract and resume with real memory: what comes back is what went, in every pool (incident E)."""
+"""Retract and resume with real memory restore the same bytes in every pool (incident E)."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ def settle(cache: Cache) -> None:
 
 
 def pages(cache: Cache, request: str) -> dict[str, list[int]]:
-    """Return the pages of a request that it may read, by pool."""
+    """Return by pool the pages of a request that it may read."""
     return {
         pool: [page for page in cache.page_table(request, pool).tolist() if page >= 0]
         for pool in POOLS
@@ -63,7 +63,7 @@ def pages(cache: Cache, request: str) -> dict[str, list[int]]:
 
 
 def contents(cache: Cache, request: str) -> list[torch.Tensor]:
-    """Return a copy of all that a request's pages hold, column by column."""
+    """Return a copy of the content of a request's pages, column by column."""
     held: list[torch.Tensor] = []
     for pool, table in pages(cache, request).items():
         columns = STATE.columns if pool == "state" else KV.columns
@@ -73,7 +73,7 @@ def contents(cache: Cache, request: str) -> list[torch.Tensor]:
 
 
 def compute(cache: Cache, request: str, tokens: np.ndarray) -> None:
-    """Admit a request and let it compute all its tokens: random content, its own in every page."""
+    """Admit a request and compute all its tokens: fill its pages with random content."""
     admission = cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens))
     assert isinstance(admission, Admission)
     for pool, table in pages(cache, request).items():
@@ -84,7 +84,7 @@ def compute(cache: Cache, request: str, tokens: np.ndarray) -> None:
 
 
 def spoil_the_device(cache: Cache, who: str) -> None:
-    """Let a request take the whole device and fill it: whoever reads its old pages reads this."""
+    """Let another request fill the whole device, so that a stale read of old pages is detected."""
     admission = cache.load_back(who, [], reserve_tokens=16 * PAGE_TOKENS)
     assert isinstance(admission, Admission)
     for pool in POOLS:
@@ -95,7 +95,7 @@ def spoil_the_device(cache: Cache, who: str) -> None:
 def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cache) -> None:
     """Incident E: another request's data was served after a retract.
 
-    The index pool was not saved with the KV, and what was saved were views of slots in use again.
+    The index pool was not saved with the KV, and the saved values were views of reused slots.
     """
     compute(cache, "a", TOKENS)
     assert cache.insert("a", TOKENS, final=False) == 16
@@ -113,7 +113,7 @@ def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cach
     settle(cache)
 
     assert cache.load_state("a") is LoadState.READY
-    # The pages that it filled; behind them lies the room that was reserved anew.
+    # Compare only the pages that the request filled; newly reserved pages follow them.
     pairs = zip(before, contents(cache, "a"), strict=True)
     assert all(torch.equal(was, now[:, : was.shape[1]]) for was, now in pairs)
     cache.inspection.check()
@@ -146,7 +146,7 @@ def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:
 
 
 def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None:
-    """Restored state is checked by content: what nothing else has a copy of is computed anew."""
+    """Restored state is verified by content, and recomputed if it has changed."""
     compute(cache, "a", TOKENS)
     cache.retract("a", TOKENS)
     settle(cache)
@@ -177,7 +177,7 @@ def test_only_a_retracted_request_can_be_resumed(cache: Cache) -> None:
 
 
 def test_a_request_that_has_computed_nothing_can_be_retracted_and_resumed(cache: Cache) -> None:
-    """Found by simulation: its load back held the root of a tree that had nothing else in it."""
+    """Found by simulation: the load back pinned the root of an otherwise empty tree."""
     cache.load_back("a", [], reserve_tokens=8)
     assert cache.retract("a", [])
     settle(cache)

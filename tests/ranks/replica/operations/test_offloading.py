@@ -1,4 +1,4 @@
-"""The replica under an engine's own device pages: what its commands change, and what they must not."""
+"""The replica with engine-owned device pages: effects of its commands, and of refused ones."""
 
 from array import array
 
@@ -23,7 +23,7 @@ def replica() -> Replica:
 
 
 def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> None:
-    """Found by simulation: the request was entered before its pages were counted."""
+    """Found by simulation: the request was registered before its pages were validated."""
     with pytest.raises(UsageError, match="lends 3 device pages for 4 pages of tokens"):
         replica.back_up("r", "", TOKENS, [page_run(range(3))])
 
@@ -31,7 +31,7 @@ def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> N
 
 
 def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> None:
-    """Found by simulation: the prefetch was ended before the load was looked at."""
+    """Found by simulation: the prefetch was ended before the load was validated."""
     started, _ = replica.prefetch("r", "", TOKENS)
     assert started
     before = replica.digest
@@ -44,7 +44,7 @@ def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> N
 
 
 def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Replica) -> None:
-    """Found by simulation: the root under which the prefetch was to insert was gone."""
+    """Found by simulation: the prefetch's anchor root no longer existed."""
     replica.prefetch("r", "", TOKENS)
     replica.back_up("r", "", b"", [page_run()])
     replica.reset()

@@ -1,4 +1,4 @@
-"""R10: what never falls quiet keeps a bounded part of the pools; then store or epoch ends."""
+"""R10: copies that never finish keep a bounded part of the pools; then the store or epoch ends."""
 
 from contextlib import suppress
 
@@ -22,7 +22,7 @@ def prompt(number: int) -> list[int]:
 
 
 def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
-    """Let a request's backup hang on rank 1, up to the step before all hear of it."""
+    """Let a request's backup hang on rank 1; the caller's next step applies this."""
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
@@ -36,14 +36,14 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
 
 
 def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
-    """Let a copy fail and not fall quiet on any rank, up to the step before all hear of it."""
+    """Let a copy fail and its I/O outlive the deadline on all ranks; the next step applies this."""
     ranks.report(Ended(copy, ok=False))
     ranks.step()
     ranks.report(QuiesceExpired(copy))
 
 
 def ended_by(ranks: RanksInTurn) -> list[str]:
-    """Take a step, and return in which words it ends the group on each rank."""
+    """Run a step that must end the group; return the error text of each rank."""
     words: list[str] = []
     for cache in ranks.caches:
         cache.open_round()
@@ -116,7 +116,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
-    """Of the device it keeps one page; the pages above it can be evicted all the same."""
+    """The hanging load keeps one device page; the pages above it can still be evicted."""
     ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
     long = list(range(12 * PAGE_TOKENS))
     ranks.compute("a", long)
@@ -135,7 +135,7 @@ def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_
 
 
 def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
-    """The engine holds all that it lends for them, and no pool of the replica's shows it."""
+    """The engine cannot reuse pages lent to hanging backups; no pool of the replica counts them."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
     words = [hang_lent(ranks, number) for number in range(2)]
 
@@ -144,7 +144,7 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 
 
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
-    """An engine that waited for the copy would wait for ever."""
+    """An engine that waited for the copy would wait forever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
     ranks.every(lambda cache: cache.hit("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
@@ -182,7 +182,7 @@ def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
 
 
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
-    """A write of one page pins the prefix above it."""
+    """A write of one page pins the whole prefix above it."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
     for number in range(3):
         shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
@@ -196,7 +196,7 @@ def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host()
 
 
 def hang_writes(ranks: RanksInTurn) -> None:
-    """Let the writes of what was published hang, where there is a store."""
+    """Let all writes of published pages hang."""
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
     ranks.step()
@@ -213,7 +213,7 @@ def hang_writes(ranks: RanksInTurn) -> None:
 
 
 def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:
-    """Let a backup of an engine's pages hang; return why the group is over, if it is."""
+    """Let a backup of lent pages hang; return the reason for the group's end, or None."""
     for cache in ranks.caches:
         cache.back_up(name or f"r{number}", prompt(number), range(PAGES))
         cache.begin_backups()
@@ -221,7 +221,7 @@ def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None
 
 
 def hang(ranks: HostRanksInTurn) -> str | None:
-    """Let the copy to the host that was ordered hang; return why the group is over, if it is."""
+    """Let the pending copy to the host hang; return the reason for the group's end, or None."""
     backup = ranks.take_operation(CopyToHost)
     hang_everywhere(ranks, backup)
     for half in (RankCache.open_round, RankCache.close_round):

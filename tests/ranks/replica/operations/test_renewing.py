@@ -1,4 +1,4 @@
-"""Pages that the store had long ago are written again at their next use: they may be gone by then."""
+"""Pages stored long ago are written again at their next use, because the store may have lost them."""
 
 from lockstep.ranks.protocol.orders import CopyToHost, ObjectTransfer, Put
 from lockstep.ranks.replica.operations.store import RENEWED_PART, RENEWED_S
@@ -10,13 +10,13 @@ LONGER = [*PROMPT, *range(100, 100 + PAGE_TOKENS)]
 
 
 def puts(ranks: RanksInTurn, name: str, tokens: list[int]) -> list[Put]:
-    """The persists that come of computing a prompt, which the store then has."""
+    """Compute a prompt, let its I/O finish, and return the persist orders."""
     ranks.publish(name, tokens)
     return ended(ranks)
 
 
 def ended(ranks: RanksInTurn) -> list[Put]:
-    """Let all I/O end well, and return the persists."""
+    """Let all I/O succeed; return the persist orders."""
     ordered: list[Put] = []
     while not ranks.caches[0].inspection.idle:
         ordered += ranks.executors[0].given(Put)
@@ -95,7 +95,7 @@ def test_pages_count_as_seen_when_those_were_that_they_continue() -> None:
     puts(ranks, "b", LONGER)
     write_others(ranks, 1, first=100)
 
-    # Each turn of a chat would otherwise put off that its beginning is written again.
+    # Later turns of a chat must not postpone the renewal of its first pages.
     assert pages_of(puts(ranks, "c", LONGER)) == 5
 
 

@@ -1,4 +1,4 @@
-"""Failed backups and writes are tried again, and counted meanwhile."""
+"""Failed backups and writes are retried, and counted until they succeed."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def with_a_window(
 
 
 def fail_writes(ranks: RanksInTurn) -> None:
-    """Let the copies to host memory end well, and every write that follows fail."""
+    """Let copies to host memory succeed, and all following writes fail."""
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
     ranks.step()
@@ -41,22 +41,22 @@ def fail_writes(ranks: RanksInTurn) -> None:
 
 
 def ordered_keys(ranks: InTurn[Any]) -> list[bytes]:
-    """Return the keys of the writes that are under way."""
+    """Return the keys of the writes in flight."""
     return [
         key for put in ranks.executors[0].given(Put) for each in put.transfers for key in each.keys
     ]
 
 
 def wait(ranks: RanksInTurn, seconds: int) -> None:
-    """Let agreed time pass, and take the steps in which the ranks hear of it."""
+    """Advance agreed time, and step until the ranks have applied it."""
     ranks.pass_time(seconds)
     ranks.step()
 
 
 def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
-    """Let all I/O end well; return the positions of a pool's pages that are written meanwhile.
+    """Let all I/O succeed; return the positions of a pool's pages written meanwhile.
 
-    A page is known by its key, which says nothing of its position: the keys of the longest path tell.
+    Writes name pages by key; the tree's nodes map each key to its position.
     """
     cache = ranks.caches[0]
     keys: set[bytes] = set()
@@ -135,7 +135,7 @@ def test_all_that_is_put_off_is_tried_at_once_where_somebody_asks() -> None:
 
 
 def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
-    """sglang#39444: the device had the pages, and the host had room milliseconds later."""
+    """sglang#39444: the host had room milliseconds after the backup was refused."""
     ranks = RanksInTurn(host_pages=4, device_pages=64)
     ranks.publish("a", prompt_of(1, 3))
     ranks.publish("b", prompt_of(2, 3))
@@ -147,7 +147,7 @@ def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
 
 
 def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
-    """sglang#28614: its beginning was pinned under its rest."""
+    """sglang#28614: the start of the prompt was pinned by the rest, so it could not be evicted."""
     ranks = with_a_window(host_pages=4)
     ranks.publish("a", prompt_of(1, 11))
 
@@ -156,7 +156,7 @@ def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
 
 
 def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
-    """A node was not divided for it, so a prompt longer than host memory was never written whole."""
+    """Regression: the node was not split, so a prompt larger than host memory was not written whole."""
     ranks = with_a_window(span_pages=4, host_pages=6, window_pages=5)
     ranks.publish("a", prompt_of(1, 7))
 
@@ -165,7 +165,7 @@ def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
 
 
 def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
-    """Each try renewed what the store had by then, so the rest was never reached."""
+    """Regression: each retry renewed the pages stored so far, so the rest was never written."""
     ranks = RanksInTurn(host_pages=8, device_pages=64)
     ranks.publish("a", prompt_of(1, 60))
     keys: list[bytes] = []
@@ -179,7 +179,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
 
 
 def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_store() -> None:
-    """Nodes without pages leave the tree, and what was written was forgotten before the rest came."""
+    """Regression: nodes without pages leave the tree, so the record of their writes was lost."""
     ranks = HostRanksInTurn(host_pages=8)
     tokens, pages = prompt_of(1, 60), {KV_POOL: range(60)}
     ranks.every(lambda cache: cache.hit("a", tokens))
@@ -225,7 +225,7 @@ def test_pages_that_leave_memory_unwritten_are_counted() -> None:
 def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
     pages: int, more: int
 ) -> None:
-    """vllm#57610: a prompt that comes again, or with other last words, found nothing."""
+    """vllm#57610: no match was found for a repeated prompt, or one with a different ending."""
     ranks = with_a_window()
     ranks.publish("a", prompt_of(1, pages) + [7] * more)
 
@@ -262,7 +262,7 @@ def test_of_a_window_matches_at_the_ends_of_earlier_turns_are_written_under_writ
 
 
 def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store() -> None:
-    """Backups of two ends of a path evicted each other for ever."""
+    """Regression: backups of two ends of one path evicted each other forever."""
     ranks = with_a_window(span_pages=3, window_pages=4, store=False)
     for number, (end, steps) in enumerate([(6, 2), (9, 0), (6, 2), (4, 0), (10, 1), (9, 2)]):
         ranks.publish(f"r{number}", prompt_of(1, end))
@@ -282,7 +282,7 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
 def test_a_retry_for_one_end_of_a_path_leaves_no_other_end_unwritten(
     span_pages: int, window_pages: int, ends: tuple[int, int]
 ) -> None:
-    """Its room was that of the page more that a match one page before another end needs."""
+    """Regression: the retry used the room of the extra page that another end's match needs."""
     ranks = with_a_window(span_pages=span_pages, window_pages=window_pages)
     first, second = ends
     ranks.publish("a", prompt_of(1, first))

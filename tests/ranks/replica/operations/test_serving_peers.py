@@ -1,4 +1,4 @@
-"""Host pages that other groups may read: what is pinned for them, and what is not."""
+"""Host pages that other groups may read: which pages are pinned for them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ PROMPT = list(range(6 * PAGE_TOKENS))
 
 
 def serving(window_host_pages: int = 10) -> RanksInTurn:
-    """Ranks that have computed and backed up a prompt page by page, with a window and states."""
+    """Return ranks that computed and backed up a prompt page by page, with a window and states."""
     window = window_of(2, device_pages=40, host_pages=window_host_pages)
     state = Recurrent(checkpoint_tokens=PAGE_TOKENS, layout=STATE, device_pages=20, host_pages=20)
     ranks = RanksInTurn(2, store=False, components=(window, state), peers=Peers())
@@ -32,7 +32,7 @@ def compute(ranks: RanksInTurn, name: str, tokens: list[int]) -> None:
 
 
 def serve(ranks: RanksInTurn, pages: int) -> int:
-    """Serve the first pages with what a match at their end needs; return how many that are."""
+    """Serve the first pages with the window and state of a match there; return the number served."""
     tokens = PROMPT[: pages * PAGE_TOKENS]
     served = ranks.every(lambda cache: cache.serve("served", tokens, ttl_s=60))
     return served // PAGE_TOKENS
@@ -48,7 +48,7 @@ def served_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
 
 
 def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
-    """Let others fill host memory; return by pool the host pages that were written."""
+    """Let other requests fill host memory; return by pool the host pages written."""
     written: dict[str, set[int]] = {"kv": set(), "window": set(), "state": set()}
     for number in range(12):
         tokens = list(range(100 * (number + 1), 100 * (number + 1) + 5 * PAGE_TOKENS))
@@ -67,7 +67,7 @@ def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("ends", [(6, 3), (3, 6), (2, 5, 3), (6, 4, 1)], ids=str)
 def test_no_served_page_is_written_however_many_ends_are_served(ends: tuple[int, ...]) -> None:
-    """Only what a match at the farthest end needs was pinned, and others' windows went out."""
+    """Regression: only the farthest end was pinned, so window pages of the others were overwritten."""
     ranks = serving()
     answers = tuple(serve(ranks, end) for end in ends)
     served = served_pages(ranks)

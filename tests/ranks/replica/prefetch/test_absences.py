@@ -1,4 +1,4 @@
-"""What not every rank's store has is not asked for again for a while."""
+"""Absence memory: a page that some rank's store lacks is not looked up again for a while."""
 
 from lockstep.coordinator.ballot import Answered
 from lockstep.ranks.protocol.config import Bounds, Timeouts
@@ -12,7 +12,7 @@ LONG_S = 1000.0
 
 
 def answer(ranks: RanksInTurn, pages: int) -> None:
-    """Let every rank's store have so many pages of what is asked for."""
+    """Let every rank's store answer the lookup with so many pages."""
     for executor in ranks.executors:
         [lookup] = executor.take(LookUp)
         executor.said.append(Answered(lookup.operation, pages))
@@ -20,7 +20,7 @@ def answer(ranks: RanksInTurn, pages: int) -> None:
 
 
 def miss(ranks: RanksInTurn) -> None:
-    """Let a request ask for the prompt in vain, and leave."""
+    """Let a request look up the prompt without a hit, then release it."""
     ranks.every(lambda cache: cache.prefetch("first", PROMPT))
     answer(ranks, 0)
     ranks.every(lambda cache: cache.release("first"))

@@ -1,4 +1,4 @@
-"""What a prefetch reads, where host memory has room for less than was agreed."""
+"""The reads of a prefetch when host memory has less room than the agreed length."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ PAGES = 24
 
 
 def replica_with_room(window: int, host_pages: int, slots: int) -> Replica:
-    """Return the replica of a model with a window and a recurrent state, and so much host memory."""
+    """Return the replica of a model with a window and a state, with limited host pages for both."""
     components = tuple(
         ComponentSettings(kind=kind, pool=kind, device_pages=4, host_pages=pages, every_pages=every)
         for kind, pages, every in (

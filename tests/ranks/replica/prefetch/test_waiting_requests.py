@@ -1,4 +1,4 @@
-"""What a request that waits will find in host memory leaves after what nobody waits for."""
+"""Host pages that a waiting request will use are evicted after pages that no request awaits."""
 
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
@@ -8,7 +8,7 @@ OLD, NEW, OTHER, LAST = (list(range(at, at + PAGES * PAGE_TOKENS)) for at in ran
 
 
 def full_of_two_prompts(*, store: bool = True) -> HostRanksInTurn:
-    """Return ranks whose host memory has the old prompt and the new one, and no room beside them."""
+    """Return ranks whose host memory is full with the old prompt and the new one."""
     ranks = HostRanksInTurn(host_pages=2 * PAGES, store=store)
     for tokens in (OLD, NEW):
         back_up(ranks, tokens)
@@ -17,20 +17,20 @@ def full_of_two_prompts(*, store: bool = True) -> HostRanksInTurn:
 
 
 def back_up(ranks: HostRanksInTurn, tokens: list[int]) -> None:
-    """Let a request compute a prompt and leave."""
+    """Let a request compute a prompt, back it up and leave."""
     ranks.every(lambda cache: cache.back_up("computes", tokens, range(PAGES)))
     ranks.every(lambda cache: cache.release("computes"))
     ranks.settle()
 
 
 def bring(ranks: HostRanksInTurn, request: str, tokens: list[int]) -> None:
-    """Let a request have a prompt of its own brought from storage, which has everything."""
+    """Prefetch a prompt for a request; storage has all pages."""
     assert ranks.every(lambda cache: cache.prefetch(request, tokens))
     ranks.settle(lambda key: True)
 
 
 def on_host(ranks: HostRanksInTurn, tokens: list[int]) -> int:
-    """Return how many pages of a prompt host memory has."""
+    """Return the number of a prompt's pages in host memory."""
     return ranks.every(lambda cache: cache.match(tokens).host_tokens) // PAGE_TOKENS
 
 

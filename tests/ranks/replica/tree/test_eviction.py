@@ -1,4 +1,4 @@
-"""The order of eviction: each policy against a sorted list, and a cost that stays flat."""
+"""Eviction order: each policy compared with a sorted list, and constant cost per eviction."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 @dataclass(eq=False)
 class Leaf:
-    """What a queue sees of a node of the tree, and whether it may be evicted."""
+    """The fields of a tree node that a queue reads, and whether it may be evicted."""
 
     id: int
     last_access: int = 0
@@ -49,7 +49,7 @@ def queue_of(name: str, *leaves: Leaf) -> EvictionQueue[Leaf]:
 
 
 def drain(queue: EvictionQueue[Leaf]) -> list[int]:
-    """Evict everything; return the ids in the order in which they left."""
+    """Evict everything; return the ids in order of eviction."""
     left: list[int] = []
     while (victim := queue.next_victim()) is not None:
         left.append(victim.id)
@@ -58,7 +58,7 @@ def drain(queue: EvictionQueue[Leaf]) -> list[int]:
 
 @dataclass
 class SortedList:
-    """The obvious queue: it sorts all its entries whenever it is asked for one."""
+    """A simple queue that sorts all its entries at each request."""
 
     policy: EvictionPolicy
     entries: list[tuple[int, Leaf]] = field(default_factory=list[tuple[int, Leaf]])
@@ -100,7 +100,7 @@ numbers = st.integers(0, 7)
 
 
 class QueueBesideList(RuleBasedStateMachine):
-    """A queue and a sorted list that are told the same, in any order."""
+    """A queue and a sorted list that receive the same random calls."""
 
     @initialize(name=st.sampled_from(["lru", "lfu", "slru", "priority"]))
     def begin(self, name: str) -> None:
@@ -163,7 +163,7 @@ class QueueBesideList(RuleBasedStateMachine):
 
 
 def test_nodes_leave_in_the_order_of_a_list_that_is_sorted_each_time() -> None:
-    """Whatever happens to them in between, under every policy."""
+    """Order of eviction under every policy, after any sequence of calls."""
     run_state_machine_as_test(
         QueueBesideList, settings=settings(max_examples=120, stateful_step_count=50, deadline=None)
     )
@@ -195,7 +195,7 @@ def test_an_inner_node_whose_child_left_for_a_quota_leaves_by_its_own_last_use()
 
 
 def serve(ranks: RanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Let a request use what is cached of its tokens, compute the others, and go."""
+    """Load the cached part of a request's tokens, compute the rest, and release it."""
     ranks.every(lambda cache: cache.load_back(name, tokens, namespace, reserve_tokens=len(tokens)))
     ranks.every(lambda cache: cache.insert(name, tokens))
     ranks.every(lambda cache: cache.release(name))
@@ -223,7 +223,7 @@ def test_an_eviction_looks_at_no_more_nodes_than_it_takes_whatever_there_is() ->
 
 
 def test_what_enters_late_and_is_used_again_for_ever_takes_no_more_memory() -> None:
-    """Rule R10: everything is bounded, also where a pool never fills and nothing is evicted."""
+    """Rule R10: memory is bounded, even if the pool never fills and nothing is evicted."""
     newest = Leaf(id=0, last_access=10**9)
     late = Leaf(id=1)
     queue = queue_of("lru", newest)

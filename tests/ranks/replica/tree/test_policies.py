@@ -1,4 +1,4 @@
-"""When pages are copied, which of them leave first, and which may not."""
+"""Write policies, eviction policies, pins, quotas and TTLs."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,14 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 
 def prompt(first: int, pages: int = 2) -> list[int]:
-    """Return the tokens of some pages, and one token more, which is always computed."""
+    """Return the tokens of some pages, and one more token, which is always computed."""
     return [first, *range(100, 100 + pages * PAGE_TOKENS)]
 
 
 def serve(
     ranks: RanksInTurn, name: str, tokens: Sequence[int], namespace: str = "", priority: int = 0
 ) -> Admission:
-    """Let a request compute its prompt and go, and whatever that has begun end well."""
+    """Compute a prompt and release its request; let all I/O succeed."""
     admission = ranks.every(
         lambda cache: cache.load_back(
             name, tokens[:-1], namespace, reserve_tokens=len(tokens), priority=priority
@@ -43,7 +43,7 @@ def serve(
 
 
 def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
-    """Ask for pages until a request is admitted; between two tries, what has to leave is copied."""
+    """Retry the admission of a request; pages that must leave are copied between two tries."""
     for _ in range(tries):
         answer = ranks.every(
             lambda cache: cache.load_back(name, [], reserve_tokens=pages * PAGE_TOKENS)
@@ -55,7 +55,7 @@ def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
 
 
 def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tuple[int, int]:
-    """Return how many pages of a prompt are on the device, and on device and host."""
+    """Return the number of a prompt's pages on the device, and on device and host together."""
     found = ranks.every(lambda cache: cache.match(tokens, namespace))
     return found.device_tokens // PAGE_TOKENS, found.host_tokens // PAGE_TOKENS
 
@@ -69,7 +69,7 @@ def host_pages(ranks: RanksInTurn) -> int:
     [(Eviction.LRU, 1), (Eviction.LFU, 2), (Eviction.SLRU, 2), (Eviction.PRIORITY, 3)],
 )
 def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, leaves: int) -> None:
-    """The first was hit, and then not used; the second is of high priority; the third is newest."""
+    """Prompt 1 has a hit but is least recent, prompt 2 has high priority, prompt 3 is newest."""
     ranks = RanksInTurn(2, device_pages=7, host_pages=0, store=False, eviction=eviction)
     serve(ranks, "a", prompt(1), priority=1)
     serve(ranks, "a again", prompt(1), priority=1)
@@ -86,7 +86,7 @@ def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, l
 def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy(
     write_policy: WritePolicy,
 ) -> None:
-    """Found in review: under write-back it held the device of an idle group until it expired."""
+    """Regression: under write-back, a pin kept an idle group's device pages until it expired."""
     ranks = RanksInTurn(2, device_pages=4, host_pages=4, store=False, write_policy=write_policy)
     tokens = prompt(1)
     ranks.every(lambda cache: cache.load_back("a", tokens[:-1], reserve_tokens=len(tokens)))
@@ -104,7 +104,7 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy(
 
 
 def test_pins_are_bounded_and_named_once() -> None:
-    """Rule R10."""
+    """Rule R10: pins are limited in pages."""
     ranks = RanksInTurn(2, store=False, bounds=Bounds(pinned_pages=3))
     for first in (1, 2):
         serve(ranks, f"r{first}", prompt(first))
@@ -133,7 +133,7 @@ def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
 
 
 def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> None:
-    """Rule R10."""
+    """Rule R10: memory for pins that have ended is bounded."""
     ranks = RanksInTurn(1, store=False)
     ranks.step()
     serve(ranks, "r", prompt(1))
@@ -148,9 +148,9 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
 
 
 def half_saved_to_leave() -> RanksInTurn:
-    """Return a rank on which a run is saved to leave for its quota, and the end of it stays.
+    """Return a rank on which a run was saved to meet a quota, and the end of it stays on the device.
 
-    It was cut while it was saved, and its namespace is within its quota by the time that ends.
+    The run was split during the copy. By the end of the copy, the namespace is within its quota.
     """
     limits = (NamespaceLimit(namespace="small", device_pages=5),)
     ranks = RanksInTurn(
@@ -184,14 +184,14 @@ def half_saved_to_leave() -> RanksInTurn:
 
 
 def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
-    """Let a request of the small namespace compute a prompt, and go."""
+    """Let a request of namespace `small` compute a prompt, then release it."""
     cache.load_back(name, [], "small", reserve_tokens=len(tokens))
     cache.insert(name, tokens)
     cache.release(name)
 
 
 def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
-    """What is below it has not left, so it is not its turn; the quota is kept all the same."""
+    """The saved part stays, because its child is still on the device; the quota holds anyway."""
     ranks = half_saved_to_leave()
 
     ranks.step()
@@ -213,7 +213,7 @@ def test_a_run_of_which_a_part_was_saved_to_leave_is_one_again_when_it_is_used()
 def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
     write_policy: WritePolicy,
 ) -> None:
-    """Its run is cut, and not dropped whole."""
+    """The prompt's run is split, not evicted whole."""
     limits = (NamespaceLimit(namespace="small", device_pages=5, host_pages=3),)
     ranks = RanksInTurn(2, store=False, limits=limits, write_policy=write_policy)
     tokens = prompt(1, pages=6)
@@ -227,7 +227,7 @@ def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
 
 
 def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
-    """Rule R10: salts may be as many as requests."""
+    """Rule R10: each request may use its own salt, so empty namespaces must be forgotten."""
     limits = (NamespaceLimit(namespace=ANY_NAMESPACE, ttl_s=3600.0),)
     bounds = Bounds(pinned_pages=2)
     ranks = HostRanksInTurn(1, host_pages=2, store=False, limits=limits, bounds=bounds)
@@ -242,7 +242,7 @@ def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
 
 
 def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Let a request lend two pages for a backup, and let go of them."""
+    """Back up two lent pages of a request, then release it."""
     ranks.every(lambda cache: cache.back_up(name, tokens, range(2), namespace))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.settle()
@@ -264,7 +264,7 @@ def test_a_quota_waits_for_what_a_request_holds() -> None:
 
 
 def test_what_is_not_used_for_its_time_leaves_in_agreed_time() -> None:
-    """Rule R14."""
+    """Rule R14: TTLs run in agreed time."""
     limits = (NamespaceLimit(namespace="brief", ttl_s=10.0),)
     ranks = RanksInTurn(2, store=False, limits=limits)
     ranks.step()
@@ -316,7 +316,7 @@ class NewestFirst:
 
 @pytest.fixture(scope="session")
 def newest_first() -> str:
-    """Register a policy, which can be done once in a process; return its name."""
+    """Register a policy, which is possible only once per process; return its name."""
     register_eviction_policy(NewestFirst())
     return NewestFirst.name
 
@@ -335,7 +335,7 @@ def test_a_policy_of_another_package_is_chosen_by_its_name(newest_first: str) ->
 
 @pytest.mark.parametrize("host", [1, 4, 8])
 def test_write_back_ends_where_host_memory_is_smaller_than_what_has_to_leave(host: int) -> None:
-    """Found in review: the copies of what was to leave drove each other out, for ever."""
+    """Regression: copies of pages that had to leave evicted each other forever."""
     ranks = RanksInTurn(
         2, store=False, device_pages=16, host_pages=host, write_policy=WritePolicy.WRITE_BACK
     )

@@ -1,4 +1,4 @@
-"""Rule R15: a run that nothing divides is one node, and costs what one node costs."""
+"""Rule R15: a run without a branch is one node, and costs as much as one node."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def nodes(ranks: RanksInTurn | HostRanksInTurn) -> int:
 
 
 def decode(ranks: RanksInTurn, pages: int, *, name: str = "r") -> None:
-    """Let a request compute page by page, and its backups end."""
+    """Compute a request page by page, and let its backups finish."""
     tokens = prompt(pages)
     ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=len(tokens)))
     for page in range(1, pages + 1):
@@ -31,13 +31,13 @@ def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -
 
     decode(ranks, 12)
 
-    # The request's lock ends with the last page, and begins with the first.
+    # The request's lock starts at the first page and ends at the last, so it splits nothing.
     assert nodes(ranks) == 1
 
 
 @pytest.mark.parametrize("store", [False, True])
 def test_each_state_that_is_kept_divides_the_run_once(store: bool) -> None:
-    """That the store has the state says nothing of the pages above it."""
+    """A stored state says nothing about the pages above it."""
     layout = PageLayout(page_tokens=1, columns=(Column(name="s", layers=1, heads=1, elements=1),))
     state = Recurrent(
         checkpoint_tokens=4 * PAGE_TOKENS, layout=layout, device_pages=8, host_pages=8
@@ -69,7 +69,7 @@ def test_when_it_was_saved_to_leave_divides_no_run_once_it_was_used_again() -> N
 
 
 def make_room(ranks: RanksInTurn, pages: int) -> None:
-    """Let so many pages leave the device, which have to be saved first."""
+    """Evict so many pages from the device; they must be saved first."""
 
     def admit() -> Admission | Wait:
         tokens = pages * PAGE_TOKENS
@@ -120,7 +120,7 @@ def test_another_child_and_the_end_of_a_lock_divide_a_run_until_they_are_gone() 
 
 
 def test_what_was_used_at_another_time_stays_apart_and_so_leaves_on_its_own() -> None:
-    """The end of a prompt that nobody asks for any more is not kept by its beginning."""
+    """The unused end of a prompt must not be kept by its more recently used beginning."""
     ranks = RanksInTurn(2, host_pages=0, store=False)
     decode(ranks, 4)
     ranks.every(lambda cache: cache.release("r"))
@@ -145,7 +145,7 @@ def test_the_pages_of_a_run_that_grew_are_its_pages_in_their_order() -> None:
 
 
 def lending(pages: int) -> HostRanksInTurn:
-    """Return a rank whose engine has lent so many pages of a request, one after the other."""
+    """Return a rank to whose cache the engine has lent so many pages of a request, one by one."""
     ranks = HostRanksInTurn(1, host_pages=2 * pages, store=False)
     tokens, lent = np.arange(pages * PAGE_TOKENS, dtype=np.int32), np.arange(pages, dtype=np.int32)
     for page in range(1, pages + 1):
@@ -181,7 +181,7 @@ def test_the_last_page_of_a_long_request_is_inserted_in_as_many_calls(policy: Wr
 
 @pytest.mark.parametrize("count", ["begins", "ends"])
 def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
-    """It would keep neighbours apart for good, or make one of what a lock ends between."""
+    """A wrong count would keep neighbours split forever, or merge nodes across the end of a lock."""
     ranks = RanksInTurn(1, host_pages=0, store=False)
     decode(ranks, 2)
     (node,) = ranks.caches[0].inspection.prefixes.tree.nodes()

@@ -1,4 +1,4 @@
-"""The prefix tree against an obvious model, and what a split keeps."""
+"""The prefix tree compared with a simple model, and invariants of a split."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +80,7 @@ def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: lis
 def test_a_receipt_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
-    """Rule R8: what was locked and pinned is released with its receipt, in token intervals."""
+    """Rule R8: a lock handle releases its token intervals, even after nodes were split."""
     prefixes = new_prefixes()
     receipts: list[Receipt] = []
     for tokens in first:
@@ -120,7 +120,7 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
 
 
 def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:
-    """Rule R10: everything is bounded, also the number of salts that were ever used."""
+    """Rule R10: memory does not grow with the number of salts ever used."""
     ranks = RanksInTurn(2, device_pages=4, host_pages=0, store=False)
     for salt in ("one", "two", "three"):
         ranks.every(lambda c: c.load_back(salt, [], salt, reserve_tokens=16))

@@ -1,4 +1,4 @@
-"""What every test runs under: deterministic examples, nothing left behind, no silent skips in CI."""
+"""Settings of every test: deterministic examples, a check for leaks, no silent skips in CI."""
 
 import logging
 import os
@@ -14,24 +14,24 @@ from tests.kit.left_behind import nothing_left_behind
 if TYPE_CHECKING:
     from tests.kit.launch.in_process import Run
 
-# One for all modules: it takes seconds to start.
+# One cluster for all modules, because its start takes seconds.
 __all__ = ["two_nodes"]
 
-# The same examples on every run, and no deadline for each: a shared machine may stall at any time.
+# The same examples on every run, without a deadline, because a shared machine may stall.
 settings.register_profile("lockstep", derandomize=True, deadline=None)
 settings.load_profile("lockstep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make scenarios` write anew what comes out of them."""
+    """Let `make scenarios` rewrite the expected output of scenarios."""
     parser.addoption("--write-scenarios", action="store_true", help="write what comes out of them")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Generator[None]:
-    """Let a test fail whose stores go on after it, or whose event loops had tasks when they closed.
+    """Fail a test that leaves a store running or whose event loop closed with pending tasks.
 
-    The level of the log, which `lockstep ctl` sets, is as before for the next test.
+    Restore the log level afterwards, because `lockstep ctl` changes it.
     """
     log = logging.getLogger("lockstep")
     level = log.level
@@ -42,15 +42,15 @@ def _nothing_left_behind() -> Generator[None]:
 
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> "Iterator[Run]":
-    """Runs the command `lockstep` in this process."""
-    # Most tests need no command, and some run where torch is none.
+    """Run the `lockstep` command in this process."""
+    # Imported here because most tests need no command, and some run without torch.
     from tests.kit.launch.in_process import run_lockstep
 
     yield from run_lockstep(monkeypatch, capfd)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs a GPU where there is none."""
+    """Skip a test marked `gpu` if there is no CUDA device."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch
@@ -63,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI, let a skipped test fail unless what it lacks is a GPU."""
+    """In CI, fail a skipped test unless it needs a GPU."""
     report = yield
     expected_failure = hasattr(report, "wasxfail")
     if report.skipped and not expected_failure and item.get_closest_marker("gpu") is None:
@@ -73,7 +73,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In CI, let a module that skips itself fail: none of its tests would be seen to be missing."""
+    """In CI, fail a module that skips itself, because its missing tests would go unnoticed."""
     report = yield
     if report.skipped:
         _fail_in_ci(report)

@@ -1,10 +1,10 @@
-"""Runs on a GPU what needs one: the tests marked `gpu`, and the benchmark of copies.
+"""Run everything that needs a GPU: the tests marked `gpu`, and the copy benchmark.
 
-python on_a_gpu.py <file for the figures>
+    python on_a_gpu.py <file for the figures>
 
-Any Python will do that has what is named below, and nothing is installed. The figures are written
-after each part, so that what there is of them outlives a machine that is taken away. It ends with 1 if
-a test did not pass or a copy failed, 3 where there is no GPU, and 4 where a package is missing.
+Any Python works that has the packages named below; nothing is installed. The figures are written after
+each part, so that they survive if the machine is taken away. Exit status: 1 if a test did not pass or a
+copy failed, 3 without a GPU, 4 if a package is missing.
 """
 
 import json
@@ -31,9 +31,9 @@ FAILED, NO_GPU, LACKING = 1, 3, 4
 
 
 def gpu_modules(folder: Path = ROOT / "tests") -> list[str]:
-    """The test modules in which something is marked `gpu`: others may need what is missing here.
+    """Return the test modules that use the `gpu` mark, because others may need missing packages.
 
-    Those of Transformers are among them where it is there.
+    Modules of Transformers are included only if it is installed.
     """
     left_out = "" if find_spec("transformers") and find_spec("accelerate") else "transformers"
     return [
@@ -47,14 +47,14 @@ def gpu_modules(folder: Path = ROOT / "tests") -> list[str]:
 def pytest_command(modules: Sequence[str], *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--timeout={TEST_S}"),
-        # Plugins that happen to be there may warn, and warnings are errors.
+        # Installed plugins may emit warnings, and pytest treats warnings as errors.
         *("--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"),
         *(*more, *modules),
     ]
 
 
 def run_tests(modules: Sequence[str], folder: Path = ROOT) -> dict[str, Any]:
-    """Run the tests marked `gpu`, and say by name what did not pass."""
+    """Run the tests marked `gpu`; return each test that did not pass, by name."""
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary, "results.xml")
         command = pytest_command(modules, f"--junitxml={results}")
@@ -80,7 +80,7 @@ def run_tests(modules: Sequence[str], folder: Path = ROOT) -> dict[str, Any]:
 
 
 def outcomes_in(results: str) -> Iterator[tuple[str, str]]:
-    """Yield each test of pytest's results with `passed`, or else what it says of it."""
+    """Yield each test's name with `passed` or its failure text, from pytest's XML results."""
     for case in ET.fromstring(results).iter("testcase"):  # noqa: S314 - our own file.
         name = f"{case.get('classname')}::{case.get('name')}"
         trouble = [f"{each.tag}: {each.get('message')}" for each in case if each.get("message")]
@@ -108,7 +108,7 @@ def measure_copies() -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were taken on."""
+    """Return a description of the machine: GPU, driver and versions."""
     import torch
 
     return {

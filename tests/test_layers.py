@@ -1,4 +1,4 @@
-"""The layers: a module imports no layer with a greater number, and nothing imports in a cycle."""
+"""Layers: no module imports from a layer with a greater number, and there are no import cycles."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,11 @@ LAYERS = (
     "launch",
 )
 LOADERS = ["storage_backends/registry.py", "storage_backends/three_fs/usrbio.py"]
-"""A URI names the store and its wrappers; the client of a store is an extra."""
+"""A URI names the store and its wrappers; a store's client library is an optional extra."""
 
 
 def layer_of(path: PurePosixPath) -> int:
-    """The number of a module's layer: that of the longest name that it is under."""
+    """Return the number of a module's layer, by its longest matching prefix."""
     names = {name: number for number, line in enumerate(LAYERS, 1) for name in line.split()}
     return max(
         ((len(name), number) for name, number in names.items() if path.is_relative_to(name)),
@@ -41,7 +41,7 @@ def layer_of(path: PurePosixPath) -> int:
 
 
 def imports_upwards(modules: Sequence[Module]) -> list[str]:
-    """One line for each import of a layer with a greater number."""
+    """Return one line for each import of a layer with a greater number."""
     library = {module.path: module for module in modules}
     return sorted(
         {
@@ -54,9 +54,10 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 
 
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
-    """Each group of folders that import each other in a cycle; the public names lead everywhere.
+    """Return each group of folders that import each other in a cycle, except through `__init__.py`.
 
-    Folders of one folder stand for all that is below them, too; those at the root are layers.
+    Subfolders of one folder are also compared as wholes. Folders at the root are layers, so they are
+    not.
     """
     library = {module.path: module for module in modules}
     imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)
@@ -75,7 +76,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
 def siblings(
     one: PurePosixPath, other: PurePosixPath
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """The two folders in one folder below the root that two paths lead through, if they do."""
+    """Return the ancestors at which two paths part, or None if they part at the root."""
     for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
         if here != there:
             up_to = slice(at + 1)
@@ -90,7 +91,7 @@ def siblings(
 def close(
     imports: dict[PurePosixPath, set[PurePosixPath]],
 ) -> dict[PurePosixPath, set[PurePosixPath]]:
-    """With an entry for each folder that is imported."""
+    """Return the graph with an entry for each imported folder."""
     named = {*imports, *(other for found in imports.values() for other in found)}
     return {each: imports.get(each, set()) for each in sorted(named)}
 

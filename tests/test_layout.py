@@ -1,4 +1,4 @@
-"""The shape of the tree: what a user gets, where things are, and how large they may grow."""
+"""The source tree: contents of the wheel, documented files, and structure of modules."""
 
 import ast
 import re
@@ -170,8 +170,8 @@ def claims_in_loops(test: ast.AST) -> list[str]:
 
 
 def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
-    """What it imported would be imported with every module of the folder, and seen by no table."""
-    # Names that users write: those of the library, of what vLLM loads, of what a program opens.
+    """An import in `__init__.py` would run with every module of the folder, unseen by the checks."""
+    # Exceptions are public names: of the library, of vLLM's connector, of programs' imports.
     plugins = ("vllm/__init__.py", "transformers/__init__.py")
     exceptions = ("__init__.py", *(f"integrations/{each}" for each in plugins))
 
@@ -256,7 +256,7 @@ def test_the_package_and_its_metadata_name_the_same_version() -> None:
 
 
 def wheel_contents(scratch: Path) -> list[str]:
-    """The files of a wheel, built from a copy so that nothing of an earlier build gets into it."""
+    """Return the files of a wheel built from a copy, without files of an earlier build."""
     not_source = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests")
     shutil.copytree(ROOT, scratch / "tree", symlinks=True, ignore=not_source)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(scratch)]

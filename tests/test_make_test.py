@@ -1,4 +1,4 @@
-"""What `make test` puts around pytest: a clock that has just begun, and a seed that is told."""
+"""`make test` runs pytest in a new time namespace, with a hash seed that it prints."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from tests.kit.source_tree import ROOT
 SCRIPT = ROOT / "tests" / "kit" / "just_booted.sh"
 REFUSED = "#!/bin/sh\nexit 1\n"
 GRANTED = '#!/bin/sh\necho "$@"\n'
-"""Stands for `unshare`, and says what it was asked for."""
+"""A fake `unshare` that prints its arguments."""
 
 
 def on_a_new_clock(folder: Path, unshare: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """What the script makes of a command, where `unshare` is this."""
+    """Run the script on a command, with this text as the `unshare` program."""
     stand_in = folder / "unshare"
     stand_in.write_text(unshare, encoding="utf-8")
     stand_in.chmod(0o755)
@@ -51,7 +51,7 @@ def test_without_the_right_to_it_they_run_on_the_machine_s_and_one_line_says_so(
 
 
 def hash_seeds(*said: str) -> list[str]:
-    """The seeds of Python's hashes with which `make test`, told this, would run pytest."""
+    """Return the hash seeds with which `make test`, given these arguments, would run pytest."""
     done = subprocess.run(
         ["make", "--dry-run", "test", *said], check=True, cwd=ROOT, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What `make gpu` does where there is a GPU, where there is none, and where a package is missing."""
+"""`make gpu` with a GPU, without one, and with a missing package."""
 
 import os
 import subprocess
@@ -20,10 +20,10 @@ from tests.on_a_gpu import (
 
 SCRIPT = ROOT / "tests/on_a_gpu.py"
 NO_DEVICE = "__version__ = '2'\n\n\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
-"""Found before torch itself, so that there is no GPU here."""
+"""A fake torch without a GPU, which is imported instead of the real one."""
 ABSENT = 'raise ImportError("not on this machine")\n'
 UNNEEDED = ("moto", "obstore", "ray")
-"""What Lockstep and its other tests are made of besides."""
+"""Packages that Lockstep and other tests use, but not the GPU tests."""
 MIXED = """
 import pytest
 
@@ -47,7 +47,7 @@ def test_that_needs_no_gpu(): ...
 
 
 def finding_first(folder: Path, **modules: str) -> dict[str, str]:
-    """An environment in which Python finds these modules before any others."""
+    """Return an environment in which these modules precede all others on Python's path."""
     for name, source in modules.items():
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
     return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}"}

@@ -1,4 +1,4 @@
-"""What users may rely on: the names that the package exports, and the list of them in the docs."""
+"""The public API: the exported names, and their list in the docs."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def test_every_exported_name_is_there() -> None:
 
 
 def test_to_import_the_package_loads_no_torch() -> None:
-    """It takes seconds, and `lockstep --help` and the simulation do not need it."""
+    """Importing torch takes seconds, and `lockstep --help` and the simulation do not need it."""
     seen = "import lockstep, sys; print('torch' in sys.modules, hasattr(lockstep, 'nothing'))"
 
     said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Rule R12: what all ranks must compute alike cannot reach a clock, a thread or a collective."""
+"""Rule R12: code that must compute the same on all ranks reaches no clock, thread or collective."""
 
 from collections.abc import Callable
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kit.source_tree import Module, absolute_names, matches, neighbours, read_library
 
-# What can differ between two ranks that were given the same commands, or load what does.
+# Modules whose results can differ between ranks, or that can load such modules.
 IMPURE = (
     "_thread",
     "asyncio",
@@ -34,9 +34,9 @@ PURE_FOLDERS = ("page_format", "coordinator", "ranks/protocol", "ranks/replica")
 TRANSPORTS = "coordinator/collectives"
 LAUNCHERS = "launch"
 ENGINES_OWN = "integrations/sglang/identity/resolved.py"
-"""SGLang is configured by variables, which are part of a page's key (rule R16)."""
+"""SGLang reads environment variables, which are part of a page's key (rule R16)."""
 BENCHMARKS = "benchmarks"
-"""They measure a bare collective as the limit of a round, outside of any cache."""
+"""Benchmarks measure a bare collective as the lower limit of a round, outside any cache."""
 
 
 def test_what_all_ranks_agree_on_reaches_no_clock_thread_or_collective() -> None:
@@ -95,7 +95,7 @@ def reaches(module: Module, *prefixes: str) -> bool:
 
 
 def impure_paths(modules: list[Module]) -> list[str]:
-    """One line for each pure module and impure name: the way from the first to the second."""
+    """Return one line for each pure module and impure name: the import path between them."""
     library = {module.path: module for module in modules}
 
     @cache
@@ -114,7 +114,7 @@ def impure_paths(modules: list[Module]) -> list[str]:
 def ways_from(
     start: Module, imported_by: Callable[[Module], tuple[Module, ...]]
 ) -> list[list[Module]]:
-    """The shortest way from one module to each that it imports, itself included."""
+    """Return the shortest import path from one module to each module it reaches, itself included."""
     ways = [[start]]
     seen = {start.path}
     for way in ways:
@@ -126,13 +126,13 @@ def ways_from(
 
 
 def impure_names(module: Module) -> list[str]:
-    """The impure names a module reaches, each only in its longest form."""
+    """Return the impure names that a module reaches, each only in its longest form."""
     impure = {n for n in absolute_names(module) if any(matches(n, prefix) for prefix in IMPURE)}
     return sorted(n for n in impure if not any(matches(other, n) for other in impure - {n}))
 
 
 def plant(root: Path, path: str, source: str) -> None:
-    """Write one module, and make every folder on the way to it a package."""
+    """Write one module, and make every folder above it a package."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")
@@ -141,7 +141,7 @@ def plant(root: Path, path: str, source: str) -> None:
 
 
 def test_nothing_is_pickled() -> None:
-    """Rule R11: what leaves a process is msgpack or a fixed header, never code in data."""
+    """Rule R11: processes exchange msgpack or fixed headers, never code in data."""
     picklers = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch.save", "torch.load")
 
     assert [str(module.path) for module in read_library() if reaches(module, *picklers)] == []

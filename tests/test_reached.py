@@ -1,4 +1,4 @@
-"""Every module of the library is reached from something that a user, an engine or an operator calls."""
+"""Every module of the library is reachable from something that a user, engine or operator calls."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ LOADED_BY_NAME = {
 
 
 def entry_points() -> set[str]:
-    """The modules of the command and of the plug-ins that engines find by their entry points."""
+    """Return the modules of the command and of the plugins that engines load by entry points."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["scripts"], *project.get("entry-points", {}).values()]
     named = [each.partition(":")[0] for group in groups for each in group.values()]
@@ -29,7 +29,7 @@ def entry_points() -> set[str]:
 
 
 def named(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[PurePosixPath]:
-    """The modules that this one names in a text: a store, a command, or a program for `python -m`."""
+    """Yield the modules named in a module's strings: stores, commands, programs for `python -m`."""
     for node in ast.walk(module.parse()):
         text = node.value if isinstance(node, ast.Constant) else None
         match = NAME.fullmatch(text) if isinstance(text, str) else None
@@ -39,7 +39,7 @@ def named(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[Pure
 
 
 def reached(library: dict[PurePosixPath, Module]) -> set[PurePosixPath]:
-    """The modules that the roots lead to by imports and by names in texts."""
+    """Return the modules reachable from the roots by imports and by names in strings."""
     found: set[PurePosixPath] = set()
     new = {PurePosixPath(each) for each in LOADED_BY_NAME.keys() | entry_points()}
     while new:

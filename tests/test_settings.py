@@ -1,4 +1,4 @@
-"""Every field of every class of settings refuses what it cannot hold with a `ConfigError`."""
+"""Every field of every settings class refuses invalid values with a `ConfigError`."""
 
 import re
 from dataclasses import MISSING, fields, is_dataclass
@@ -49,7 +49,7 @@ NEEDED: dict[str, Any] = {
     "hicache_storage_backend": None,
     "hicache_storage_backend_extra_config": None,
 }
-"""What fields hold that have no default, by name."""
+"""Valid values of fields without a default, by name."""
 OTHERS: dict[str, Any] = {
     "PageLayout": {"columns": LAYOUT.columns},
     "CacheConfig": {"device_pages": 8},
@@ -58,7 +58,7 @@ OTHERS: dict[str, Any] = {
     "StorageSettings": {"store": "memory://"},
     "_AttachSettings": {"store": "memory://"},
 }
-"""What classes need that is not so."""
+"""Other fields that a class requires, by class."""
 WRONG: list[Any] = [
     *(None, True, 5, -1, 1 << 70, 0.5, nan, inf, 1j, b"x", object(), type),
     *("", "x", "\0", "a:b", "tcp://", "peer://", "7", "half \ud800", f"a:{'1' * 5000}"),
@@ -69,7 +69,7 @@ WRONG: list[Any] = [
 
 
 def kinds() -> list[Any]:
-    """Return every class of settings of the library."""
+    """Return every settings class of the library."""
     for module in read_library():
         if re.search(r"^class \w+\(.*(Settings|Limits|Config)\b", module.source, re.MULTILINE):
             import_module(".".join(("lockstep", *module.path.with_suffix("").parts)))
@@ -81,7 +81,7 @@ def kinds() -> list[Any]:
 
 
 def names_of(kind: Any) -> dict[str, bool]:
-    """Return the fields of a class by name, and whether each must be given."""
+    """Return the fields of a class by name, and whether each is required."""
     if is_dataclass(kind):
         return {each.name: not _has_default(each) for each in fields(kind)}
     return {each.name: each.required for each in msgspec.structs.fields(kind)}
@@ -92,7 +92,7 @@ def _has_default(each: Any) -> bool:
 
 
 def refusal(kind: Any, given: dict[str, Any]) -> str:
-    """Return why settings are refused, or the names of all if they are taken."""
+    """Return the refusal of the settings, or all field names if they are accepted."""
     try:
         kind(**given)
     except ConfigError as refused:
@@ -110,7 +110,7 @@ def test_a_field_takes_a_value_or_refuses_it_in_one_line(kind: Any) -> None:
     wrong = [(name, value) for name in names for value in WRONG]
     said = [(name, value, refusal(kind, {**given, name: value})) for name, value in wrong]
 
-    # What text or a list must hold beside its type is said in words of its own.
+    # Refusals of a text's or list's content, unlike those of a type, need not name the field.
     typed = [each for each in said if not (isinstance(each[1], str) or repr(each[1]) == "[]")]
     assert [each for each in typed if each[0] not in each[2].replace("-", "_")] == []
     assert [each for each in said if "\n" in each[2]] == []

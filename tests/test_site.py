@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, fetches nothing, and its reference is whole."""
+"""The documentation site builds without warnings, loads nothing remote, and has a full reference."""
 
 import os
 import re
@@ -19,7 +19,7 @@ FETCHED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built from this tree; whatever is only a warning otherwise ends the build."""
+    """Build the site from this tree, with warnings as errors; return its folder."""
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(

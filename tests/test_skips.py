@@ -1,4 +1,4 @@
-"""A skipped test proves nothing, so CI must not take it for a passed one."""
+"""A skipped test proves nothing, so CI must treat it as failed."""
 
 import os
 import shutil
@@ -18,13 +18,13 @@ SKIP_GPU = (
     "import pytest\n\n\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip('needs a CUDA device')\n"
 )
 NO_DEVICE = "class cuda:\n    is_available = staticmethod(lambda: False)\n"
-"""Found before torch itself, so that there is no GPU here, and nothing large to import."""
+"""A fake torch, so that the tests see no GPU and import nothing large."""
 XFAIL = "import pytest\n\n\n@pytest.mark.xfail\ndef test_it():\n    assert False\n"
 
 
 @pytest.fixture(scope="module")
 def in_ci(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of all the modules, in one run where CI=true."""
+    """Return pytest's output for all the modules, from one run with CI=true."""
     modules = {"skip": SKIP, "skip_module": SKIP_MODULE, "gpu": SKIP_GPU, "xfail": XFAIL}
     status, output = run_pytest(modules, tmp_path_factory.mktemp("in_ci"), ci="true")
     assert status == pytest.ExitCode.TESTS_FAILED, output
@@ -60,7 +60,7 @@ def test_what_no_ci_machine_can_pass_does_not_fail_in_ci(in_ci: str, line: str) 
 
 
 def run_pytest(modules: Mapping[str, str], folder: Path, ci: str) -> tuple[int, str]:
-    """Run test modules under this project's conftest, in a process of their own."""
+    """Run test modules under this project's conftest in a new process."""
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: as in the project\n")
     (folder / "torch.py").write_text(NO_DEVICE, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every block of code in the README and the docs runs as it stands there, or says why it does not."""
+"""Every code block of the README and the docs runs as printed, or says why it does not."""
 
 import json
 import os
@@ -28,10 +28,10 @@ SMALLER = (
     ("benchmarks.copies", "benchmarks.copies --megabytes 16"),
     ("bench tree", "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --repetitions 3"),
 )
-"""What would take minutes takes less of the same."""
+"""Replacements that shorten commands that would take minutes."""
 
 STORES = ("mnt/kv", *(f"disk{rank}/kv" for rank in range(4)))
-"""Where the docs say that an operator has a store."""
+"""Store paths that the docs assume on an operator's machine."""
 
 BLOCKS = all_blocks()
 RUN = (Mark.PLAIN, Mark.SLOW)
@@ -49,12 +49,12 @@ def to_be_run(language: str) -> list[object]:
 
 
 def before(block: Block) -> Iterator[Block]:
-    """The blocks of a page that stand before this one."""
+    """Return the earlier blocks of the same page."""
     return (each for each in BLOCKS if each.page == block.page and each.line < block.line)
 
 
 def script_of(block: Block) -> str:
-    """The commands of a block, each of which has to end with the status that it names, or with 0."""
+    """Return a script of a block's commands; each must exit with its documented status, or 0."""
     lines = ["set -u"]
     for command in block.commands:
         named = re.search(r"#.*exit status (\d+)", command)
@@ -64,7 +64,7 @@ def script_of(block: Block) -> str:
 
 
 def prepare(folder: Path, block: Block) -> None:
-    """What a page says that there is: its own files, and a trace under the names that docs give it."""
+    """Create the files that a page assumes: its saved blocks, traces, and the stores' folders."""
     for each in before(block):
         if each.mark is Mark.SAVED_AS:
             (folder / each.said).write_text(moved(each.text, folder))
@@ -80,7 +80,7 @@ def prepare(folder: Path, block: Block) -> None:
 
 
 def moved(text: str, folder: Path) -> str:
-    """Paths of an operator's machine become paths below the test's folder."""
+    """Replace paths of an operator's machine by paths below the test's folder."""
     return re.sub(r"(?<=file://)(?=/(?:mnt|tmp|dev/shm|disk\{rank\})/)", str(folder), text)
 
 

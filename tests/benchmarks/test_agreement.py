@@ -1,4 +1,4 @@
-"""`lockstep bench agreement`: what it measures, and what it says of it. No figure is judged here."""
+"""`lockstep bench agreement`: its report and its output. The tests judge no figure."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ TIMES = (
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, as its ranks are started from one."""
+    """Run the command in a new process, because it starts its ranks from its own process."""
     command = [*IN_A_PROCESS, "bench", "agreement", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
@@ -96,7 +96,7 @@ def test_a_transport_that_the_hosts_do_not_allow_is_refused() -> None:
 
 @pytest.mark.distributed
 def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: Path) -> None:
-    """Else it says where in an import it was, in the middle of what the command says."""
+    """Otherwise the fork server would print a traceback into the command's output."""
     tmp_path.joinpath("asked.py").write_text(
         "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     )

@@ -1,4 +1,4 @@
-"""`lockstep bench handoff`: what it says. No figure is judged here."""
+"""`lockstep bench handoff`: its report and its output. The tests judge no figure."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ PATIENCE_S = 120.0
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, as its two processes are started from one."""
+    """Run the command in a new process, because it starts two processes from its own."""
     line = [*IN_A_PROCESS, "bench", "handoff", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 

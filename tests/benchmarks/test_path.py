@@ -1,4 +1,4 @@
-"""`lockstep bench path`: what it measures, and what it leaves. No figure is judged here."""
+"""`lockstep bench path`: its report, and the files it leaves. The tests judge no figure."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SMALL = ["--page-bytes", f"{PAGE}", "--bytes", f"{24 * PAGE}"]
 
 @pytest.fixture
 def bench_path(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Runs the command in this process."""
+    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "path")
 
 

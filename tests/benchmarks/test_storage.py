@@ -1,4 +1,4 @@
-"""`lockstep bench storage`: what it measures, and what it leaves. No figure is judged here."""
+"""`lockstep bench storage`: its report, and the files it leaves. The tests judge no figure."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ SMALL = ["--page-bytes", "8192", "--bytes", "65536"]
 def bench_storage(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Run]:
-    """Runs the command in this process."""
+    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "storage")
 
 
@@ -66,7 +66,7 @@ def test_directories_that_were_there_before_stay_as_they_were(
 
 
 def opened_store(root: Path) -> list[Path]:
-    """Return what a store of files has in it that was opened and holds no page yet."""
+    """Return the files of an empty file store that was opened once."""
 
     async def open_and_close() -> None:
         async with opened_at(f"file://{root}"):
@@ -79,7 +79,7 @@ def opened_store(root: Path) -> list[Path]:
 def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep leaves a lock file in the store, and slows the calls that are measured."""
+    """A sweep would leave a lock file in the store and slow the measured calls."""
 
     def is_kept(limits: SweepLimits, root_fd: int) -> bool:
         return False
@@ -94,7 +94,7 @@ def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
 def test_what_others_write_into_a_new_directory_meanwhile_stays(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so does every directory of the store, which they have open."""
+    """The store's directories stay, too, because other processes have them open."""
     store, read = tmp_path / "store", BareCalls.read
 
     def read_beside_others(bare: BareCalls, pages: Pages) -> None:

@@ -1,4 +1,4 @@
-"""`lockstep bench tree`: what it measures, and what it says of it. No figure is judged here."""
+"""`lockstep bench tree`: its report and its output. The tests judge no figure."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
 
 @pytest.fixture
 def bench_tree(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
+    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "tree")
 
 
@@ -42,7 +42,7 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
     assert all(set(point) == set(Point.__annotations__) for point in report["points"])
     paths = {(point["tokens"], point["path_nodes"]) for point in report["points"]}
     assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
-    # With each model each prompt is matched, inserted and locked; and there is one eviction.
+    # Each prompt is matched, inserted and locked with each model; there is one eviction.
     ops = sorted([*OPS[:3] * 3, OPS[3]])
     measured = sorted((point["components"], point["op"]) for point in report["points"])
     assert measured == sorted(product(("full", "full+window"), ops))
@@ -95,6 +95,6 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # Its own five, and what leaves it at the end of four of them.
+    # Five nodes of the prompt's own, and branches at the ends of four of them.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

@@ -1,4 +1,4 @@
-"""The example engine: the same tokens wherever a prefix comes from, and whatever goes wrong."""
+"""The example engine produces the same tokens from every tier, and after every fault."""
 
 import math
 import re
@@ -27,7 +27,7 @@ RUN = ROOT / "examples" / "engine" / "start.py"
 SHAPE = Shape()
 MODEL = TinyTransformer(SHAPE)
 MANY = [0, 1, 2, 3, 0, 0]
-"""More prompts than the device has room for, some of them the same."""
+"""More prompts than fit on the device, some of them equal."""
 ROW = re.compile(
     r"^(.*?) {2,}(\d+) +(\d+) +(\d+) +(\d+) +(\d+)  (WRONG|as without a cache)", re.MULTILINE
 )
@@ -35,7 +35,7 @@ ROW = re.compile(
 
 @contextmanager
 def opened(store: str | None = None, **settings: Any) -> Generator[Cache]:
-    """A cache of one rank, whose pages spoil what is computed from them until they are written."""
+    """Yield a cache of one rank whose device pages hold NaN until they are written."""
     changed = replace(config(SHAPE, "memory://"), store=store, **settings)
     cache = Cache.open(changed, InProcessGroup(1).member(0))
     for column in changed.layout.columns:
@@ -45,7 +45,7 @@ def opened(store: str | None = None, **settings: Any) -> Generator[Cache]:
 
 
 def rows(ended: Ended) -> list[tuple[str, ...]]:
-    """The table that the example has printed: name, prompt, computed, device, host, storage, tokens."""
+    """Return the example's printed table: name, prompt, computed, device, host, storage, tokens."""
     assert ended.status == 0, ended.err[-2000:]
     return ROW.findall(ended.out)
 
@@ -95,7 +95,7 @@ def test_chunks_of_any_size_give_the_same_tokens(chunk_tokens: int) -> None:
 
 
 def spoiled(page: int, with_page: int | None) -> Scene:
-    """Serve a prompt whose cached page has another one's content, or nobody's."""
+    """Serve a prompt whose cached page has another page's content, or NaN if `with_page` is None."""
     with opened() as cache:
         serve("before", cache, MODEL, [0])
         cache.load_back("looks", prompt(0)[:-1])
@@ -111,7 +111,7 @@ def spoiled(page: int, with_page: int | None) -> Scene:
 @pytest.mark.parametrize("page", [0, 7])
 @pytest.mark.parametrize("with_page", [None, 3])
 def test_a_page_with_other_content_changes_the_tokens(page: int, with_page: int | None) -> None:
-    """So that equal tokens do prove that every page was the right one."""
+    """Therefore equal tokens prove that every page was the right one."""
     scene = spoiled(page, with_page)
 
     assert (scene.computed, scene.equal) == (1, False)
@@ -146,7 +146,7 @@ def test_without_host_memory_a_request_that_makes_room_begins_again() -> None:
 
 
 def fail_every_third(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> tuple[Pages, Pages]:
-    """Let the copies of every third operation fail when they begin."""
+    """Fail every third operation's copies when they begin."""
     if job.operation % 3 == 0:
         raise OSError("the cable was out")
     return page_pairs(job, transfer, pools)

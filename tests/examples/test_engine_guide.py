@@ -1,4 +1,4 @@
-"""The guide for an engine: its code is the example's, and its error lines are what one sees."""
+"""The engine guide: its code is the example's, and its error lines are the real ones."""
 
 import re
 from collections.abc import Callable, Generator
@@ -35,7 +35,7 @@ def test_every_wait_and_every_load_state_has_a_row() -> None:
 
 
 Hold = Callable[[], None]
-"""Waits until the other rank has ended."""
+"""A function that blocks until the other rank has ended."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ MISTAKES = [
 
 
 def made(mistake: Callable[[Collective, Hold], None]) -> LockstepError | None:
-    """What rank 0 of two is told when both make the mistake."""
+    """Return the error that rank 0 of two gets when both make the mistake."""
 
     def program(member: Collective, hold: Hold) -> LockstepError | None:
         try:

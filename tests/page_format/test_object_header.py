@@ -1,4 +1,4 @@
-"""The header of a stored object: what it says, and that no flipped bit gets past it."""
+"""The header of a stored object: its fields, and detection of any flipped bit."""
 
 import random
 import struct
@@ -40,19 +40,19 @@ HEADER = memoryview(encode_object(NAME, DIGEST, [memoryview(PAYLOAD)], SHAPE))
 
 
 def encoded(shape: ObjectShape, name: ObjectName = NAME) -> bytes:
-    """A whole object with the columns of a shape."""
+    """Return an encoded object with the columns of a shape."""
     payload = random.Random(1).randbytes(shape.nbytes)
     return encode_object(name, digest_of(name), [memoryview(payload)], shape) + payload
 
 
 def sealed(header: bytes) -> memoryview:
-    """A header that was changed, with the checksum of what it says now."""
+    """Return a changed header with its checksum recomputed."""
     checked = header[: HEADER_BYTES - 8]
     return memoryview(checked + xxhash.xxh3_64_intdigest(checked).to_bytes(8, "little"))
 
 
 def changed(offset: int, content: bytes, header: memoryview = HEADER) -> memoryview:
-    """A header that says something else at one place, and has the checksum of that."""
+    """Return a header with other bytes at an offset, and a valid checksum."""
     return sealed(bytes(header[:offset]) + content + bytes(header[offset + len(content) :]))
 
 
@@ -69,7 +69,7 @@ def test_a_header_is_a_block_and_sound() -> None:
 
 
 def test_the_format_is_what_it_was() -> None:
-    """Stores outlive versions: whoever changes these bytes must change the format version."""
+    """Stores outlive versions: a change of these bytes needs a new format version."""
     payload_1, payload_2 = PAYLOAD[:1000], PAYLOAD[1000:]
     name = f"{'ab' * 32}/{'cd' * 32}/kv/l0-4.h0-2".encode()
     expected = bytearray(4096)
@@ -149,7 +149,7 @@ def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
 
 
 def flipped(raw: bytes, bits: Iterable[int]) -> Iterator[tuple[int, memoryview]]:
-    """Yield each bit, and the bytes with that one flipped, which are to be looked at at once."""
+    """Yield each bit with a view of the bytes in which it is flipped, valid until the next step."""
     changed = bytearray(raw)
     for bit in bits:
         changed[bit // 8] ^= 1 << (bit % 8)
@@ -190,7 +190,7 @@ def test_a_header_of_another_name_or_length_is_told_apart() -> None:
 def test_a_header_of_another_version_or_with_impossible_fields_is_refused(
     offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
-    """What is reserved is for later versions that this one can read."""
+    """Reserved fields are for later versions that this version can still read."""
     assert check_header(changed(offset, content), DIGEST, SHAPE) is finding
 
 
@@ -229,7 +229,7 @@ def test_a_statement_is_what_was_written(held: tuple[int, ...]) -> None:
 def test_a_header_that_does_not_make_sense_states_nothing(
     offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
-    """Whoever wrote it has made its checksum right."""
+    """The header's checksum is valid, so only its content reveals the fault."""
     assert read_statement(changed(offset, content)) is finding
 
 
@@ -244,11 +244,11 @@ def test_any_flipped_bit_of_an_object_and_any_other_length_is_found() -> None:
 
 
 WANTED = ObjectShape(SHAPE.parts, (1, 3))
-"""Of `FULL` these bytes of the payload: 1000 to 1279, and 1380 to 1479."""
+"""These parts are bytes 1000 to 1279 and 1380 to 1479 of `FULL`'s payload."""
 
 
 def extracted(payload: bytes) -> tuple[HeaderFinding, bytes]:
-    """What becomes of taking the wanted parts out of a payload, and what the buffers then hold."""
+    """Extract the wanted parts from a payload; return the finding and the content of the buffers."""
     header = memoryview(encoded(FULL))[:HEADER_BYTES]
     buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
     finding = extract_parts(memoryview(payload), header, buffers, WANTED)

@@ -1,4 +1,4 @@
-"""The parts of objects: where they lie, what is wanted of them, and what two writers make together."""
+"""Parts of stored objects: their offsets, the parts that a caller wants, and merges of two writers."""
 
 from itertools import pairwise
 
@@ -19,12 +19,12 @@ from lockstep.page_format.object_shape import (
 )
 
 Contents = dict[int, bytes]
-"""The bytes of each part by its number: the most obvious form of an object."""
+"""The bytes of each part by number: the simplest model of an object."""
 
 
 @st.composite
 def drawn_parts(draw: st.DrawFn) -> tuple[Part, ...]:
-    """Draw a few parts, of which the first is always there."""
+    """Draw a few parts, the first of which is always present."""
     bits = st.integers(ALWAYS, 3)
     sizes = st.integers(0, 6)
     rest = draw(st.lists(st.tuples(sizes, bits), max_size=6))
@@ -36,7 +36,7 @@ def contents_of(parts: tuple[Part, ...], author: int) -> Contents:
 
 
 def numbers_of(parts: tuple[Part, ...], present: int) -> list[int]:
-    """Which parts an object with these bits has."""
+    """Return the numbers of the parts that an object with these presence bits has."""
     return [
         number
         for number, part in enumerate(parts)
@@ -58,7 +58,7 @@ def mask(bits: set[int]) -> int:
 
 @st.composite
 def drawn_shapes(draw: st.DrawFn) -> ObjectShape:
-    """Draw a caller that holds some of the parts."""
+    """Draw the shape of a caller that holds some of the parts."""
     parts = draw(drawn_parts())
     held = draw(st.sets(st.sampled_from(range(len(parts))), min_size=1))
     return ObjectShape(parts, tuple(sorted(held)))

@@ -1,4 +1,4 @@
-"""How pages are divided: units, names, and where ranks of other TP sizes find what they hold."""
+"""Page layouts: units, names, and the source objects of a rank in a group of another TP size."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def put_together(
     absent: Collection[str],
     theirs_absent: Collection[str],
 ) -> bytes | None:
-    """A page put together from what the ranks of another group hold; None if they do not have it."""
+    """Return a page assembled from another group's objects, or None if they lack a part."""
     sources = sources_of(layout, mine, tp_size, absent=absent)
     if not sources:
         return None
@@ -91,7 +91,7 @@ def test_columns_lie_in_a_page_where_their_shards_say(name: str, tp_size: int, s
 
 
 def laid_out(layout: PageLayout, shard: ShardLayout) -> bytes:
-    """A page put together from where the shard says that each layer of each unit lies."""
+    """Return a page assembled by the shard's offsets of each layer of each unit."""
     page = bytearray(shard.page_bytes)
     free = set(range(shard.page_bytes))
     for part in shard.columns:
@@ -116,7 +116,7 @@ def test_a_rank_finds_its_page_in_the_objects_of_groups_of_any_size(
     name: str, mine: int, theirs: int
 ) -> None:
     layout = LAYOUTS[name]
-    # Both keep all that both can keep.
+    # Both groups keep all columns that both can hold.
     absent = {*unheld(layout, mine), *unheld(layout, theirs)}
     mine_at = [place for stages in (1, 2) for place in places(layout, mine, stages)]
     names = {
@@ -127,7 +127,7 @@ def test_a_rank_finds_its_page_in_the_objects_of_groups_of_any_size(
 
     found = {place: put_together(layout, place, theirs, absent, absent) for place in mine_at}
 
-    # Where there is nothing to put together, an object of theirs is the page itself.
+    # If no sources are needed, one of the other group's objects is the page itself.
     assert found == {
         place: None
         if shard_of(layout, place, absent).name in names
@@ -377,7 +377,7 @@ def test_stages_without_layers_of_a_column_that_is_absent_do_not_have_it() -> No
 def test_objects_have_one_name_for_all_ranks_exactly_if_they_are_the_same(
     columns: tuple[Column, ...],
 ) -> None:
-    # Of what is the same on every rank each writes a share, which the others have to find.
+    # Each rank writes a share of the replicated objects, so all ranks must use one name.
     layout = PageLayout(page_tokens=2, columns=(*columns, replace(NARROW, layers=1)))
     shards = [
         shard_of(layout, place, ["narrow"])

@@ -1,6 +1,6 @@
-"""The protocol, told: every scenario says what comes out of each command and each round.
+"""Protocol scenarios: each file states the outcome of every command and every round.
 
-`make scenarios` writes anew what came out; what changes in the files is to be read.
+`make scenarios` rewrites the outcomes; review the differences of the files.
 """
 
 import re
@@ -39,7 +39,7 @@ def test_ranks_that_have_a_replica_each_do_what_the_scenario_says(
 
 
 def write_if_asked(file: Path, told: str, config: pytest.Config) -> None:
-    """Write a scenario anew, where `make scenarios` asks for it."""
+    """Rewrite a scenario file if `make scenarios` requests it."""
     if config.getoption("write_scenarios"):
         file.write_text(told)
 

@@ -1,4 +1,4 @@
-"""Stores come and go in simulated schedules (rule R14), and what goes wrong with them is found."""
+"""Stores are attached and detached in simulated schedules (rule R14), and planted bugs are found."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ def found(build: Build) -> Iterator[str]:
 
 
 class _AttachesAlone(Cache):
-    """Takes its own readiness for that of all, as a vote on local evidence does."""
+    """Treats its own readiness as the group's, like a vote on local evidence."""
 
     def _apply(self, verdict: Verdict) -> Effects:
         proposed = verdict.proposed

@@ -1,4 +1,4 @@
-"""An operator asks for something at any moment, and no promise of the cache suffers."""
+"""Control requests of an operator at any moment violate no invariant."""
 
 import pytest
 

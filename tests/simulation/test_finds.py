@@ -1,7 +1,7 @@
-"""Planted bugs: each is one that has happened somewhere, and the simulator must find it.
+"""Planted bugs: each has happened in some project, and the simulator must find it.
 
-A bug is planted by putting the ranks together with a part that does one step wrong. The claim is that
-some schedule among the first seeds ends in a violation, and that the violation says what is wrong.
+Each bug is planted by building the ranks with one faulty part. Some schedule among the first seeds must
+end in a violation whose text names the fault.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ from lockstep.simulation.world.models import LLAMA
 from lockstep.simulation.world.world import ENGINE, REPLICA, draw_world
 from tests.kit.planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
 
-# Bugs of one rank: the replicas part ways.
+# Bugs of one rank: the replicas diverge.
 
 
 class _ReversesAFreeList(Cache):
@@ -61,7 +61,7 @@ class _LosesReleases(Cache):
 
 
 class _LosesAHostPage(Cache):
-    """Loses a page of host memory on one rank when it is made."""
+    """Loses a page of host memory on one rank at construction."""
 
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
@@ -97,7 +97,7 @@ def test_a_command_that_one_rank_does_not_get_is_found() -> None:
 
 
 def test_a_change_that_no_digest_tells_of_is_found() -> None:
-    """In a group that is asked for nothing, so that no step changes a replica."""
+    """The group gets no requests, so no step changes a replica."""
     world = draw_world(4, ranks=2, steps=100, profile=LLAMA, faults="calm", depth=0, l1=REPLICA)
     schedule = Schedule(replace(world, arrival_rate=0.0), build=Build(cache=_LosesAHostPage))
 
@@ -113,7 +113,7 @@ def test_a_priority_that_one_rank_does_not_hear_of_is_found() -> None:
 
 
 def test_a_time_that_is_not_that_of_the_last_clock_is_found() -> None:
-    """The ranks agree on the largest of what their clocks say, and not on the smallest."""
+    """The ranks agree on the maximum of their clocks instead of the minimum."""
     clocks: list[Callable[[], int]] = []
 
     class GoesByTheFirstClock(Cache):
@@ -149,7 +149,7 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
 
 
 def test_a_rank_that_writes_what_another_has_is_found() -> None:
-    """Both write to the place of rank 0, as when the rank is missing from an object's name."""
+    """Both ranks write to rank 0's store location, as if object names lacked the rank."""
     made: list[SimulatedExecutor] = []
 
     def make(
@@ -169,12 +169,12 @@ def test_a_second_collective_in_a_step_is_found() -> None:
 
 @pytest.mark.parametrize("l1", [REPLICA, ENGINE])
 def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(l1: str) -> None:
-    """Rule R2: engines that have sampled apart are told so in the round after."""
+    """Rule R2: engines that sampled different tokens get the error in the next round."""
     found = violations(Build(parts=Parts(requests=_CountsTokens)), l1=l1)
     assert_found(found, "sampled_apart struck rank")
 
 
-# Bugs of every rank alike: the replicas stay equal, and all of them are wrong.
+# Bugs of every rank: the replicas stay equal, and all are wrong.
 
 
 class _SettlesAll(Prefetching):
@@ -184,7 +184,7 @@ class _SettlesAll(Prefetching):
 
 
 class _TakesItsCeilingForTheGroups(Prefetching):
-    """Reads the ceiling of one rank as what has landed."""
+    """Treats one rank's ceiling as the pages landed on all ranks."""
 
     def arrived(self, verdict: Arrived) -> None:
         operation = self.seated(verdict.operation)
@@ -220,13 +220,13 @@ class _LosesAPage(OwnedDevice):
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
-            # What the tree had already came back.
+            # The pages that the tree already had were freed by the insert.
             pool.take(1)
         return shared
 
 
 class _KeepsNothing(Residence):
-    """Safe, and useless: nothing wrong is served, because nothing is."""
+    """Evicts everything: safe but useless, because nothing is ever served."""
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
         leaving = self.leaving(Cause.RESET)
@@ -242,7 +242,7 @@ class _TakesFailuresForBackups(BackingUp):
 
 
 class _WaitsForAll(Prefetching):
-    """Applies no deadline of a prefetch."""
+    """Ignores the deadline of a prefetch."""
 
     def arrived(self, verdict: Arrived) -> None:
         operation = self.seated(verdict.operation)
@@ -277,7 +277,7 @@ def test_an_unlocked_prefix_that_is_evicted_under_a_request_is_found() -> None:
 
 
 def test_keys_that_forget_what_came_before_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key of a page's own tokens serves one prefix's page to another."""
+    """A key over only the page's own tokens serves a page of one prefix to another."""
 
     def unchained(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
         step = page_tokens * TOKEN_BYTES
@@ -315,11 +315,11 @@ def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
     assert_found(violations(build, faults="storage", seeds=seeds), "has been in TRANSFER")
 
 
-# Bugs of an executor: the replica believes what it is told, so the memory must tell.
+# Bugs of an executor: the replica trusts its reports, so only the symbolic memory can show them.
 
 
 class _Impatient(SimulatedExecutor):
-    """Says that it is quiet as soon as it is told to stop."""
+    """Reports Quiesced as soon as an operation is cancelled."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -329,7 +329,7 @@ class _Impatient(SimulatedExecutor):
 
 
 class _Hasty(SimulatedExecutor):
-    """Says that a page has landed when its read begins."""
+    """Reports a page as landed when its read begins."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -339,14 +339,14 @@ class _Hasty(SimulatedExecutor):
 
 
 class _Mute(SimulatedExecutor):
-    """Never says that a copy or write has ended."""
+    """Never reports the end of a copy or write."""
 
     def progress(self) -> list[Progress]:
         return [each for each in super().progress() if not isinstance(each, Ended)]
 
 
 class _Careless(SimulatedExecutor):
-    """Takes whatever lies under a name for the object: no checksum."""
+    """Accepts any content under an object's name, without a checksum."""
 
     def _read_object(self, page: Page) -> int | None:
         content = super()._read_object(page)

@@ -1,4 +1,4 @@
-"""Planted bugs of models that have more than full attention; see `test_finds`."""
+"""Planted bugs of models with more than full attention; see `test_finds`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
 GEMMA, QWEN_NEXT = "gemma", "qwen-next"
 WINDOW = "window"
 
-# Bugs of every rank alike.
+# Bugs of every rank.
 
 
 def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its layers would read a page that holds another request's tokens by then."""
+    """The window's layers would read a page that has been reused for another request's tokens."""
 
     def needed_from(self: SlidingWindowComponent, end: int) -> int:
         assert self.span is not None
@@ -46,14 +46,14 @@ def test_a_state_that_stays_with_the_wrong_half_of_a_split_is_found(
 
 
 class _Forgetful(SimulatedExecutor):
-    """Forgets to copy checkpoints, so a request computes upon another's state."""
+    """Never copies checkpoints, so a request continues from another request's state."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out([order for order in orders if not isinstance(order, Fork)])
 
 
 class _WrongPool(SimulatedExecutor):
-    """Reads full attention's objects into the pages of a window: their keys are the same."""
+    """Reads full-attention objects into window pages, because both have the same keys."""
 
     def _read_object(self, page: Page) -> int | None:
         return super()._read_object(replace(page, pool=KV_POOL) if page.pool == WINDOW else page)

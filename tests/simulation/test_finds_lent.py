@@ -1,4 +1,4 @@
-"""Planted bugs of the cache under an engine's own device pages; see `test_finds`."""
+"""Planted bugs of the cache with engine-owned device pages (lent); see `test_finds`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -32,7 +32,7 @@ from lockstep.simulation.world.world import ENGINE
 from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
 
 TOUCHED = "transfer touches"
-"""What is said of a page that a copy still uses when nobody expects it."""
+"""Text of the violation if a copy still uses a page that the engine has reused."""
 
 
 class _FreesAtOnce(LentDevice):
@@ -74,7 +74,7 @@ class _SavesAtOnce(LentDevice):
 
 
 class _LeavesAWindowOut(LentDevice):
-    """Loads all but the window."""
+    """Loads all components except the window."""
 
     def _lacking(
         self, components: Sequence[Component], node: Node, starts: Sequence[int]
@@ -84,7 +84,7 @@ class _LeavesAWindowOut(LentDevice):
 
 
 class _LendsAStateOfABegunPage(LentDevice):
-    """Takes the state after all tokens for that after their last whole page."""
+    """Treats the state after all tokens as the state after the last whole page."""
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         del tokens
@@ -97,7 +97,7 @@ class _LoadsAgain(LentDevice):
 
 
 class _KeepsWhatWaits(Copies):
-    """Begins the backup of a preempted request after its pages belong to another one."""
+    """Begins the backup of a preempted request after its pages were reused by another request."""
 
     def drop(self, operation: int) -> None:
         del operation
@@ -120,7 +120,7 @@ class _ResetsNothing(Requests):
 
 
 class _KeepsItsKeys(Prefixes):
-    """What storage has from before a reset would be served after it."""
+    """Keeps its keys after a reset, so storage would serve pages from before the reset."""
 
     def root(self, place: Place) -> Node:
         seed = namespace_seed(self._config.model_digest, place.namespace)
@@ -128,7 +128,7 @@ class _KeepsItsKeys(Prefixes):
 
 
 class _HastyLoads(SimulatedExecutor):
-    """Says that a load has ended when it begins."""
+    """Reports the end of a load when it begins."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -138,7 +138,7 @@ class _HastyLoads(SimulatedExecutor):
 
 
 class _Unfenced(SimulatedExecutor):
-    """Takes a backup for good that was still reading when the engine came to overwrite its pages."""
+    """Reports success of a backup that was still reading when the engine overwrote its pages."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -149,7 +149,7 @@ class _Unfenced(SimulatedExecutor):
 
 
 class _Quarantines(SimulatedExecutor):
-    """Takes pages of an engine for such as can be kept out of use: a copy that hangs ends no epoch."""
+    """Quarantines engine-owned pages, so that a hanging copy does not end the epoch."""
 
     def _give_up(self, work: OrderWork) -> None:
         self.conditions.give_up_quiet(work)

@@ -1,4 +1,4 @@
-"""What the simulated model keeps for a request in each pool, and what it notices there."""
+"""The simulated model: pages that it keeps for a request in each pool, and faults that it detects."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def layout(page_tokens: int) -> PageLayout:
 
 
 class Served:
-    """A hybrid model on one rank, and a request that has room for five pages."""
+    """A hybrid model on one rank, and a request with room for five pages."""
 
     def __init__(self) -> None:
         window = SlidingWindow(

@@ -1,4 +1,4 @@
-"""Two simulated groups, one of which hands requests over to the other: `lockstep simulate --pd`.
+"""Two simulated groups, a producer and a consumer of handoffs: `lockstep simulate --pd`.
 
 A failing seed prints the command that replays it.
 """
@@ -37,7 +37,7 @@ def explored(seeds: range, **options: str) -> ExplorationReport:
 
 @pytest.fixture(scope="module")
 def results() -> list[ScheduleResult]:
-    """A schedule of each pair of sizes, with all that may go wrong."""
+    """One schedule for each pair of group sizes, with all faults."""
     return [run(draw_pair(seed, pd=pd, depth=seed % 2)) for seed, pd in enumerate(PAIRS)]
 
 
@@ -88,7 +88,7 @@ def test_more_schedules_of_each_pair_have_no_violation(pd: str) -> None:
 
 
 def with_rates(world: PairWorld, rates: Mapping[Mishap, float]) -> PairWorld:
-    """Return the two groups with these faults at the consumer and none at the producer."""
+    """Return both groups with these fault rates at the consumer and none at the producer."""
     one, other = world.producer, world.consumer
     return replace(
         world,

@@ -1,4 +1,4 @@
-"""The simulator's own parts: time, memory, stores, and the freedoms that the executor takes."""
+"""The simulator's parts: time, memory, stores, and the executor's allowed nondeterminism."""
 
 from array import array
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ WINDOW_POOL, STATE_POOL = "window", "state"
 
 
 class Rank:
-    """One executor alone, with three objects in its store and nothing in its memory."""
+    """A single executor with three objects in its store and empty memory."""
 
     def __init__(self, rates: Mapping[Mishap, float] | None = None, seed: int = 1) -> None:
         self.clock = VirtualClock()
@@ -264,19 +264,19 @@ def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
 
 
 class Hung(NamedTuple):
-    """What became of a read that was hung when it was cancelled."""
+    """The result of a read that hung when it was cancelled."""
 
     claims: list[int]
     restless: set[int]
     ends: bool
-    """Whether it ended at last."""
+    """Whether the read ended eventually."""
     content: int
-    """What lies in its page by then."""
+    """The final content of its page."""
     late_writes: int
 
 
 def hung_read(seed: int) -> Hung | None:
-    """Cancel a read that hangs; None if it did end by the deadline for that."""
+    """Cancel a hanging read; return None if it ended before the quiesce deadline."""
     rank = Rank({Mishap.HUNG_READ: 1.0}, seed)
     rank.executor.carry_out([fetch(0, timeout_s=0.1)])
     rank.clock.advance(200_000)

@@ -1,4 +1,4 @@
-"""Requests in simulated schedules (rule R14): late, again, out of order; and bugs that are found."""
+"""Control requests in simulated schedules (rule R14) arrive late, repeated and out of order."""
 
 import pytest
 
@@ -24,14 +24,14 @@ def report(request: pytest.FixtureRequest) -> ExplorationReport:
 def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_at_once(
     report: ExplorationReport,
 ) -> None:
-    """Rules R13 and R14: with the same bytes, in the same step, and in the order of their numbers."""
+    """Rules R13 and R14: every rank executes the same bytes in the same step, in numeric order."""
     assert not report["violations"], "\n".join(each["replay"] for each in report["violations"])
     happened = {name for name, times in report["coverage"].items() if times}
     assert {"requests heard", "requests repeated", "requests out of order"} <= happened
 
 
 class _CountsThoseBeyondAGap(RequestLog):
-    """Says how many requests it has, and not how many in a row: rule R2's bare count."""
+    """Reports how many requests it has, not how many consecutive ones: the bare count of rule R2."""
 
     @property
     def count(self) -> int:
@@ -39,28 +39,28 @@ class _CountsThoseBeyondAGap(RequestLog):
 
 
 class _SpoilsAByte(RequestLog):
-    """Hands on other bytes than it was given."""
+    """Changes the bytes of each request."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(number, content[:-1])
 
 
 class _HasItsOwnOrder(RequestLog):
-    """Numbers requests as they come, and not as they were numbered."""
+    """Renumbers requests in order of arrival."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(self.count + 1, content)
 
 
 class _Forgets(RequestLog):
-    """Loses what comes after a gap."""
+    """Drops requests that arrive after a gap."""
 
     def note(self, number: int, content: bytes) -> bool:
         return number == self.count + 1 and super().note(number, content)
 
 
 class _HearsItsOwn(Cache):
-    """Takes what it has itself for what all have, as a vote on local evidence does."""
+    """Treats its own count as the group's, like a vote on local evidence."""
 
     def _apply(self, verdict: Verdict) -> Effects:
         assert self._requests.log is not None

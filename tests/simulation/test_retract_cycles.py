@@ -1,4 +1,4 @@
-"""Requests that are retracted and resumed all the time, in pools far too small for all of them."""
+"""Requests are constantly retracted and resumed, in pools far too small for all of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bugs of the field are put back, and the simulator finds every one of them."""
+"""Known bugs are revived (put back on purpose), and the simulator finds every one."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 from tests.kit.launch.in_process import Run, refusal
 
 SEEDS_MAX = 200
-"""A tenth of what each bug may take."""
+"""A tenth of the schedules that each bug may take."""
 
 FINDINGS = {
     "A": ("belongs to", "the tree offers"),
@@ -36,14 +36,14 @@ FINDINGS = {
     "window-head": ("the tree offers host window", "under the key of content"),
     "unfilled": ("copies device window page", "the tree offers host window page"),
 }
-"""By bug: what the checkers may say of it, in one of these words."""
+"""By bug: texts of violations, one of which the checkers must report."""
 FIRST = {"min-of-lengths": 83, "backup-once": 54}
-"""The first seed that finds a bug, where many come before it."""
+"""The first seed that finds a bug, if that seed is high."""
 
 
 @cache
 def finding(name: str) -> ReportedViolation:
-    """Return what the first schedule that finds a revived bug says."""
+    """Return the violation of the first schedule that finds a revived bug."""
     bug = REVIVED_BUGS[name]
     report = explore(
         Exploration(
@@ -61,7 +61,7 @@ def finding(name: str) -> ReportedViolation:
 
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
-    """The bugs one after the other, so that a process that runs tests explores few of them."""
+    """One bug after the other, so that the cached findings of a test process are reused."""
     return str(request.param)
 
 
@@ -166,7 +166,7 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
 
 def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
     bug = REVIVED_BUGS["C"]
-    # Well behind the first seeds, which are explored before other processes are started.
+    # Beyond the first seeds, because those run before other processes are started.
     seeds = range(14, 60)
     alone, together = (
         explore(

@@ -1,4 +1,4 @@
-"""Simulated schedules: they replay, they pass, and they meet what they are meant to meet.
+"""Simulated schedules replay exactly, have no violation, and cover their intended faults.
 
 A failing seed prints the command that replays it.
 """
@@ -22,7 +22,7 @@ from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
-# Few seeds that meet between them all that is asked of a report below.
+# Few seeds that together cover everything the tests below require of a report.
 FEW = {0: range(83, 98), 1: range(61, 76)}
 """By pipeline depth."""
 FEW_LENT = range(1, 18)
@@ -43,7 +43,7 @@ def report(request: pytest.FixtureRequest) -> ExplorationReport:
 
 @pytest.fixture(scope="module")
 def lent() -> ExplorationReport:
-    """Schedules of an engine that owns the device pages, of both depths in turn and all models."""
+    """Schedules with engine-owned device pages, of both depths in turn and all models."""
     return explore(Exploration(seeds=FEW_LENT, ranks=2, steps=100, l1=ENGINE), processes=1)
 
 
@@ -52,7 +52,7 @@ def lent() -> ExplorationReport:
     params=[pytest.param((name, FEW_HYBRID[name]), id=name) for name in HYBRIDS],
 )
 def hybrid(request: pytest.FixtureRequest) -> ExplorationReport:
-    """Schedules of a model that has more than full attention, of both depths in turn."""
+    """Schedules of models with more than full attention, of both depths in turn."""
     profile, seeds = request.param
     return explore(
         Exploration(seeds=seeds, ranks=2, steps=100, profile=profile, l1=REPLICA), processes=1
@@ -72,7 +72,7 @@ def test_no_schedule_has_a_violation(report: ExplorationReport) -> None:
 
 
 def test_the_schedules_meet_every_kind_of_fault(report: ExplorationReport) -> None:
-    # Only the simulation of two groups draws saves that are spoiled.
+    # Only the simulation of two groups draws spoiled saves.
     drawn = {*Mishap} - {Mishap.SPOILED_SAVE}
     assert set(report["faults"]) == {fault.value for fault in drawn}
 
@@ -94,7 +94,7 @@ def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Explorat
 
 
 def happened_in(report: ExplorationReport) -> set[str]:
-    """Return what happened in some schedule at least once."""
+    """Return the events that happened at least once."""
     return {name for name, times in report["coverage"].items() if times}
 
 
@@ -329,7 +329,7 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
 
 
 def test_an_end_that_left_a_window_to_a_copy_that_failed_is_written_all_the_same() -> None:
-    """The entry for a later try was of that copy's end alone, which had lost its state meanwhile."""
+    """Regression: only the failed copy's end was queued for a retry, and it had lost its state."""
     result = run_schedule(402350, profile="hybrid-all", depth=0, l1="replica")
 
     assert result.violation is None

@@ -1,4 +1,4 @@
-"""Where chunks end, what is reserved for them, and when a request that decodes publishes."""
+"""Chunk ends, the room reserved for a chunk, and when a decoding request publishes pages."""
 
 import pytest
 

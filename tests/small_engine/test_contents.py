@@ -1,4 +1,4 @@
-"""Page contents: a function of prefix, column, layer and global head, and of nothing else."""
+"""Page contents depend only on prefix, column, layer and global head."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Rank:
     contents: PageContents
 
     def column(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a column [layers, pages, heads, strip]."""
+        """Return a copy of a column's bytes, of shape [layers, pages, heads, strip]."""
         tensor = self.pool.column(name).view(torch.uint8)
         return tensor.view(*tensor.shape[:3], -1).numpy().copy()
 
@@ -43,7 +43,7 @@ def filled(layout: PageLayout, rank: int, world_size: int, stages: int = 1) -> R
 
 
 def bytes_of(layout: PageLayout, world_size: int) -> dict[str, npt.NDArray[np.uint8]]:
-    """The whole pages, put together from the shards of all ranks."""
+    """Return whole pages by column, assembled from the shards of all ranks."""
     ranks = [filled(layout, rank, world_size) for rank in range(world_size)]
     return {
         column.name: ranks[0].column(column.name)
@@ -83,7 +83,7 @@ def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
 
 
 def flips(rank: Rank, column: str) -> Iterator[int]:
-    """Flip a bit of every seventh byte of a column of page 3, one at a time; yield the byte."""
+    """Flip a bit in every seventh byte of a column of page 3, one at a time; yield its index."""
     view = rank.pool.column(column).view(torch.uint8)
     flat = view[:, 3].flatten()
     for index in range(0, len(flat), 7):

@@ -1,4 +1,4 @@
-"""Profiles: scaled by a factor that is said, and nothing of a model left out.
+"""Profiles are models scaled by a stated factor, with every part of the model.
 
 `tests/launch/planning/test_model_config.py` compares their geometry with the published configurations.
 """

@@ -1,4 +1,4 @@
-"""Requests that come and go over a pool that is far too small: each has its own bytes at the end."""
+"""Requests are retracted and resumed over far too few pages; each ends with its own bytes."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -15,12 +15,12 @@ from tests.kit.ranks.pressed_group import Pressed, Turn, config_of, presses
 from tests.kit.ranks.served_group import ServedGroup
 
 LARGE, SMALL = 1000, 30
-"""Host pages: for all requests, or for one of them when it has come far."""
+"""Host pages: enough for all requests, or for one long request."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Let torch compute in the thread of the rank, as launched ranks do."""
+    """Let torch compute in the rank's thread, as in launched ranks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,7 +61,7 @@ FAULTS = (
 
 
 def faults(told: Pressed) -> dict[str, object]:
-    """Return what must be nothing, of what a rank says."""
+    """Return the values of a rank's report that must be zero."""
     counts = told.counts
     values = (
         counts.pages_corrupt,
@@ -94,7 +94,7 @@ def test_whoever_is_put_aside_in_host_memory_comes_back_with_all_that_it_had(
 
 
 SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
-"""What must be nothing, whatever goes wrong."""
+"""Values that must be zero whatever fails."""
 
 
 def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
@@ -103,7 +103,7 @@ def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]
 
 
 def breaks_seals() -> Turn:
-    """Change a byte of each page that is not full, once, of requests that are saved, on rank 0."""
+    """Change a byte of each partial page of saved requests, once, on rank 0."""
     broken: set[tuple[str, int]] = set()
 
     def turn(cache: Cache, scheduler: Scheduler) -> bool:
@@ -135,7 +135,7 @@ def test_a_saved_page_that_has_changed_costs_its_request_what_it_had_on_every_ra
 
 
 def aborts_one(place: Place) -> Turn:
-    """Abort the first request that is seen at a place, on every rank in the same step."""
+    """Abort the first request seen at a place, on every rank in the same step."""
     aborted: dict[int, str] = {}
 
     def turn(cache: Cache, scheduler: Scheduler) -> bool:

@@ -1,4 +1,4 @@
-"""The scheduler on a real cache of one rank: everything counted once, nothing wrong, never stuck."""
+"""The scheduler on a real cache of one rank: correct counts and bytes, and no deadlock."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ ROOMY = ReplaySettings(
 
 
 def ideal_hits(requests: Iterator[WorkloadRequest]) -> int:
-    """Hit tokens of an unbounded cache: whole pages, and never the last token of a prompt."""
+    """Return hit tokens of an unbounded cache: whole pages, never a prompt's last token."""
     seen: set[bytes] = set()
     hits = 0
     for request in requests:
@@ -115,7 +115,7 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
 
 
 def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> None:
-    """Found in review: windows left behind by its own prefix were taken to be on their way."""
+    """Regression: the request waited for copies of windows that its own prefix had left behind."""
     settings = ReplaySettings(
         ranks=1,
         profile="gemma",
@@ -132,7 +132,7 @@ def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> N
 
 
 def served_three_that_grow(profile: str, *, host_pages: int) -> ReplayCounts:
-    """Serve three requests, of sixteen pages each when they begin to decode and twenty-two at last."""
+    """Serve three requests that need sixteen pages each at the start of decoding and 22 at the end."""
     settings = replace(
         ROOMY,
         profile=profile,
@@ -220,11 +220,11 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> No
 @pytest.mark.parametrize(
     ("profile", "pool", "column", "corrupt"),
     [
-        # Nine pages when they are hit, and once more when the request has finished.
+        # Nine pages are checked at the hit, and again when the request has finished.
         ("llama", "kv", "v", 18),
-        # The two pages of the window that the hit ends with; one of them is in the last window too.
+        # The hit ends with two pages of the window; one of them is checked again at the end.
         ("gpt-oss", "window", "v", 3),
-        # The state when it is hit; it is another one when the request has finished.
+        # The state is checked at the hit; by the end it has been replaced.
         ("qwen-next", "state", "conv", 1),
         ("hybrid-all", "kv", "scale", 18),
         ("glm", "kv", "index_scale", 18),

@@ -1,4 +1,4 @@
-"""Reading a trace, and the token ids and requests that come out of it."""
+"""Read a trace, and derive its requests and token ids."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What a trace shows of events: who waited for whom, what ran side by side, what has not ended."""
+"""A Chrome trace of events shows waits between ranks, concurrent calls, and unfinished operations."""
 
 from lockstep.ranks.protocol.timed_events import (
     OperationBegan,

@@ -1,4 +1,4 @@
-"""Ranks on several hosts are put on one clock by their rounds, and how far that is off is bounded."""
+"""Clocks of several hosts are aligned by their rounds, with a stated bound on the error."""
 
 import random
 
@@ -10,12 +10,12 @@ from lockstep.telemetry.kept_events import RankEvents
 
 ROUNDS = 4000
 DRIFT = 40e-6
-"""What a second gains or loses on a clock of quartz."""
+"""Relative drift of a quartz clock."""
 AHEAD_S = 1e6
 
 
 def slow_clock(at_s: float) -> float:
-    """What a clock shows that began long before and runs too fast."""
+    """Return the reading of a clock that started earlier and runs too fast."""
     return AHEAD_S + at_s * (1 + DRIFT)
 
 
@@ -24,7 +24,7 @@ def rank(number: int, clock: str, events: list[RoundHeld], wall_s: float = 0.0) 
 
 
 def two_hosts(seed: int, *, step_s: float = 0.01) -> tuple[RankEvents, RankEvents]:
-    """Two ranks that have held rounds for a while; each is late by chance, and so is the network."""
+    """Return two ranks that have held rounds, with random delays of both and of the network."""
     draw = random.Random(seed)
     mine: list[RoundHeld] = []
     theirs: list[RoundHeld] = []

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts name only what a group exposes, and Prometheus reads the rules."""
+"""The dashboard and alerts use only metrics that a group exposes, and Prometheus accepts the rules."""
 
 import re
 
@@ -17,7 +17,7 @@ FROM_THE_SCRAPE = {"rank", "job", "le"}
 
 
 def exposed() -> dict[str, set[str]]:
-    """Return the labels of everything that is exposed, by name."""
+    """Return the labels of every exposed metric, by name."""
     names = {each.full_name: set(each.labels) for each in FAMILIES}
     parts = {
         f"{each.full_name}{part}": set(each.labels)

@@ -1,4 +1,4 @@
-"""A rank keeps its last events in bounded memory, and hands them in with nothing lost."""
+"""A rank keeps its last events in bounded memory, and a trace of them loses nothing."""
 
 import threading
 

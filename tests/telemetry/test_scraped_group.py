@@ -1,4 +1,4 @@
-"""A group that is scraped while it serves: the text parses, and what it says is what was served."""
+"""Scrape a group while it serves: the text parses, and its numbers equal those of the engine."""
 
 import socket
 import threading
@@ -17,10 +17,10 @@ from tests.kit.servers.ports import free_ports
 from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
 
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
-"""A host so small that much comes from storage."""
+"""Settings with so little host memory that many pages come from storage."""
 
 Served = tuple[Sighting, list[ReplayCounts], list[float]]
-"""What is seen at the end, what was served, and hits as they were seen meanwhile."""
+"""The final scrape, the counts of the engine, and hit totals scraped in between."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def served() -> Served:
 
 
 def test_each_reason_for_missed_pages_stands_at_0_before_the_first() -> None:
-    """Prometheus sees no increase in a counter that appears with its first number."""
+    """Prometheus sees no increase in a counter that appears with its first value."""
     with watched_group(SETTINGS) as watched:
         seen = watched.seen()
 

@@ -1,4 +1,4 @@
-"""Spans of what a cache does for requests, as OpenTelemetry's own exporter gets them."""
+"""Spans of a cache's work for requests, as OpenTelemetry's exporter receives them."""
 
 import sys
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 
 
 def replayed(spans: Spans) -> None:
-    """Serve a workload twice, the second time with what the first has left in the store."""
+    """Serve a workload twice; the second run finds the first run's pages in the store."""
     for _ in range(2):
         collective = InProcessGroup(1).member(0)
         settings = replace(SETTINGS, stop_policy="wait_complete")

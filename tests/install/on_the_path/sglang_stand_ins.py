@@ -1,6 +1,6 @@
-"""Lets SGLang, and nobody else, import what stands in for packages that have no wheels for CPUs.
+"""Let only SGLang import the placeholders for packages that have no wheels for CPUs.
 
-Every Python of the environment imports it. A real package comes first.
+Every Python process of the environment imports this module. An installed real package has precedence.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Stands in for sgl_kernel, which has no wheel for CPUs: what is not here fails when it is called.
+"""A placeholder for sgl_kernel, which has no wheel for CPUs: a missing function raises when called.
 
-It has no modules below it, so what imports one is skipped by SGLang, or refused, by that name.
+The placeholder has no submodules. SGLang skips code that imports one, or raises an error that names it.
 """
 
 from collections.abc import Callable

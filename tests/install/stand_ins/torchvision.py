@@ -1,6 +1,6 @@
-"""Stands in for torchvision, whose wheels need a torch for CUDA: every name exists and does nothing.
+"""A placeholder for torchvision, whose wheels need CUDA: every name exists and does nothing.
 
-Engines import it for pictures alone.
+Engines import torchvision only for images.
 """
 
 import sys
@@ -14,7 +14,7 @@ __version__ = "0.0"
 
 
 class Nothing:
-    """Stands for a class, a function or a constant; as a decorator it leaves what it decorates."""
+    """A placeholder for a class, function or constant; as a decorator it returns its argument."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
@@ -41,7 +41,7 @@ class _Package(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds whatever lies below one package."""
+    """Finds every module below one package."""
 
     def __init__(self, package: str) -> None:
         self._prefix = f"{package}."
@@ -60,7 +60,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _nothing_named(name: str) -> Nothing:
-    # Python asks for its own names to find out what a thing can do.
+    # Python looks up special names to detect an object's features.
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(name)
     return Nothing()

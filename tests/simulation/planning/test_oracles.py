@@ -1,4 +1,4 @@
-"""What an ideal cache, the best one and a FIFO would hit."""
+"""Hits of an unbounded cache, of the optimal cache (Belady) and of FIFO."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,7 +13,7 @@ from lockstep.simulation.planning.prompts import PagedPrompt
 
 
 def prompt(ids: Sequence[int], *, partial: bool = True) -> PagedPrompt:
-    """A prompt of pages with these ids, and of a page that is not full if it is `partial`."""
+    """Return a prompt with these page ids, and with one more page in part if `partial`."""
     return PagedPrompt(
         tokens=64 * len(ids) + partial,
         ids=np.array(ids, dtype="<i4").tobytes(),
@@ -23,7 +23,7 @@ def prompt(ids: Sequence[int], *, partial: bool = True) -> PagedPrompt:
 
 
 def hits_of_the_best(prompts: list[tuple[int, ...]], pages: int) -> int:
-    """The most that can be hit, by trying every choice of what to keep."""
+    """Return the maximum of hits, by trying every choice of pages to keep."""
     chains = [[each[: end + 1] for end in range(len(each))] for each in prompts]
 
     @cache

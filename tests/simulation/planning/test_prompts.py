@@ -1,4 +1,4 @@
-"""A trace's prompts in pages of any size that its blocks can tell apart."""
+"""Prompts of a trace, divided into pages of any size that the trace's blocks can distinguish."""
 
 import pytest
 

@@ -1,9 +1,8 @@
-"""LRU, FIFO and the optimum are those of the public `kvcache-simulator`, block by block.
+"""LRU, FIFO and the optimum equal those of the public `kvcache-simulator`, block by block.
 
-Both model one tier of blocks that prompts share from their beginnings. There a prompt's last block
-counts even where it is not full, and all of a prompt may come from the cache; so every block is full
-here, and usable. It counts what the second half of the requests hits, once the first has filled the
-cache.
+Both model one tier of blocks that prompts share from their start. The public simulator counts a partial
+last block as usable and may serve a whole prompt from the cache, so every block here is full and
+usable. It counts hits of the second half of the requests, after the first half has filled the cache.
 """
 
 import json
@@ -26,7 +25,7 @@ from lockstep.small_engine.workload import synthetic_requests
 
 
 class Hits(NamedTuple):
-    """The blocks that the second half of the requests hits."""
+    """Blocks hit by the second half of the requests."""
 
     lru: int
     fifo: int

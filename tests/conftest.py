@@ -29,10 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Generator[None]:
-    """Fail a test that leaves a store running or whose event loop closed with pending tasks.
-
-    Restore the log level afterwards, because `lockstep ctl` changes it.
-    """
+    """Fail a test that leaves a store running or an event loop with tasks; restore the log level."""
     log = logging.getLogger("lockstep")
     level = log.level
     with nothing_left_behind():

@@ -2,9 +2,9 @@
 
     python on_a_gpu.py <file for the figures>
 
-Any Python works that has the packages named below; nothing is installed. The figures are written after
-each part, so that they survive if the machine is taken away. Exit status: 1 if a test did not pass or a
-copy failed, 3 without a GPU, 4 if a package is missing.
+Nothing is installed: any Python works that has the packages below. Figures are written after each part,
+so they survive the loss of the machine. Exit status: 1 if a test or copy failed, 3 without a GPU, 4 if
+a package is missing.
 """
 
 import json

@@ -41,7 +41,6 @@ def layer_of(path: PurePosixPath) -> int:
 
 
 def imports_upwards(modules: Sequence[Module]) -> list[str]:
-    """Return one line for each import of a layer with a greater number."""
     library = {module.path: module for module in modules}
     return sorted(
         {
@@ -56,8 +55,8 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
     """Return each group of folders that import each other in a cycle, except through `__init__.py`.
 
-    Subfolders of one folder are also compared as wholes. Folders at the root are layers, so they are
-    not.
+    Subfolders of one folder are also compared as wholes, each with all folders below it. Folders at the
+    root are layers, so they are not.
     """
     library = {module.path: module for module in modules}
     imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""`make test` runs pytest in a new time namespace, with a hash seed that it prints."""
+"""`make test` runs pytest on a monotonic clock that starts at 0, with a hash seed that it prints."""
 
 import os
 import re

@@ -69,7 +69,6 @@ WRONG: list[Any] = [
 
 
 def kinds() -> list[Any]:
-    """Return every settings class of the library."""
     for module in read_library():
         if re.search(r"^class \w+\(.*(Settings|Limits|Config)\b", module.source, re.MULTILINE):
             import_module(".".join(("lockstep", *module.path.with_suffix("").parts)))

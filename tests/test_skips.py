@@ -24,7 +24,6 @@ XFAIL = "import pytest\n\n\n@pytest.mark.xfail\ndef test_it():\n    assert False
 
 @pytest.fixture(scope="module")
 def in_ci(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return pytest's output for all the modules, from one run with CI=true."""
     modules = {"skip": SKIP, "skip_module": SKIP_MODULE, "gpu": SKIP_GPU, "xfail": XFAIL}
     status, output = run_pytest(modules, tmp_path_factory.mktemp("in_ci"), ci="true")
     assert status == pytest.ExitCode.TESTS_FAILED, output

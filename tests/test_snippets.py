@@ -49,7 +49,6 @@ def to_be_run(language: str) -> list[object]:
 
 
 def before(block: Block) -> Iterator[Block]:
-    """Return the earlier blocks of the same page."""
     return (each for each in BLOCKS if each.page == block.page and each.line < block.line)
 
 

@@ -27,7 +27,6 @@ SMALL = ["--page-bytes", f"{PAGE}", "--bytes", f"{24 * PAGE}"]
 
 @pytest.fixture
 def bench_path(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "path")
 
 

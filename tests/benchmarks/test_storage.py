@@ -27,7 +27,6 @@ SMALL = ["--page-bytes", "8192", "--bytes", "65536"]
 def bench_storage(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Run]:
-    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "storage")
 
 

@@ -17,7 +17,6 @@ TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
 
 @pytest.fixture
 def bench_tree(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return a function that runs the command in this process."""
     yield from run_lockstep(monkeypatch, capfd, "bench", "tree")
 
 
@@ -95,6 +94,6 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # Five nodes of the prompt's own, and branches at the ends of four of them.
+    # Five nodes of the prompt, and four existing branches that leave it at node ends.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

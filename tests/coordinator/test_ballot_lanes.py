@@ -183,7 +183,6 @@ class Kept:
         self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
 
     def enqueue(self, operation: int, queue: Queue) -> None:
-        """Put an operation into a queue, unless it is in one."""
         if any(operation == each for line in self.lines.values() for _, each in line):
             return
         self.ticket += 1
@@ -198,7 +197,6 @@ class Kept:
             self.ballot.dequeue(queue, self.settled[queue])
 
     def forget(self, number: int) -> None:
-        """Forget an operation; its id is never reused."""
         operation = self.operation(number)
         self.names[number] = operation + 100
         self.ballot.forget(operation)
@@ -250,7 +248,7 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
 def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
     queue: Queue, seed: int
 ) -> None:
-    """Section 7: also if operations fail, or finish their I/O only after the quiesce deadline."""
+    """Section 7, also for failures of all kinds, and for I/O that ends after its quiesce deadline."""
     votes = votes_of_a_long_queue(queue, random.Random(seed))
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes], f"seed {seed}"
@@ -319,7 +317,6 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_seat_says_what_the_replica_takes_it_to_mean_in_every_round(
     compared: list[int], seed: int, depth: int
 ) -> None:
-    """R13: the replica and the ballot hold the same prefetch slots in every round."""
     result = run_schedule(seed, depth=depth, profile=("llama", "gemma", "qwen-next")[seed % 3])
 
     assert result.violation is None, result.violation

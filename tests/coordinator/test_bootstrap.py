@@ -173,8 +173,6 @@ def test_the_first_three_differences_are_shown_and_the_others_counted() -> None:
     ],
 )
 def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message: str) -> None:
-    """Rule R1: no rank continues to a round that another will not reach."""
-
     def agree(collective: InProcessCollective) -> str:
         with pytest.raises(ConfigError) as raised:
             agree_that_all_are_ready(collective, problems[collective.rank], TIMEOUT_S)
@@ -184,7 +182,6 @@ def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message
 
 
 def differing(settings: list[dict[str, Scalar]]) -> list[str]:
-    """Return the differences between the ranks' settings."""
     return differences([fingerprint(each, str) for each in settings])
 
 
@@ -199,7 +196,6 @@ def config() -> CacheConfig:
 
 
 def on_every_rank(world_size: int, run: Callable[[InProcessCollective], T]) -> list[T]:
-    """Run every rank of a new group in a separate thread."""
     group = InProcessGroup(world_size)
     with ThreadPoolExecutor(world_size) as pool:
         members = [group.member(rank) for rank in range(world_size)]

@@ -20,7 +20,6 @@ PAGES = 3
 PROMPT = list(range(PAGES * PAGE_TOKENS))
 HOST_PAGES = 8
 SIDES_MAX = 80
-"""A bound far above the length of any schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Schedule:
 
 
 class Outcome(NamedTuple):
-    """The result of a schedule, equal on every rank."""
+    """The result of one schedule, equal on every rank."""
 
     cached: int
     """Pages that a match finds on the host."""
@@ -69,7 +68,6 @@ class Play:
         self._side = 0
 
     def run(self) -> Outcome:
-        """Run the schedule, and check the replicas after every step."""
         assert self.ranks.every(lambda cache: cache.prefetch("a", PROMPT))
         halves = [RankCache.open_round, RankCache.close_round]
         if self.ranks.depth:
@@ -137,7 +135,8 @@ def schedules(delays: range, moments: range) -> list[Schedule]:
         for deadline in (None, *moments)
         for abort in (None, *moments)
         for quiet in (0, 3)
-        # If one comes long after the other, the prefetch has ended by then: other schedules cover that.
+        # If a deadline and an abort are far apart, the first ends the prefetch: other schedules cover
+        # that.
         if deadline is None or abort is None or abs(deadline - abort) <= 1
     ]
 

@@ -30,14 +30,12 @@ def test_a_recorder_keeps_the_last_entries_and_counts_all() -> None:
 def test_the_first_difference_is_where_the_first_rank_left_the_others(
     common: list[str], tails: list[list[str]]
 ) -> None:
-    """Rule R2: the error path names the first operation that differs."""
     ranks = [common + tail for tail in tails]
 
     assert first_difference([(0, rank) for rank in ranks]) == obvious_difference(ranks)
 
 
 def obvious_difference(ranks: list[list[str]]) -> str | None:
-    """Return the first difference by comparing all ranks' entries one index at a time."""
     for at, entries_there in enumerate(zip_longest(*ranks, fillvalue="nothing")):
         if len(set(entries_there)) > 1:
             said = "; ".join(f"rank {rank}: {entry}" for rank, entry in enumerate(entries_there))
@@ -137,7 +135,6 @@ def recorder_of(*entries: str) -> Recorder:
 
 
 def explained(recorders: list[Recorder], different: list[str]) -> list[str]:
-    """Run the ranks in threads; return the text of each rank's error."""
     group = InProcessGroup(len(recorders))
     with ThreadPoolExecutor(len(recorders)) as pool:
         running = [

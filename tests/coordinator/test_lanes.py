@@ -111,7 +111,6 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
 def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_the_header(
     voter: Voter, lanes: list[int]
 ) -> None:
-    """Rule R1: the length of a round depends neither on the number of requests nor on proposals."""
     without, having = (Ballot(SHAPE, RANK).fill(layout(), each) for each in (VOTER, voter))
 
     assert without.shape == having.shape

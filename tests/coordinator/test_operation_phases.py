@@ -17,7 +17,6 @@ ALL = set(product(Kind, Phase, Phase))
 
 
 def way_to(kind: Kind, phase: Phase) -> list[Phase] | None:
-    """Return the shortest path from the first phase to `phase`, or None if there is none."""
     ways: list[list[Phase]] = [[FIRST_PHASE[kind]]]
     for way in ways:
         if way[-1] is phase:
@@ -39,7 +38,6 @@ def test_a_transition_of_the_table_can_be_walked(
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
 def test_every_other_transition_raises(kind: Kind) -> None:
-    """Section 6: an operation has a phase, and outcomes fixed in advance."""
     illegal = [(phase, after) for each, phase, after in sorted(ALL - LEGAL) if each is kind]
     assert len(illegal) == len(Phase) ** 2 - len([each for each in LEGAL if each[0] is kind])
     for phase, following in illegal:
@@ -49,7 +47,6 @@ def test_every_other_transition_raises(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
 def test_every_phase_that_can_be_reached_leads_to_done(kind: Kind) -> None:
-    """Section 10: every operation ends."""
     reached = {phase for phase in Phase if way_to(kind, phase) is not None}
 
     assert reached == TRANSITIONS[kind].keys() | {Phase.DONE}
@@ -64,7 +61,6 @@ def test_no_operation_walks_in_a_circle(kind: Kind) -> None:
 
 
 def ahead_of(kind: Kind, phase: Phase) -> set[Phase]:
-    """Return the phases reachable from a phase by any number of transitions."""
     seen: set[Phase] = set()
     ahead = set(TRANSITIONS[kind][phase])
     while ahead:

@@ -1,7 +1,4 @@
-"""The rules P1 to P8 of `coordinator/round.py`, counted and measured on every rank.
-
-P2, P6 and P7 are covered by tests/scenarios.
-"""
+"""Check rules P1 to P8 of `coordinator/round.py` on every rank; tests/scenarios cover P2, P6 and P7."""
 
 import random
 from collections.abc import Callable
@@ -34,19 +31,15 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 T = TypeVar("T")
 
 ROOM = 4
-"""Prefetch slots of groups without a cache."""
 
 NO_SEATS: SeatTable = Seats(ROOM).freeze()
 
 STEPS_MAX = 2000
-"""A bound far above the steps of any test."""
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 class Exchanges:
-    """Records the values that each rank gives to its group."""
-
     def __init__(self, group: InProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[list[tuple[str, int]]] = [[] for _ in range(group.world_size)]
         """For each rank, the kind and the length of every value given, in order."""
@@ -88,7 +81,6 @@ def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
 def test_a_step_applies_its_own_round_or_the_one_before_and_leaves_its_own_pending(
     depth: int, after_a_step: str
 ) -> None:
-    """P3: depth 0 applies its own round, depth 1 the previous one."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
     ranks.report(Answered(1, 3))
@@ -126,7 +118,6 @@ def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> Non
 
 
 def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
-    """P4, R13: no rank continues alone after a timeout."""
     ranks = RanksInTurn(3, timeouts=Timeouts(round_s=0.05))
     ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
     ranks.report(Answered(1, 3))
@@ -149,8 +140,6 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
 
 
 class Header(NamedTuple):
-    """The header fields of one rank's ballot."""
-
     epoch: int = 1
     rounds: int = 0
     digest: int = 5
@@ -167,7 +156,7 @@ class Header(NamedTuple):
     ],
 )
 def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: Header) -> None:
-    """P5, R2: every rank finds each of the four differences in the same round, and ignores the body."""
+    """P5, R2: every rank finds the header's difference in the same round and ignores the body."""
     headers = [Header(), Header(), odd]
     rounds = group_of_rounds(3, epochs=tuple(header.epoch for header in headers))
 
@@ -190,7 +179,6 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: 
 
 @DEPTHS
 def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) -> None:
-    """P5, R2: the epoch ends in the same round, and the error names the first entry that differs."""
     ranks = RanksInTurn(3, depth=depth)
     ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
     ranks.step()
@@ -211,7 +199,8 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert "the ranks differ in state digest and layout digest" in ended[0][1]
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
-    # At depth 1 the previous round, which all agreed on, is applied first. The differing round is not.
+    # At depth 1 the previous round, which had no difference, is applied first. The differing one is
+    # not.
     assert {cache.inspection.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 
@@ -238,8 +227,6 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
 def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """P8: any error of a wait ends the epoch."""
-
     def break_down(*_: object) -> None:
         raise InternalError("the shared memory begins with nonsense")
 
@@ -255,7 +242,6 @@ def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
 
 
 def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collective() -> None:
-    """P8: an epoch that has ended raises its error again and launches nothing."""
     ranks = RanksInTurn(2)
     ranks.executors[0].ill = "the device fell off the bus"
     for cache in ranks.caches:
@@ -319,7 +305,6 @@ def history_at_a_pace_of_its_own(ranks: RanksInTurn, rank: int) -> list[tuple[in
 
 
 def ended_by(call: Callable[[], object]) -> RankUnhealthy:
-    """Return the RankUnhealthy error that the call raises."""
     with pytest.raises(RankUnhealthy) as raised:
         call()
     return raised.value
@@ -330,7 +315,6 @@ def prefetch_everywhere(ranks: RanksInTurn, number: int) -> bool:
 
 
 def ballots_of(world_size: int) -> list[Ballot]:
-    """Return one ballot per rank of a group."""
     shape = BallotShape(world_size=world_size, seats=ROOM)
     return [Ballot(shape, rank) for rank in range(world_size)]
 
@@ -338,7 +322,6 @@ def ballots_of(world_size: int) -> list[Ballot]:
 def group_of_rounds(
     world_size: int, *, group: InProcessGroup | None = None, epochs: tuple[int, ...] = ()
 ) -> list[Rounds]:
-    """Return one `Rounds` per rank of a group, with four prefetch slots."""
     group = group or InProcessGroup(world_size)
     members: list[InProcessCollective] = [group.member(rank) for rank in range(world_size)]
     return [
@@ -359,7 +342,6 @@ def open_all(rounds: list[Rounds]) -> None:
 
 
 def one_more_round(cache: Cache) -> None:
-    """Close the pending round, which may still complete, and run another."""
     cache.close_round()
     cache.step()
 

@@ -14,7 +14,6 @@ PHASES = (Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER)
 
 
 def random_walk(seed: int, seats: Seats, model: dict[int, Seat], changes: int) -> None:
-    """Take, change and free slots at random; update `model` to the expected content."""
     draw = random.Random(seed)
     for operation in range(1, changes + 1):
         action = draw.choice(("take", "take", "change", "give back"))
@@ -89,7 +88,6 @@ def test_seats_that_mean_the_same_have_one_digest_however_that_came() -> None:
 
 
 def test_tables_that_differ_have_digests_that_differ() -> None:
-    """Rule R2: a difference in operation, phase, bound or slot number changes the digest."""
     tables = [Seats(2) for _ in range(6)]
     tables[1].take(1, Phase.QUERY)
     tables[2].take(2, Phase.QUERY)

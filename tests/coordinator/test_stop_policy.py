@@ -39,7 +39,6 @@ def test_the_other_rules_are_bounded_by_the_cap_alone(rule: StopRule) -> None:
 def test_every_rule_has_a_deadline_that_never_shrinks_with_the_tokens(
     rule: StopRule, base_s: float, per_ki_token_s: float, cap_s: float, tokens: list[int]
 ) -> None:
-    """Rule R10: each wait has a deadline."""
     policy = StopPolicy(rule=rule, base_s=base_s, per_ki_token_s=per_ki_token_s, cap_s=cap_s)
     fewer, more = (policy.timeout_s(each) for each in tokens)
 

@@ -26,8 +26,6 @@ pages = st.integers(0, 1 << 20)
 
 
 class Group:
-    """The ballots of a group of ranks, its prefetch slots, and the verdicts of its rounds."""
-
     def __init__(self, ranks: int) -> None:
         shape = BallotShape(world_size=ranks, seats=ROOM)
         self.seats = Seats(ROOM)
@@ -45,7 +43,6 @@ class Group:
         return numbers
 
     def vote(self, *, times_ms: Sequence[int] | None = None) -> Verdict:
-        """Fill each rank's ballot, fold them, and return the verdict."""
         self.rounds += 1
         layout = LaneLayout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
         vectors = [
@@ -56,7 +53,6 @@ class Group:
 
 
 def lowest(values: Sequence[int]) -> tuple[int, int]:
-    """Return the smallest value and the lowest rank that has it."""
     return min(values), list(values).index(min(values))
 
 
@@ -64,7 +60,6 @@ def lowest(values: Sequence[int]) -> tuple[int, int]:
 def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
     answers: list[int],
 ) -> None:
-    """Rule R2: the verdict names a rank, not only a count."""
     group = Group(len(answers))
     group.take(Seat(3, Phase.QUERY))
     for ballot, answer in zip(group.ballots, answers, strict=True):
@@ -276,7 +271,6 @@ def test_a_queue_is_news_when_either_of_its_lanes_differs() -> None:
 
 @given(times_ms=st.lists(st.integers(0, 1 << 50), min_size=1, max_size=8))
 def test_agreed_time_is_the_slowest_clock(times_ms: list[int]) -> None:
-    """Rule R14: wall-clock time is an agreed lane."""
     verdict = Group(len(times_ms)).vote(times_ms=times_ms)
 
     assert verdict.time_ms == min(times_ms)

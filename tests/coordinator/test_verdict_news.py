@@ -43,7 +43,7 @@ def run(
 
 
 def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read every verdict as if it were the first, so that it names every slot in use."""
+    """Read every verdict as if it were the first, so that it names every prefetch slot in use."""
     read = Verdicts.read
 
     def read_everything(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
@@ -69,7 +69,6 @@ def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replica_is_the_same_whether_all_is_applied_again_or_what_is_new(
     monkeypatch: pytest.MonkeyPatch, seed: int, profile: str, depth: int
 ) -> None:
-    """P2, R13: equal after every round of a schedule with faults, on every rank."""
     result, history, named = run(monkeypatch, seed, depth, profile)
     name_everything(monkeypatch)
     everything, whole_history, all_named = run(monkeypatch, seed, depth, profile)

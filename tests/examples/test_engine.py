@@ -27,7 +27,6 @@ RUN = ROOT / "examples" / "engine" / "start.py"
 SHAPE = Shape()
 MODEL = TinyTransformer(SHAPE)
 MANY = [0, 1, 2, 3, 0, 0]
-"""More prompts than fit on the device, some of them equal."""
 ROW = re.compile(
     r"^(.*?) {2,}(\d+) +(\d+) +(\d+) +(\d+) +(\d+)  (WRONG|as without a cache)", re.MULTILINE
 )
@@ -177,7 +176,6 @@ def test_pages_that_storage_has_damaged_are_computed_again(tmp_path: Path) -> No
 
 
 def until(engine: Engine, cache: Cache, name: str, state: LoadState) -> None:
-    """Step until a request is in a state."""
     names = [each.name for each in engine.admitted]
     while name not in names or cache.load_state(name) is not state:
         engine.step()

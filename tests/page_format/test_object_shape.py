@@ -19,7 +19,6 @@ from lockstep.page_format.object_shape import (
 )
 
 Contents = dict[int, bytes]
-"""The bytes of each part by number: the simplest model of an object."""
 
 
 @st.composite
@@ -36,7 +35,6 @@ def contents_of(parts: tuple[Part, ...], author: int) -> Contents:
 
 
 def numbers_of(parts: tuple[Part, ...], present: int) -> list[int]:
-    """Return the numbers of the parts that an object with these presence bits has."""
     return [
         number
         for number, part in enumerate(parts)

@@ -116,7 +116,6 @@ def test_a_rank_finds_its_page_in_the_objects_of_groups_of_any_size(
     name: str, mine: int, theirs: int
 ) -> None:
     layout = LAYOUTS[name]
-    # Both groups keep all columns that both can hold.
     absent = {*unheld(layout, mine), *unheld(layout, theirs)}
     mine_at = [place for stages in (1, 2) for place in places(layout, mine, stages)]
     names = {

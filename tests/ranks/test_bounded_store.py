@@ -37,10 +37,9 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Return the same for an ideal LRU store, which removes the ends of prompts first.
+    """Return the pages found in an ideal LRU store, which removes the ends of prompts first.
 
-    A real store finds at least as many pages as an ideal store of the size that a sweep may leave. The
-    excess depends on the time of the sweeps.
+    A real store finds at least as many pages as an ideal store of the size that a sweep may leave.
     """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0

@@ -1,7 +1,7 @@
 """Served prompts are found by the next run of the cache, as far as the write policy promises.
 
-Under write-through, everything but the last token's page is found. That holds if the store refuses some
-writes, if host memory is full for a while, and if a prompt is larger than host memory.
+Under write-through, everything except the last token's page is found, even if the store refuses some
+writes, host memory is full for a while, or a prompt is larger than host memory.
 """
 
 from collections.abc import Callable, Generator
@@ -32,7 +32,7 @@ STATE = PageLayout(page_tokens=1, columns=(Column(name="state", layers=1, heads=
 IDLE_S = 0.002
 STEPS_MAX = FLUSHES_MAX = 2_000
 REFUSES = "fault+{}fault.seed=3&fault.error=0.1"
-"""One key in ten, drawn again for each call."""
+"""A fault wrapper that refuses one key in ten, drawn again for each call."""
 
 _NAMES = count()
 
@@ -69,7 +69,6 @@ def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
 
 
 def until(cache: Cache, done: Callable[[], bool]) -> None:
-    """Step until a condition holds."""
     for _ in range(STEPS_MAX):
         if done():
             return
@@ -78,7 +77,6 @@ def until(cache: Cache, done: Callable[[], bool]) -> None:
 
 
 def serve(cache: Cache, tokens: list[int]) -> int:
-    """Serve a prompt as an engine does; return the number of its cached tokens."""
     name, prompt = f"r{next(_NAMES)}", tokens[:-1]
     answers: list[object] = []
     cache.prefetch(name, prompt)
@@ -103,7 +101,6 @@ def serve(cache: Cache, tokens: list[int]) -> int:
 
 
 def write_all(cache: Cache) -> None:
-    """Flush until everything is written, however often the store refuses."""
     for _ in range(FLUSHES_MAX):
         if cache.flush():
             return

@@ -20,7 +20,6 @@ WINDOW_PAGES = 2
 
 
 def windowed_ranks(*, window_host_pages: int = 12) -> RanksInTurn:
-    """Return ranks of a model whose window is two pages long."""
     window = window_of(WINDOW_PAGES, device_pages=12, host_pages=window_host_pages)
     return RanksInTurn(device_pages=12, components=(window,))
 

@@ -61,7 +61,7 @@ class _LosesReleases(Cache):
 
 
 class _LosesAHostPage(Cache):
-    """Loses a page of host memory on one rank at construction."""
+    """Loses a host page on rank 0 at construction."""
 
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
@@ -220,14 +220,12 @@ class _LosesAPage(OwnedDevice):
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
-            # The pages that the tree already had were freed by the insert.
+            # Lose one of the duplicate pages that the insert freed.
             pool.take(1)
         return shared
 
 
 class _KeepsNothing(Residence):
-    """Evicts everything: safe but useless, because nothing is ever served."""
-
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
         leaving = self.leaving(Cause.RESET)
         while (victim := self.queues[tier][0].next_victim()) is not None:
@@ -242,8 +240,6 @@ class _TakesFailuresForBackups(BackingUp):
 
 
 class _WaitsForAll(Prefetching):
-    """Ignores the deadline of a prefetch."""
-
     def arrived(self, verdict: Arrived) -> None:
         operation = self.seated(verdict.operation)
         if operation is not None and verdict.pages == operation.wanted_count:

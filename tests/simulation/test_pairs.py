@@ -37,7 +37,6 @@ def explored(seeds: range, **options: str) -> ExplorationReport:
 
 @pytest.fixture(scope="module")
 def results() -> list[ScheduleResult]:
-    """One schedule for each pair of group sizes, with all faults."""
     return [run(draw_pair(seed, pd=pd, depth=seed % 2)) for seed, pd in enumerate(PAIRS)]
 
 

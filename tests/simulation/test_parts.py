@@ -271,7 +271,7 @@ class Hung(NamedTuple):
     ends: bool
     """Whether the read ended eventually."""
     content: int
-    """The final content of its page."""
+    """Final content of the page that was read."""
     late_writes: int
 
 

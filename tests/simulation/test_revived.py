@@ -43,7 +43,6 @@ FIRST = {"min-of-lengths": 83, "backup-once": 54}
 
 @cache
 def finding(name: str) -> ReportedViolation:
-    """Return the violation of the first schedule that finds a revived bug."""
     bug = REVIVED_BUGS[name]
     report = explore(
         Exploration(
@@ -61,7 +60,7 @@ def finding(name: str) -> ReportedViolation:
 
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
-    """One bug after the other, so that the cached findings of a test process are reused."""
+    """Group tests by bug, so that each test process explores few bugs."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Simulated schedules replay exactly, have no violation, and cover their intended faults.
+"""Simulated schedules replay exactly, have no violation, and cover their faults.
 
 A failing seed prints the command that replays it.
 """
@@ -24,7 +24,7 @@ from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_w
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
 # Few seeds that together cover everything the tests below require of a report.
 FEW = {0: range(83, 98), 1: range(61, 76)}
-"""By pipeline depth."""
+"""Seeds by pipeline depth."""
 FEW_LENT = range(1, 18)
 FEW_HYBRID = {"gemma": range(1, 4), "qwen-next": range(111, 114), "hybrid-all": range(30, 33)}
 
@@ -43,7 +43,6 @@ def report(request: pytest.FixtureRequest) -> ExplorationReport:
 
 @pytest.fixture(scope="module")
 def lent() -> ExplorationReport:
-    """Schedules with engine-owned device pages, of both depths in turn and all models."""
     return explore(Exploration(seeds=FEW_LENT, ranks=2, steps=100, l1=ENGINE), processes=1)
 
 
@@ -52,7 +51,6 @@ def lent() -> ExplorationReport:
     params=[pytest.param((name, FEW_HYBRID[name]), id=name) for name in HYBRIDS],
 )
 def hybrid(request: pytest.FixtureRequest) -> ExplorationReport:
-    """Schedules of models with more than full attention, of both depths in turn."""
     profile, seeds = request.param
     return explore(
         Exploration(seeds=seeds, ranks=2, steps=100, profile=profile, l1=REPLICA), processes=1
@@ -94,7 +92,6 @@ def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Explorat
 
 
 def happened_in(report: ExplorationReport) -> set[str]:
-    """Return the events that happened at least once."""
     return {name for name, times in report["coverage"].items() if times}
 
 

@@ -43,7 +43,6 @@ def filled(layout: PageLayout, rank: int, world_size: int, stages: int = 1) -> R
 
 
 def bytes_of(layout: PageLayout, world_size: int) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return whole pages by column, assembled from the shards of all ranks."""
     ranks = [filled(layout, rank, world_size) for rank in range(world_size)]
     return {
         column.name: ranks[0].column(column.name)

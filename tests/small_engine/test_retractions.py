@@ -135,7 +135,6 @@ def test_a_saved_page_that_has_changed_costs_its_request_what_it_had_on_every_ra
 
 
 def aborts_one(place: Place) -> Turn:
-    """Abort the first request seen at a place, on every rank in the same step."""
     aborted: dict[int, str] = {}
 
     def turn(cache: Cache, scheduler: Scheduler) -> bool:

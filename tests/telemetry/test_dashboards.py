@@ -17,7 +17,6 @@ FROM_THE_SCRAPE = {"rank", "job", "le"}
 
 
 def exposed() -> dict[str, set[str]]:
-    """Return the labels of every exposed metric, by name."""
     names = {each.full_name: set(each.labels) for each in FAMILIES}
     parts = {
         f"{each.full_name}{part}": set(each.labels)

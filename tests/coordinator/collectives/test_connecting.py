@@ -77,7 +77,6 @@ def test_what_auto_picks_carries_rounds(
 def test_where_the_python_of_one_rank_lacks_a_call_auto_takes_torch_on_all_and_says_why(
     ranks: RanksAsProcesses, call: str, clumsy: int
 ) -> None:
-    """Rule R1: if one rank lacks a system call, all ranks must still pick the same transport."""
     outcomes = ranks.run(partial(lack_a_call, call, clumsy), 2)
 
     assert outcomes[0] == outcomes[1]

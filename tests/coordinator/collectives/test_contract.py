@@ -22,8 +22,6 @@ from tests.kit.ranks.as_threads import RanksAsThreads
 
 
 class TestInProcess(CollectiveContract):
-    """The contract, with threads as ranks."""
-
     @pytest.fixture
     def ranks(self) -> RanksAsThreads:
         return RanksAsThreads()
@@ -40,8 +38,6 @@ class ThreadsOverSharedMemory:
 
 
 class TestSharedMemory(CollectiveContract):
-    """The contract over shared memory, with threads as ranks."""
-
     @pytest.fixture
     def ranks(self) -> ThreadsOverSharedMemory:
         return ThreadsOverSharedMemory()
@@ -49,8 +45,6 @@ class TestSharedMemory(CollectiveContract):
 
 @pytest.mark.distributed
 class TestTorch(CollectiveContract):
-    """The contract over torch, with processes as ranks."""
-
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:
         return RanksAsProcesses(tmp_path)

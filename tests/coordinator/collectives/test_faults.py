@@ -39,7 +39,6 @@ from tests.kit.ranks.as_processes import Member, RanksAsProcesses
 pytestmark = pytest.mark.distributed
 
 SEED = 7
-"""Seed that draws the fault points of the fast tests."""
 
 TRIES = 3
 """Attempts to bring a victim to one point: whether it gets there depends on the other ranks' timing."""
@@ -78,12 +77,10 @@ class Trial:
         return told[self._victim.rank]
 
     def kill_at(self, point: Point) -> list[str]:
-        """Kill the victim at the point; return the survivors' faults."""
         fault = Fault(self._victim, signal.SIGKILL, point, PATIENCE_S)
         return self._complaints(fault, "PeerLost")
 
     def stop_at(self, point: Point) -> list[str]:
-        """Stop the victim at the point until the others time out; return all ranks' faults."""
         fault = Fault(self._victim, signal.SIGSTOP, point, SHORT_S)
         return self._complaints(fault, "CollectiveTimeout")
 
@@ -105,7 +102,6 @@ class Trial:
 
 
 def complaints(stories: dict[int, Story], victim: Victim, error: str) -> list[str]:
-    """Return a line for each violated claim in the ranks' reports."""
     wrong: list[str] = []
     for rank, story in stories.items():
         if story.error != error:

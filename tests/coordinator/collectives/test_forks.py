@@ -108,7 +108,7 @@ def fork_with_a_cache(
 
 
 def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
-    """Fork; return each call's outcome in the child, or a report that the child hung."""
+    """Fork; return each call's outcome in the child, or one line if the child hung."""
     ours, theirs = os.pipe()
     parent = str(os.getpid())
     child = os.fork()

@@ -27,7 +27,6 @@ SPIN_S_MAX = 0.0003
 """Longest delay of a rank: the duration of many rounds."""
 
 WRONG_MAX = 5
-"""Maximum of wrong rounds that are reported."""
 
 
 def join(member: Member) -> Member:

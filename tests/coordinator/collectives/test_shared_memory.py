@@ -37,7 +37,7 @@ from tests.kit.ranks.as_threads import RanksAsThreads
 pytestmark = pytest.mark.distributed
 
 NOBODY = 65534
-"""An unprivileged user id."""
+"""The user id of `nobody`, who has no rights here."""
 
 BLOCKED_S = 0.3
 """Seconds in which an unblocked thread certainly finishes."""
@@ -63,7 +63,7 @@ TROUBLE: dict[str, tuple[int, Any, str]] = {
     "the last rank cannot watch another": (2, os, "pidfd_open"),
     "the last rank has no futex": (2, shared_memory, "Futex"),
 }
-"""By case: the failing rank, and the module and name of the function that fails."""
+"""By case: the failing rank, then the module and name of the function that fails on it."""
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
@@ -86,7 +86,7 @@ def meet_in_trouble(trouble: str, group: Piped, hold: Hold) -> tuple[str, list[b
     with patch.object(module, name, done), pytest.raises(ConfigError) as raised:
         over_shared_memory(group)
     gathered = group.gather(str(group.rank).encode(), PATIENCE_S)
-    # Keep the error while counting: its traceback must not keep resources open.
+    # Count open resources while the error is kept: its traceback must not keep them open.
     return str(raised.value), gathered, before.left_over()
 
 
@@ -107,7 +107,6 @@ def meet_nobody(group: Piped, hold: Hold) -> tuple[str, list[str]]:
 
 
 def test_the_memory_has_no_name_and_is_for_one_user_alone(ranks: RanksAsProcesses) -> None:
-    """Only the user of the ranks may read the shared memory."""
     modes, links, opened_by_another = zip(*ranks.run(look_at_the_memory, 2), strict=True)
 
     assert {stat.S_IMODE(mode) for mode in modes} == {0o600}
@@ -320,7 +319,6 @@ def interrupt_a_launch(
 
 @pytest.mark.parametrize("name", ["shm", "hierarchical"])
 def test_a_close_that_was_interrupted_can_be_called_again(name: str, tmp_path: Path) -> None:
-    """A close that raised KeyboardInterrupt still frees everything when called again."""
     ranks = RanksAsProcesses(tmp_path, BUILDS[name])
 
     assert ranks.run(interrupt_a_close, 2) == [True, True]

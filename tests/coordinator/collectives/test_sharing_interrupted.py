@@ -153,5 +153,4 @@ def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
 
 
 def mappings() -> int:
-    """Return the number of mappings of round memory in this process."""
     return Path("/proc/self/maps").read_text("ascii").count("lockstep-round")

@@ -143,7 +143,6 @@ def test_close_is_safe_after_the_engine_has_begun_anew(
 def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_made(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a process that rebuilds its group repeatedly keeps no old groups."""
     assert ranks.run(leave_and_make_others, 2) == [(1, 0)] * 2
 
 

@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """The same holds for the cells of a courier, the thread that exchanges lanes with other hosts."""
+    """A courier's cell counts, too: other hosts learn of its damage one round later."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
@@ -149,7 +149,6 @@ def damage_the_ending(opening: Opening, hold: Hold) -> str:
 
 @pytest.mark.parametrize("transport", BUILDS)
 def test_a_rank_that_waits_for_another_can_be_interrupted(transport: str, tmp_path: Path) -> None:
-    """Rule R10: Ctrl-C interrupts the engine while its rank waits."""
     ranks = RanksAsProcesses(tmp_path, BUILDS[transport])
     with ranks.start(wait_and_be_interrupted, 2) as group:
         assert group.result(0) == ("interrupted", True)
@@ -241,7 +240,6 @@ def first_has_ended(
 def test_a_process_ends_at_once_and_as_it_would_whatever_is_pending(
     transport: str, ending: str, tmp_path: Path
 ) -> None:
-    """Rule R10: a pending round does not delay the exit of a process."""
     with first_has_ended(tmp_path, transport, ending):
         pass
 

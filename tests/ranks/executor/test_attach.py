@@ -124,7 +124,6 @@ def rank() -> Iterator[Rank]:
 
 @pytest.fixture
 def tight_rank() -> Iterator[Rank]:
-    """Yield a rank that may have four pages in flight."""
     made = Rank(inflight_bytes=4 * PAGE_BYTES)
     yield made
     made.executor.close()

@@ -49,8 +49,6 @@ def prompt(pages: int) -> npt.NDArray[np.int32]:
 
 
 class Engine(ServedGroup):
-    """The caches of one engine's ranks."""
-
     def until_state(self, state: StoreState) -> None:
         self.until(lambda cache: cache.store_state() is state)
 

@@ -81,8 +81,6 @@ Start = Callable[..., RankExecutor]
 
 @pytest.fixture
 def start(made: Start) -> Start:
-    """Return a function that makes executors; they are closed at teardown."""
-
     def make(
         layout: ShardLayout,
         device: str,
@@ -362,8 +360,6 @@ def test_a_cancelled_copy_that_has_not_begun_touches_nothing(
 
 
 class LethalTransfers(tuple[CopyTransfer, ...]):
-    """Transfers that kill the copying thread."""
-
     __slots__ = ()
 
     def __iter__(self) -> Iterator[CopyTransfer]:
@@ -466,7 +462,7 @@ def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
     monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
     monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
 
-    # In the other orders, all host pages could be adjacent.
+    # In the other orders, all host pages would be adjacent.
     there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
 
     by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0

@@ -46,7 +46,6 @@ Start = Callable[..., RankExecutor]
 
 @pytest.fixture
 def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Return a function that makes executors of a hybrid model; they are closed at teardown."""
     # Fix the size of a call, because the tests count the store's calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
 
@@ -58,7 +57,6 @@ def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 def objects(pool: str, count: int, *, first_key: int = 0, first_page: int = 0) -> ObjectTransfer:
-    """Return objects with consecutive keys, in consecutive host pages."""
     pages = tuple(range(first_page, first_page + count))
     return ObjectTransfer(pool, keys(count, first_key), pages)
 

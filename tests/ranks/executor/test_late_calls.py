@@ -21,7 +21,6 @@ from tests.kit.ranks.executor_parts import (
 )
 
 SOON_S = 2.0
-"""A deadline that passes while a key hangs."""
 PAGES = ObjectTransfer(KV_POOL, keys(4), tuple(range(4)))
 THIRD_OF_FOUR_HANGS = FaultPlan(seed=9, rates={Fault.TIMEOUT: 0.25})
 

@@ -103,7 +103,7 @@ def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
 def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lockstep cannot quarantine pages that the engine owns, so the rank reports trouble."""
+    """Lockstep cannot quarantine pages that the engine owns, so a rank with a hanging load is lost."""
     gate = Gate(monkeypatch)
     begin(executor, structs.replace(to_device(1, [0], [0]), timeout_s=0.01))
     waited(executor, includes(Ended(1, ok=False)))

@@ -53,7 +53,6 @@ def no_store(uri: str) -> StoreAccess:
 
 
 def create(device: torch.device | Mapping[str, EnginePages]) -> RankExecutor:
-    """Make the executor of rank 1 of 2 of a hybrid model, with the agreed sizes."""
     return RankExecutor.create(
         HYBRID,
         agreed_pools(HYBRID, SIZES, rank=1, world_size=2),

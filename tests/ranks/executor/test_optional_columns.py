@@ -50,7 +50,6 @@ Start = Callable[[CacheConfig], ServedGroup]
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts engines on one file store."""
     started: list[ServedGroup] = []
 
     def start(config: CacheConfig) -> ServedGroup:

@@ -56,7 +56,7 @@ def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
 
 
 def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> None:
-    """The store moves 100 MiB/s; five concurrent calls share it and end within two milliseconds."""
+    """Five concurrent calls share a store of 100 MiB/s and end within two milliseconds."""
     pace = Pace()
     now = 0.0
     for _ in range(20):

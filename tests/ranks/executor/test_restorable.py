@@ -45,7 +45,6 @@ def there(need: Need, has: Sequence[bool], position: int) -> bool:
 
 
 def can_end(order: LookUp, present: Present, end: int) -> bool:
-    """Return whether a prefix can be restored up to `end`, by the definition alone."""
     full = order.needs[0]
     if end > full.first + len(full.keys):
         return False

@@ -79,8 +79,6 @@ class RecordingStore(MemoryBackend):
 
 @pytest.fixture
 def start(made: Callable[..., RankExecutor]) -> Start:
-    """Return a function that makes the executors of a group; they are closed at teardown."""
-
     def make(
         backend: MakeBackend,
         tp_size: int,
@@ -111,13 +109,11 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def backend(shelf: Shelf) -> MakeBackend:
-    """Return a function that makes backends on one store in memory."""
     return lambda: MemoryBackend(shelf)
 
 
 @pytest.fixture(params=["memory", "file"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> MakeBackend:
-    """Return a function that makes backends on one store."""
     if request.param == "memory":
         return lambda: MemoryBackend(shelf)
     return lambda: FileBackend(tmp_path / "store", FileOptions(threads=2))
@@ -139,7 +135,6 @@ def pages_by_rank(
 def persist(
     group: list[RankExecutor], layout: PageLayout = LAYOUT, absent: Sequence[str] = ()
 ) -> None:
-    """Let every rank of a group write its part of all pages."""
     for rank, executor in enumerate(group):
         count = executor.host_pool.pages
         contents = pages_of(layout, rank, len(group), absent, count)
@@ -157,7 +152,6 @@ def looked_up(executor: RankExecutor) -> int:
 
 
 def fetched(executor: RankExecutor, landed: int = PAGES) -> list[bytes]:
-    """Fetch all pages; check that exactly `landed` pages land, and return their bytes."""
     executor.host_pool.bytes_tensor.zero_()
     expected = [Landed(3, landed)] if landed else []
     ends = [] if landed == PAGES else [Capped(3, landed)]

@@ -56,7 +56,6 @@ from tests.kit.storage.calls import digest_of
 from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
-"""A deadline that passes while a call hangs."""
 ONE_CALL_BYTES = 4 << 20
 """A page of this size gets a store call of its own."""
 
@@ -64,13 +63,11 @@ Start = Callable[..., RankExecutor]
 
 
 def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp:
-    """Return a lookup of full-attention pages from the start of a prefix."""
     return LookUp(operation, 0, (Need(KV_POOL, 0, keys),), timeout_s)
 
 
 @pytest.fixture
 def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Return a function that makes executors; they are closed at teardown, also if the test fails."""
     # Fix the size of a call, because the tests count the store's calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
     held: list[HeldStore] = []
@@ -96,7 +93,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
 
 
 def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list[bytes]:
-    """Persist the first pages with random content; return that content."""
     for slot in range(count):
         size = executor.host_pool.layout.page_bytes
         executor.host_pool.page(slot)[:] = random_bytes((size,), slot).numpy().tobytes()

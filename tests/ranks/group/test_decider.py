@@ -62,7 +62,6 @@ def answers(ranks: HostRanksInTurn, seed: int) -> list[object]:
 def served(
     ranks: HostRanksInTurn, name: str, tokens: list[int], *, preempted: bool
 ) -> list[object]:
-    """Run one request through match, load, backup and release; return the cache's answers."""
     ranks.every(lambda cache: cache.prefetch(name, tokens))
     ranks.settle(stored=lambda key: key[0] < 128)
     found = ranks.every(lambda cache: cache.hit(name, tokens))

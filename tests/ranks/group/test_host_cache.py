@@ -30,7 +30,6 @@ PROMPT = list(range(4 * PAGE_TOKENS))
 
 
 def published(ranks: HostRanksInTurn) -> None:
-    """Back up the prompt to host memory, from device pages that differ between ranks."""
     for rank, cache in enumerate(ranks.caches):
         assert cache.back_up("first", PROMPT, range(10 * rank, 10 * rank + 4)) == len(PROMPT)
         cache.begin_backups()
@@ -136,14 +135,12 @@ def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> N
 
 
 def looked_up(ranks: HostRanksInTurn, name: str) -> set[bytes]:
-    """Return the keys that a prefetch of the prompt looks up in the store."""
     ranks.every(lambda cache: cache.prefetch(name, [*PROMPT, *PROMPT]))
     orders = [order for executor in ranks.executors for order in executor.take(LookUp)]
     return {key for order in orders for key in order.needs[0].keys}
 
 
 def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
-    """Back up a request; return the keys under which its pages are written to the store."""
     ranks.every(lambda cache: cache.back_up(name, PROMPT[first:], range(4)))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.obey()

@@ -45,8 +45,6 @@ def config(store: Path) -> HostCacheConfig:
 
 
 class Engine:
-    """An engine's tensors, and the cache over them."""
-
     def __init__(self, store: Path) -> None:
         shape = (BLOCKS, TOKENS, HEADS, ELEMENTS)
         self.kv = [torch.rand(shape) for _ in range(2)]
@@ -70,7 +68,6 @@ class Engine:
         self.cache.end_step(idle_s=1.0)
 
     def until(self, request: str, state: LoadState) -> None:
-        """Step until a request is in a state; each step waits for executor progress."""
         for _ in range(200):
             self.step()
             if self.cache.load_state(request) is state:
@@ -78,7 +75,6 @@ class Engine:
         pytest.fail(f"{request} is {self.cache.load_state(request)}")
 
     def until_idle(self) -> None:
-        """Step until nothing is in flight."""
         for _ in range(200):
             self.step()
             if self.cache.inspection.idle:

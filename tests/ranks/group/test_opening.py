@@ -40,7 +40,6 @@ def open_on(
     configs: list[CacheConfig],
     devices: list[str] | None = None,
 ) -> list[Future[Cache]]:
-    """Open a cache in one thread per configuration; each is one rank."""
     group = InProcessGroup(len(configs))
     devices = devices or ["cpu"] * len(configs)
     with ThreadPoolExecutor(len(configs)) as threads:
@@ -123,7 +122,6 @@ def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_ha
 
 
 def test_of_each_pool_s_sizes_the_smallest_is_used() -> None:
-    """Rule R3: capacities are the MIN over ranks at bootstrap."""
     smaller_window = structs.replace(WINDOW, device_pages=5, host_pages=9)
     smaller_state = structs.replace(STATE, device_pages=9, host_pages=3)
     other = replace(CONFIG, components=(smaller_window, smaller_state), host_pages=7)

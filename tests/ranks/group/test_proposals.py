@@ -110,13 +110,11 @@ def detach(ranks: RanksInTurn) -> "list[Future[None]]":
 
 
 def say(ranks: RanksInTurn, rank: int, readiness: Readiness | str) -> None:
-    """Set the readiness of everything staged on a rank."""
     staged = ranks.executors[rank].staged
     staged.update(dict.fromkeys(staged, readiness))
 
 
 def ready(ranks: RanksInTurn) -> None:
-    """Make every rank ready, and step until the verdict is applied."""
     for rank in range(len(ranks.caches)):
         say(ranks, rank, Readiness.READY)
     for _ in range(2):
@@ -267,7 +265,6 @@ class Busy:
             ranks.step()
 
     def both(self, said: Progress) -> None:
-        """Report the same progress on both ranks, and step until the verdict is applied."""
         self.ranks.report(said)
         for _ in range(1 + self.ranks.depth):
             self.ranks.step()

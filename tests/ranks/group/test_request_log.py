@@ -114,7 +114,6 @@ class Obeyed:
             cache.obey(did.append)
 
     def reach(self, rank: int, number: int, content: bytes) -> None:
-        """Deliver a request to one rank."""
         assert self.ranks.logs is not None
         self.ranks.logs[rank].note(number, content)
 
@@ -157,7 +156,6 @@ def test_an_idle_member_waits_until_a_request_comes(depth: int) -> None:
 
 
 def ended_in(cache: Cache) -> tuple[int, str]:
-    """Step until the group raises DivergenceError; return the number of steps and the error text."""
     for step in range(1, 5):
         try:
             cache.step()

@@ -17,8 +17,6 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def connect(stack: ExitStack) -> Connect:
-    """Return a function that connects a reader and receives the hello message."""
-
     def make(group: ServedGroup) -> RawReader:
         reader = stack.enter_context(raw_reader(group.servers[0].address))
         message, _ = reader.receive()

@@ -150,7 +150,6 @@ def test_a_page_that_is_flipped_where_it_was_computed_is_never_computed_with(
 
 
 def flip(group: ServedGroup, pool: str, rank: int) -> None:
-    """Flip a bit in each host page of a pool on one rank."""
     executor = group.caches[rank].inspection.executor
     assert isinstance(executor, RankExecutor)
     executor.host_pools[pool].bytes_tensor[:, 0] ^= 1

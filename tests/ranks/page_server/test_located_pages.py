@@ -66,7 +66,6 @@ def locate(count: int, number: int = 7) -> Locate:
 
 
 def located(reader: RawReader, asked: Locate) -> tuple[Located, bytes]:
-    """Send the request; return the answer and the attached headers."""
     reader.send(asked)
     message, headers = reader.receive()
     assert isinstance(message, Located)

@@ -44,9 +44,9 @@ from tests.kit.ranks.page_servers import (
 )
 
 LARGE = plain_pages(24 << 20)
-"""Pages larger than socket buffers, so a send blocks until the reader has received it."""
+"""Pages larger than socket buffers, so that a send blocks until the reader receives."""
 MEDIUM = plain_pages(3 << 19)
-"""Pages large enough to be sent one by one, several to a frame."""
+"""Pages that share a frame but are sent one by one."""
 SMALL = plain_pages(64)
 KEYS = hashed_keys(4)
 SHARED = "a secret"
@@ -91,7 +91,6 @@ def told(reader: RawReader, question: Ask) -> bytes:
 
 
 def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
-    """Request pages, and receive only the control message of the first frame."""
     reader.send(fetch(group, count))
     message = reader.receive_control()
     assert isinstance(message, Pages)
@@ -99,7 +98,7 @@ def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
 
 
 def ended(quiet: "SimpleQueue[int]") -> list[int]:
-    """Return the operations reported as having no more readers; the first is waited for."""
+    """Wait for the first operation without readers; return it and all others reported by then."""
     first = [quiet.get(timeout=PATIENCE_S)]
     return first + [quiet.get_nowait() for _ in range(quiet.qsize())]
 
@@ -395,7 +394,7 @@ class TestReaders:
         )
 
         assert second.recv(1) == b"L"
-        # The first connection is cut off, because this read would otherwise not return.
+        # This read returns only because the server cuts off the first of two connections.
         assert first.makefile("rb").read()[:1] in {b"", b"L"}
         connect(group)
 
@@ -465,5 +464,4 @@ def speaking(address: str, *, greets: bool) -> Generator[socket.socket]:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the logged messages of level WARNING and above."""
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]

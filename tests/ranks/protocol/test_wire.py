@@ -229,7 +229,6 @@ def test_what_is_too_long_is_refused_on_both_sides() -> None:
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Return the bytes with one to three random edits."""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.choice((0, 1, 1, 1, 2, 9)))

@@ -42,7 +42,6 @@ def test_a_step_looks_at_no_pin_that_nothing_was_copied_for(host_pages: int) -> 
 
 
 def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
-    """Return a rank that is backing up a path of `nodes` nodes of one page each."""
     ranks = RanksInTurn(
         1,
         store=False,
@@ -80,7 +79,6 @@ def test_a_hit_of_a_path_that_is_being_backed_up_costs_in_proportion_to_its_node
 
 
 def locked(nodes: int) -> RanksInTurn:
-    """Return a rank on which a request has locked a path of `nodes` nodes of one page each."""
     ranks = RanksInTurn(1, store=False, device_pages=4 * nodes, host_pages=0)
     ranks.publish("r", prompt(1, pages=nodes))
     for page in range(1, nodes):

@@ -106,7 +106,6 @@ def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
 
 
 def ended_in(cache: Cache, tokens: list[int]) -> tuple[int, str]:
-    """Insert tokens and step until DivergenceError; return the number of steps and the error text."""
     cache.insert("r", tokens)
     for step in range(1, 4):
         try:

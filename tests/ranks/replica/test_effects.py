@@ -42,7 +42,6 @@ def ended(replica: Replica, queue: Queue) -> Effects:
 
 
 def compute(replica: Replica, name: str, pages: int) -> Effects:
-    """Admit a request and insert its tokens; return the insert's effects."""
     replica.load_back(name, "", b"", pages * PAGE_TOKENS)
     return replica.insert(name, tokens(pages), final=True)[1]
 
@@ -77,7 +76,6 @@ def test_what_a_refused_command_has_caused_leaves_with_the_next_one() -> None:
 
 @pytest.mark.parametrize("device_pages", [0, 16])
 def test_a_query_changes_nothing(device_pages: int) -> None:
-    """A query changes neither the digests nor the next command's effects."""
     replica = new_replica(device_pages=device_pages)
     replica.prefetch("r", "", tokens(3))
     before = replica.digest, state_digest(replica)
@@ -109,7 +107,7 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
 
 
 def test_naming_pages_changes_nothing_else() -> None:
-    """Ranks may differ in whether events name pages."""
+    """Whether events name pages may differ between ranks."""
     named, unnamed = new_replica(names=True), new_replica()
     for replica in (named, unnamed):
         compute(replica, "r", 2)
@@ -129,7 +127,6 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
         observer.follow(effects)
         observer.follow(replica.insert(name, tokens(pages), final=True)[1])
         observer.follow(replica.release(name)[1])
-    # Unused pages are evicted to make room.
     observer.follow(replica.load_back("t", "", b"", 16 * PAGE_TOKENS)[1])
 
     stats = observer.stats()

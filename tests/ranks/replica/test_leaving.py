@@ -20,7 +20,6 @@ def prompt(first: int, pages: int = 2) -> list[int]:
 
 
 def publish(ranks: RanksInTurn, name: str, tokens: Sequence[int], cached: int = 0) -> None:
-    """Admit a request that finds `cached` tokens on the device, compute the rest and release it."""
     admission = ranks.every(lambda cache: cache.load_back(name, tokens, reserve_tokens=len(tokens)))
     assert isinstance(admission, Admission)
     assert admission.device_tokens == cached
@@ -29,7 +28,6 @@ def publish(ranks: RanksInTurn, name: str, tokens: Sequence[int], cached: int = 
 
 
 def at_its_quota(host_pages: int = 64, bounds: Bounds | None = None) -> RanksInTurn:
-    """Return ranks with write-back whose namespace is at its device quota."""
     ranks = RanksInTurn(
         2,
         store=False,
@@ -55,7 +53,6 @@ def copied_pages(ranks: RanksInTurn) -> int:
 
 
 def on_device(ranks: RanksInTurn, tokens: Sequence[int]) -> int:
-    """Return the number of a prompt's pages on the device."""
     found = ranks.every(lambda cache: cache.match(tokens))
     return found.device_tokens // PAGE_TOKENS
 

@@ -20,7 +20,7 @@ TOKENS = len(ASKED)
 
 
 def counted(ranks: HostRanksInTurn | RanksInTurn) -> ReplicaStats:
-    """Return every rank's equal statistics, in which hits and misses add up to the tokens requested."""
+    """Return the ranks' equal statistics; check that hits and misses add up to all tokens requested."""
     stats = ranks.every(lambda cache: cache.stats().replica)
     hit, missed = sum(stats.hit_tokens.values()), sum(stats.missed_tokens.values())
     assert hit + missed == stats.asked_tokens
@@ -28,7 +28,6 @@ def counted(ranks: HostRanksInTurn | RanksInTurn) -> ReplicaStats:
 
 
 def serve(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Admit, back up and release a request, and let its I/O finish."""
     ranks.every(lambda cache: cache.admit(name, tokens, namespace))
     pages = range(len(tokens) // PAGE_TOKENS)
     ranks.every(lambda cache: cache.back_up(name, tokens, pages, namespace))
@@ -37,7 +36,6 @@ def serve(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str =
 
 
 def load_and_admit(ranks: HostRanksInTurn, name: str, tokens: list[int]) -> None:
-    """Load the cached part of a request, and admit it with the rest to compute."""
     hit = ranks.every(lambda cache: cache.hit(name, tokens))
     if hit:
         ranks.every(lambda cache: cache.load(name, tokens[:hit], range(hit // PAGE_TOKENS)))
@@ -46,7 +44,6 @@ def load_and_admit(ranks: HostRanksInTurn, name: str, tokens: list[int]) -> None
 
 
 def missed_by(ranks: HostRanksInTurn, tokens: list[int], namespace: str = "") -> dict[str, int]:
-    """Admit a request that finds nothing; return its missed tokens by cause."""
     before = counted(ranks).missed_tokens
     ranks.every(lambda cache: cache.admit("asks", tokens, namespace))
     now = counted(ranks).missed_tokens
@@ -217,26 +214,22 @@ def test_what_was_brought_for_a_preempted_request_is_from_storage_once() -> None
 
 
 def fail_copies(ranks: HostRanksInTurn | RanksInTurn) -> None:
-    """Let the pending copies fail, and all other operations succeed."""
     for executor in ranks.executors:
         executor.fail()
     ranks.settle()
 
 
 def prefetched(ranks: HostRanksInTurn | RanksInTurn) -> None:
-    """Prefetch the prompt from storage to host memory."""
     ranks.every(lambda cache: cache.prefetch("r", ASKED))
     ranks.settle(lambda key: True)
 
 
 def backed_up(ranks: HostRanksInTurn) -> None:
-    """Let another request's backup put the prompt into host memory."""
     ranks.every(lambda cache: cache.back_up("first", ASKED, range(4)))
     ranks.settle()
 
 
 def evicted_from_device(ranks: RanksInTurn) -> None:
-    """Let another request compute the prompt, then evict it from the device."""
     ranks.compute("first", ASKED)
     ranks.compute("other", prompt(8, start=500))
 

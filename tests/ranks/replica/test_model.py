@@ -1,7 +1,7 @@
-"""Compare the tree with several components with a slow and simple model.
+"""Compare a tree with several components with a simple model without nodes.
 
-The model has no nodes: it is one set of pages for each component and tier. Each page is named by the
-whole prefix that ends with it. A component's needs for a match are then one condition.
+The model is one set of pages for each component and tier. Each page is named by the whole prefix that
+ends with it.
 """
 
 from array import array
@@ -97,14 +97,13 @@ class Driven:
         self.forks += [order for order in effects.orders if isinstance(order, Fork)]
 
     def serve(self, tokens: bytes, chunk: int) -> str | None:
-        """Admit a request and compute its prompt in chunks; return None if there was no room."""
         self.names += 1
         name = f"r{self.names}"
         total = len(tokens) // 4
         try:
             answer, effects = self.replica.load_back(name, "", tokens[:-4], total)
         except UsageError:
-            # The prompt is longer than a window's pool.
+            # The prompt is longer than a window's pool, so its admission is refused.
             return None
         check(self.replica)
         self.follow(effects)
@@ -123,11 +122,9 @@ class Driven:
         return name
 
     def admit(self, tokens: bytes) -> None:
-        """Serve a prompt for which there must be room."""
         assert self.serve(tokens, 64) is not None
 
     def present(self, tier: int, component: int) -> Pages:
-        """Return the tree's pages of a component on a tier."""
         pages: Pages = set()
         part = self.replica.prefixes.components[component]
         for node in self.replica.prefixes.tree.nodes():
@@ -153,7 +150,6 @@ class Obvious:
         ]
 
     def length(self, tokens: bytes, have: list[Pages]) -> int:
-        """Return the longest whole-page prefix for which every component has the pages it needs."""
         return next(
             pages
             for pages in range(len(tokens) // PAGE_BYTES, -1, -1)

@@ -16,7 +16,6 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 
 def requests() -> tuple[Requests, Request]:
-    """Return a replica's requests, and one that has just been entered."""
     known = RanksInTurn(1, store=False).caches[0].inspection.requests
     return known, known.enter("r", "")
 

@@ -105,7 +105,7 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
 
 
 def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
-    """The request needs all its reserved pages from the window's pool, because none is cached."""
+    """The window's pool must hold everything that is reserved, because nothing is cached."""
     window = window_of(4, device_pages=10, host_pages=50)
     ranks = RanksInTurn(2, device_pages=100, store=False, components=(window,))
 
@@ -202,7 +202,6 @@ def test_a_request_released_while_it_loads_leaves_the_load_to_settle_by_itself()
 
 
 def test_children_are_backed_up_only_after_their_parents() -> None:
-    """Invariant 4: a backed-up child implies a backed-up parent."""
     ranks = RanksInTurn(2, host_pages=3, store=False)
     tokens = prompt(4)
     ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=16))
@@ -343,7 +342,6 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
 
 
 def test_after_the_end_of_an_epoch_no_command_concludes_anything() -> None:
-    """Rule R13: no rank acts alone after the epoch has ended."""
     ranks = RanksInTurn(2)
     ranks.compute("a", prompt(2))
     ranks.every(lambda cache: cache.load_back("b", prompt(2), reserve_tokens=8))

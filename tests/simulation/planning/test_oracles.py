@@ -13,7 +13,6 @@ from lockstep.simulation.planning.prompts import PagedPrompt
 
 
 def prompt(ids: Sequence[int], *, partial: bool = True) -> PagedPrompt:
-    """Return a prompt with these page ids, and with one more page in part if `partial`."""
     return PagedPrompt(
         tokens=64 * len(ids) + partial,
         ids=np.array(ids, dtype="<i4").tobytes(),

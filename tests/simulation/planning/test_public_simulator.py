@@ -25,8 +25,6 @@ from lockstep.small_engine.workload import synthetic_requests
 
 
 class Hits(NamedTuple):
-    """Blocks hit by the second half of the requests."""
-
     lru: int
     fifo: int
     optimal: int

@@ -31,7 +31,6 @@ def echo(path: Path) -> Iterator[Path]:
 
 
 def told(path: Path, line: bytes) -> dict[str, object]:
-    """Send a line to a port; return its decoded answer."""
     with connected(path, 10.0) as connection:
         connection.sendall(line)
         connection.shutdown(socket.SHUT_WR)
@@ -135,7 +134,7 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> 
 
 
 def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change the folder's owner to neither this user nor root, the only trusted owners."""
+    """Make the folder belong to neither this user nor root, the only trusted owners."""
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 4711)
     else:

@@ -104,7 +104,6 @@ class Asked:
         self.number = 0
 
     def submit(self, content: bytes) -> int:
-        """Deliver a request to all ranks."""
         self.number += 1
         assert self.ranks.logs is not None
         for log in self.ranks.logs:
@@ -112,7 +111,6 @@ class Asked:
         return self.number
 
     def ask(self, **asked: object) -> "Future[object]":
-        """Ask in a thread; return when every rank has received the request."""
         assert self.ranks.logs is not None
         expected = self.number + 1
         answer: Future[object] = self.threads.submit(self.answering.answer, asked)
@@ -191,7 +189,6 @@ def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Aske
 
 
 def answered(ranks: RanksInTurn, answering: Answering, **asked: object) -> Future[object]:
-    """Ask in a thread, and step until the answer arrives."""
     with ThreadPoolExecutor(1) as threads:
         answer: Future[object] = threads.submit(answering.answer, asked)
         while not answer.done():

@@ -165,7 +165,6 @@ def test_a_forged_request_is_one_that_is_not_there_until_rank_0_writes_it_anew(
 
 
 def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> None:
-    """Rule R10: a request beyond a bound is refused, and accepted requests are kept."""
     requests = StoredRequests(Store(), KEY, bounds=BOUNDS)
     with pytest.raises(UsageError, match="a request of 21 bytes, must be at most 20"):
         requests.submit(b"a" * 21)

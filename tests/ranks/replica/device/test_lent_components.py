@@ -61,7 +61,6 @@ def state_of(ranks: HostRanksInTurn) -> LoadState:
 
 
 def brought(ranks: HostRanksInTurn) -> dict[str, list[int]]:
-    """Return by pool the device pages that the load in flight fills."""
     (order,) = ranks.executors[0].given(CopyToDevice)
     return {
         pool: sorted(
@@ -296,7 +295,6 @@ def window_sources(ranks: HostRanksInTurn) -> set[int]:
 def load(
     ranks: HostRanksInTurn, tokens: list[int], window: Sequence[int], *, first: int = 0
 ) -> None:
-    """Begin a load into lent pages, with the whole window lent."""
     start, pages = first * PAGE_TOKENS, lent(len(tokens) // PAGE_TOKENS - first, window=window)
     hit = ranks.every(lambda cache: cache.hit("r", tokens, device_tokens=start))
     assert hit == len(tokens) - start

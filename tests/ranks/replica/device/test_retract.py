@@ -55,7 +55,6 @@ def settle(cache: Cache) -> None:
 
 
 def pages(cache: Cache, request: str) -> dict[str, list[int]]:
-    """Return by pool the pages of a request that it may read."""
     return {
         pool: [page for page in cache.page_table(request, pool).tolist() if page >= 0]
         for pool in POOLS
@@ -63,7 +62,6 @@ def pages(cache: Cache, request: str) -> dict[str, list[int]]:
 
 
 def contents(cache: Cache, request: str) -> list[torch.Tensor]:
-    """Return a copy of the content of a request's pages, column by column."""
     held: list[torch.Tensor] = []
     for pool, table in pages(cache, request).items():
         columns = STATE.columns if pool == "state" else KV.columns

@@ -43,7 +43,6 @@ def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
 
 
 def ended_by(ranks: RanksInTurn) -> list[str]:
-    """Run a step that must end the group; return the error text of each rank."""
     words: list[str] = []
     for cache in ranks.caches:
         cache.open_round()
@@ -196,7 +195,6 @@ def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host()
 
 
 def hang_writes(ranks: RanksInTurn) -> None:
-    """Let all writes of published pages hang."""
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
     ranks.step()

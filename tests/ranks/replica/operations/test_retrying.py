@@ -31,7 +31,6 @@ def with_a_window(
 
 
 def fail_writes(ranks: RanksInTurn) -> None:
-    """Let copies to host memory succeed, and all following writes fail."""
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
     ranks.step()
@@ -41,23 +40,18 @@ def fail_writes(ranks: RanksInTurn) -> None:
 
 
 def ordered_keys(ranks: InTurn[Any]) -> list[bytes]:
-    """Return the keys of the writes in flight."""
     return [
         key for put in ranks.executors[0].given(Put) for each in put.transfers for key in each.keys
     ]
 
 
 def wait(ranks: RanksInTurn, seconds: int) -> None:
-    """Advance agreed time, and step until the ranks have applied it."""
     ranks.pass_time(seconds)
     ranks.step()
 
 
 def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
-    """Let all I/O succeed; return the positions of a pool's pages written meanwhile.
-
-    Writes name pages by key; the tree's nodes map each key to its position.
-    """
+    """Let all I/O succeed; return the positions of a pool's written pages, found by their keys."""
     cache = ranks.caches[0]
     keys: set[bytes] = set()
     for _ in range(100):

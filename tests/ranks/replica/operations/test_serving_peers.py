@@ -39,7 +39,6 @@ def serve(ranks: RanksInTurn, pages: int) -> int:
 
 
 def served_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
-    """Return by pool the host pages that readers may read."""
     served: dict[str, set[int]] = {"kv": set(), "window": set(), "state": set()}
     for order in ranks.executors[0].given(Serve):
         for transfer in order.transfers:
@@ -48,7 +47,6 @@ def served_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
 
 
 def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
-    """Let other requests fill host memory; return by pool the host pages written."""
     written: dict[str, set[int]] = {"kv": set(), "window": set(), "state": set()}
     for number in range(12):
         tokens = list(range(100 * (number + 1), 100 * (number + 1) + 5 * PAGE_TOKENS))

@@ -12,7 +12,6 @@ LONG_S = 1000.0
 
 
 def answer(ranks: RanksInTurn, pages: int) -> None:
-    """Let every rank's store answer the lookup with so many pages."""
     for executor in ranks.executors:
         [lookup] = executor.take(LookUp)
         executor.said.append(Answered(lookup.operation, pages))
@@ -20,7 +19,6 @@ def answer(ranks: RanksInTurn, pages: int) -> None:
 
 
 def miss(ranks: RanksInTurn) -> None:
-    """Let a request look up the prompt without a hit, then release it."""
     ranks.every(lambda cache: cache.prefetch("first", PROMPT))
     answer(ranks, 0)
     ranks.every(lambda cache: cache.release("first"))

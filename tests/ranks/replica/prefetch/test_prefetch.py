@@ -1,4 +1,4 @@
-"""The prefetch example of the design, step by step, on two ranks."""
+"""The two-rank prefetch example of the design document, step by step."""
 
 from typing import Any
 

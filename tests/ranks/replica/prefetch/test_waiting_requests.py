@@ -17,20 +17,17 @@ def full_of_two_prompts(*, store: bool = True) -> HostRanksInTurn:
 
 
 def back_up(ranks: HostRanksInTurn, tokens: list[int]) -> None:
-    """Let a request compute a prompt, back it up and leave."""
     ranks.every(lambda cache: cache.back_up("computes", tokens, range(PAGES)))
     ranks.every(lambda cache: cache.release("computes"))
     ranks.settle()
 
 
 def bring(ranks: HostRanksInTurn, request: str, tokens: list[int]) -> None:
-    """Prefetch a prompt for a request; storage has all pages."""
     assert ranks.every(lambda cache: cache.prefetch(request, tokens))
     ranks.settle(lambda key: True)
 
 
 def on_host(ranks: HostRanksInTurn, tokens: list[int]) -> int:
-    """Return the number of a prompt's pages in host memory."""
     return ranks.every(lambda cache: cache.match(tokens).host_tokens) // PAGE_TOKENS
 
 

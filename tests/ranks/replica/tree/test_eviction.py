@@ -49,7 +49,6 @@ def queue_of(name: str, *leaves: Leaf) -> EvictionQueue[Leaf]:
 
 
 def drain(queue: EvictionQueue[Leaf]) -> list[int]:
-    """Evict everything; return the ids in order of eviction."""
     left: list[int] = []
     while (victim := queue.next_victim()) is not None:
         left.append(victim.id)
@@ -163,7 +162,6 @@ class QueueBesideList(RuleBasedStateMachine):
 
 
 def test_nodes_leave_in_the_order_of_a_list_that_is_sorted_each_time() -> None:
-    """Order of eviction under every policy, after any sequence of calls."""
     run_state_machine_as_test(
         QueueBesideList, settings=settings(max_examples=120, stateful_step_count=50, deadline=None)
     )
@@ -195,7 +193,6 @@ def test_an_inner_node_whose_child_left_for_a_quota_leaves_by_its_own_last_use()
 
 
 def serve(ranks: RanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Load the cached part of a request's tokens, compute the rest, and release it."""
     ranks.every(lambda cache: cache.load_back(name, tokens, namespace, reserve_tokens=len(tokens)))
     ranks.every(lambda cache: cache.insert(name, tokens))
     ranks.every(lambda cache: cache.release(name))

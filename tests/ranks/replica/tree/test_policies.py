@@ -28,7 +28,6 @@ def prompt(first: int, pages: int = 2) -> list[int]:
 def serve(
     ranks: RanksInTurn, name: str, tokens: Sequence[int], namespace: str = "", priority: int = 0
 ) -> Admission:
-    """Compute a prompt and release its request; let all I/O succeed."""
     admission = ranks.every(
         lambda cache: cache.load_back(
             name, tokens[:-1], namespace, reserve_tokens=len(tokens), priority=priority
@@ -55,7 +54,6 @@ def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
 
 
 def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tuple[int, int]:
-    """Return the number of a prompt's pages on the device, and on device and host together."""
     found = ranks.every(lambda cache: cache.match(tokens, namespace))
     return found.device_tokens // PAGE_TOKENS, found.host_tokens // PAGE_TOKENS
 
@@ -104,7 +102,6 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy(
 
 
 def test_pins_are_bounded_and_named_once() -> None:
-    """Rule R10: pins are limited in pages."""
     ranks = RanksInTurn(2, store=False, bounds=Bounds(pinned_pages=3))
     for first in (1, 2):
         serve(ranks, f"r{first}", prompt(first))
@@ -133,7 +130,6 @@ def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
 
 
 def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> None:
-    """Rule R10: memory for pins that have ended is bounded."""
     ranks = RanksInTurn(1, store=False)
     ranks.step()
     serve(ranks, "r", prompt(1))
@@ -184,7 +180,6 @@ def half_saved_to_leave() -> RanksInTurn:
 
 
 def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
-    """Let a request of namespace `small` compute a prompt, then release it."""
     cache.load_back(name, [], "small", reserve_tokens=len(tokens))
     cache.insert(name, tokens)
     cache.release(name)
@@ -242,7 +237,6 @@ def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
 
 
 def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
-    """Back up two lent pages of a request, then release it."""
     ranks.every(lambda cache: cache.back_up(name, tokens, range(2), namespace))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.settle()

@@ -16,7 +16,6 @@ def nodes(ranks: RanksInTurn | HostRanksInTurn) -> int:
 
 
 def decode(ranks: RanksInTurn, pages: int, *, name: str = "r") -> None:
-    """Compute a request page by page, and let its backups finish."""
     tokens = prompt(pages)
     ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=len(tokens)))
     for page in range(1, pages + 1):

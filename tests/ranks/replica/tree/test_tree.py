@@ -120,7 +120,6 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
 
 
 def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:
-    """Rule R10: memory does not grow with the number of salts ever used."""
     ranks = RanksInTurn(2, device_pages=4, host_pages=0, store=False)
     for salt in ("one", "two", "three"):
         ranks.every(lambda c: c.load_back(salt, [], salt, reserve_tokens=16))

@@ -23,7 +23,7 @@ NO_DEVICE = "__version__ = '2'\n\n\nclass cuda:\n    is_available = staticmethod
 """A fake torch without a GPU, which is imported instead of the real one."""
 ABSENT = 'raise ImportError("not on this machine")\n'
 UNNEEDED = ("moto", "obstore", "ray")
-"""Packages that Lockstep and other tests use, but not the GPU tests."""
+"""Packages that Lockstep or other tests need, but GPU tests do not."""
 MIXED = """
 import pytest
 

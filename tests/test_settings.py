@@ -109,7 +109,7 @@ def test_a_field_takes_a_value_or_refuses_it_in_one_line(kind: Any) -> None:
     wrong = [(name, value) for name in names for value in WRONG]
     said = [(name, value, refusal(kind, {**given, name: value})) for name, value in wrong]
 
-    # Refusals of a text's or list's content, unlike those of a type, need not name the field.
+    # Only refusals of a value's type must name the field; those of a text's or list's content need not.
     typed = [each for each in said if not (isinstance(each[1], str) or repr(each[1]) == "[]")]
     assert [each for each in typed if each[0] not in each[2].replace("-", "_")] == []
     assert [each for each in said if "\n" in each[2]] == []

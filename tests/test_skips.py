@@ -18,7 +18,7 @@ SKIP_GPU = (
     "import pytest\n\n\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip('needs a CUDA device')\n"
 )
 NO_DEVICE = "class cuda:\n    is_available = staticmethod(lambda: False)\n"
-"""A fake torch, so that the tests see no GPU and import nothing large."""
+"""A fake torch without a GPU, which is also fast to import."""
 XFAIL = "import pytest\n\n\n@pytest.mark.xfail\ndef test_it():\n    assert False\n"
 
 

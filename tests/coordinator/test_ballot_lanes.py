@@ -248,7 +248,7 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
 def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
     queue: Queue, seed: int
 ) -> None:
-    """Section 7, also for failures of all kinds, and for I/O that ends after its quiesce deadline."""
+    """The first-failed lane equals that of a scan, also for I/O that ends after its deadline."""
     votes = votes_of_a_long_queue(queue, random.Random(seed))
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes], f"seed {seed}"

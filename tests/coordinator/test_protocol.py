@@ -93,7 +93,7 @@ def test_a_step_applies_its_own_round_or_the_one_before_and_leaves_its_own_pendi
 
 
 def test_at_most_one_round_is_pending() -> None:
-    """P3: a second call of either half raises UsageError and changes nothing."""
+    """P3: a second `open` or `close` raises UsageError and changes nothing."""
     rounds = group_of_rounds(2)
     with pytest.raises(UsageError, match="open one first"):
         rounds[0].close()

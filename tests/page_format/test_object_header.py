@@ -149,7 +149,7 @@ def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
 
 
 def flipped(raw: bytes, bits: Iterable[int]) -> Iterator[tuple[int, memoryview]]:
-    """Yield each bit with a view of the bytes in which it is flipped, valid until the next step."""
+    """Yield each bit number with the bytes in which it is flipped; the view is reused."""
     changed = bytearray(raw)
     for bit in bits:
         changed[bit // 8] ^= 1 << (bit % 8)

@@ -44,7 +44,7 @@ from lockstep.simulation.world.models import LLAMA
 from lockstep.simulation.world.world import ENGINE, REPLICA, draw_world
 from tests.kit.planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
 
-# Bugs of one rank: the replicas diverge.
+# Planted bugs of one rank: the replicas diverge.
 
 
 class _ReversesAFreeList(Cache):
@@ -97,7 +97,7 @@ def test_a_command_that_one_rank_does_not_get_is_found() -> None:
 
 
 def test_a_change_that_no_digest_tells_of_is_found() -> None:
-    """The group gets no requests, so no step changes a replica."""
+    """Without requests no step changes a replica, so only the invariants can show the bug."""
     world = draw_world(4, ranks=2, steps=100, profile=LLAMA, faults="calm", depth=0, l1=REPLICA)
     schedule = Schedule(replace(world, arrival_rate=0.0), build=Build(cache=_LosesAHostPage))
 
@@ -174,7 +174,7 @@ def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(l1: str) ->
     assert_found(found, "sampled_apart struck rank")
 
 
-# Bugs of every rank: the replicas stay equal, and all are wrong.
+# Planted bugs of every rank: the replicas stay equal, and all are wrong.
 
 
 class _SettlesAll(Prefetching):
@@ -184,7 +184,7 @@ class _SettlesAll(Prefetching):
 
 
 class _TakesItsCeilingForTheGroups(Prefetching):
-    """Treats one rank's ceiling as the pages landed on all ranks."""
+    """Counts one rank's ceiling of readable pages as pages landed on all ranks."""
 
     def arrived(self, verdict: Arrived) -> None:
         operation = self.seated(verdict.operation)
@@ -311,7 +311,7 @@ def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
     assert_found(violations(build, faults="storage", seeds=seeds), "has been in TRANSFER")
 
 
-# Bugs of an executor: the replica trusts its reports, so only the symbolic memory can show them.
+# Planted bugs of an executor: the replica trusts its reports, so only the symbolic memory shows them.
 
 
 class _Impatient(SimulatedExecutor):

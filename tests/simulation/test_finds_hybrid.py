@@ -15,7 +15,7 @@ from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
 GEMMA, QWEN_NEXT = "gemma", "qwen-next"
 WINDOW = "window"
 
-# Bugs of every rank.
+# Planted bugs of every rank's replica.
 
 
 def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_state_that_stays_with_the_wrong_half_of_a_split_is_found(
     assert_found(violations(profile=QWEN_NEXT), "the tree offers device state page")
 
 
-# Bugs of an executor.
+# Planted bugs of one rank's executor.
 
 
 class _Forgetful(SimulatedExecutor):

@@ -1,4 +1,4 @@
-"""The simulated model: pages that it keeps for a request in each pool, and faults that it detects."""
+"""The simulated model keeps a request's pages in each pool, and reports wrong content."""
 
 from dataclasses import replace
 

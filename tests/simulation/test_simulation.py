@@ -22,7 +22,7 @@ from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
-# Few seeds that together cover everything the tests below require of a report.
+# A few seeds whose schedules together contain every event that the tests below require.
 FEW = {0: range(83, 98), 1: range(61, 76)}
 """Seeds by pipeline depth."""
 FEW_LENT = range(1, 18)

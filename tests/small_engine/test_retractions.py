@@ -20,7 +20,7 @@ LARGE, SMALL = 1000, 30
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Let torch compute in the rank's thread, as in launched ranks."""
+    """Limit torch to the rank's thread, as in launched ranks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

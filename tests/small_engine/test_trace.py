@@ -1,4 +1,4 @@
-"""Read a trace, and derive its requests and token ids."""
+"""Traces: reading them, and the requests and token ids derived from them."""
 
 import gzip
 import json

@@ -17,7 +17,7 @@ from tests.kit.servers.ports import free_ports
 from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
 
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
-"""Settings with so little host memory that many pages come from storage."""
+"""Settings with so little host memory that many pages must come from storage."""
 
 Served = tuple[Sighting, list[ReplayCounts], list[float]]
 """The final scrape, the counts of the engine, and hit totals scraped in between."""

@@ -1,7 +1,6 @@
-"""Run the collective contract over every transport, and test guarantees of the in-process reference.
+"""Run the collective contract over every transport, with hosts simulated on one machine.
 
-Several hosts are simulated on one machine. Traffic between simulated hosts goes over gloo, as it would
-between machines.
+Traffic between simulated hosts goes over gloo, as it would between machines.
 """
 
 from collections.abc import Collection
@@ -52,7 +51,7 @@ class TestTorch(CollectiveContract):
 
 @pytest.mark.distributed
 class TestTwoRanksToAHost(CollectiveContract):
-    """The contract over simulated hosts of two ranks, and of one for an odd rank."""
+    """The collective contract over simulated hosts of two ranks, and of one for an odd rank."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:
@@ -61,7 +60,7 @@ class TestTwoRanksToAHost(CollectiveContract):
 
 @pytest.mark.distributed
 class TestOneRankToAHost(CollectiveContract):
-    """The contract over simulated hosts of one rank each, so no ranks share memory."""
+    """The collective contract over simulated hosts of one rank each, so no ranks share memory."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:

@@ -1,4 +1,4 @@
-"""The engine's own channel as a transport: a round completes when all ranks' ballots are folded in."""
+"""An engine's result channel as transport: a round completes with the last rank's ballot."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -30,7 +30,7 @@ def ballot(rank: int, number: int) -> FoldedBallots:
 def test_a_round_is_the_minimum_in_whatever_order_ballots_are_folded(
     ranks: list[int], seed: int
 ) -> None:
-    """Rule R1, section 7: every transport returns the vector of a local fold."""
+    """Rule R1: every transport returns the vector of a local fold, whatever the order of ballots."""
     rng, channel = np.random.default_rng(seed), EngineChannel(len(ranks))
     vectors = [random_lanes(rng, LANES) for _ in ranks]
     channel.launch(header(1))

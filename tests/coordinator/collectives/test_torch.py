@@ -176,7 +176,7 @@ def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str
 
 
 def join_some(collective: Collective, hold: Hold) -> str:
-    """Create a group of ranks 1 and 3; return rank 1's error when rank 3 does not join its gather."""
+    """Create a group of ranks 1 and 3; return rank 1's error when rank 3 misses a gather."""
     if collective.rank in (0, 2):
         return ""
     some = TorchCollective.among([1, 3], collective.rank, "some", timeout_s=PATIENCE_S)
@@ -213,7 +213,7 @@ class SilentStore:
         """Accept the value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Block until the process is continued."""
+        """Block until the store's process is continued."""
         return self._answers.wait(PATIENCE_S)
 
     def get(self, key: str) -> bytes:
@@ -267,7 +267,7 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return the number of groups that a rank keeps after rank 0 left the first, and after 20 more."""
+    """Return how many groups a rank keeps after rank 0 left the first, and after 20 more were made."""
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))

@@ -91,7 +91,7 @@ def fork_and_end(
 def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
     world_size: int, tmp_path: Path
 ) -> None:
-    """Rule R9 applied to lanes: their checksum decides."""
+    """Rule R9, applied to lanes: the checksum of a cell of shared memory decides."""
     told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
 
     text = "the lanes that rank 1 wrote in round 2 have a wrong checksum"
@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """A courier's cell counts, too: other hosts learn of its damage one round later."""
+    """Other hosts learn of a courier's damaged cell one round later, and end the same way."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"

@@ -172,7 +172,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
-    # The first call that entered was the write.
+    # The first call of the store was the write.
     store.next_entered()
     store.next_entered()
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
@@ -212,7 +212,7 @@ def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
 
     tight_rank.executor.carry_out(fetches)
     began = [second.next_entered() for _ in range(2)]
-    # Every earlier order with room has entered its call once a later order is answered.
+    # By the answer to a later order, each earlier order with room has entered its call.
     happened(tight_rank.executor, [look_up], includes(Answered(6, 0)))
     assert second.bytes_running == 2 * PAGE_BYTES
     hung.let_go()

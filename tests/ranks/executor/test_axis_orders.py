@@ -29,7 +29,7 @@ COLUMNS = (
     Column(name="k", layers=2, heads=4, elements=5, dtype="float32"),
     Column(name="v", layers=3, heads=6, elements=2, dtype="float32"),
 )
-"""The units are two heads of one column and three of the other; a third column is outside all units."""
+"""Units of two heads of `k` and three of `v`; the replicated `index` is in no unit."""
 LAYOUT = PageLayout(page_tokens=TOKENS, columns=COLUMNS).shard(0, 1)
 
 Tensors = Mapping[str, Sequence[torch.Tensor]]

@@ -35,7 +35,6 @@ def shard() -> ShardLayout:
 
 
 def separate() -> list[torch.Tensor]:
-    """One tensor for each layer."""
     return [torch.rand(BLOCKS, HEADS, TOKENS, ELEMENTS) for _ in range(LAYERS)]
 
 
@@ -50,38 +49,38 @@ def tokens_first_in_memory() -> list[torch.Tensor]:
 
 
 def heads_before_blocks() -> list[torch.Tensor]:
-    """One head's part of all blocks is contiguous, as in vLLM's LHBNC."""
+    """Tensors with one head's part of all blocks contiguous, as in vLLM's LHBNC."""
     return list(torch.rand(LAYERS, HEADS, BLOCKS, TOKENS, ELEMENTS).transpose(1, 2))
 
 
 def blocks_of_heads() -> list[torch.Tensor]:
-    """Within a block, each head holds all layers, as in vLLM's BHLNC."""
+    """Tensors with all layers inside each head of a block, as in vLLM's BHLNC."""
     return list(torch.rand(BLOCKS, HEADS, LAYERS, TOKENS, ELEMENTS).permute(2, 0, 1, 3, 4))
 
 
 def layers_in_one_storage() -> list[torch.Tensor]:
-    """Layers follow each other in one allocation, as in vLLM on the CPU."""
+    """Tensors whose layers follow each other in one allocation, as in vLLM on the CPU."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS))
 
 
 def blocks_in_one_storage() -> list[torch.Tensor]:
-    """Blocks follow each other in one allocation; the layers of a block are adjacent."""
+    """Tensors in one allocation, with the layers of each block adjacent."""
     whole = torch.rand(BLOCKS, LAYERS, HEADS, TOKENS, ELEMENTS)
     return [whole[:, layer] for layer in range(LAYERS)]
 
 
 def elements_before_tokens() -> list[torch.Tensor]:
-    """A head's first elements of all tokens, then its second ones, as in vLLM's keys on a CPU."""
+    """Tensors with the token axis innermost in memory, as for vLLM's keys on a CPU."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(3, 4))
 
 
 def halves_of_heads() -> list[torch.Tensor]:
-    """Half of each token's elements, as for keys that are stored next to their values."""
+    """Tensors that are half of each token's elements, as for keys stored next to their values."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS)[..., :ELEMENTS])
 
 
 def pairs_of_tokens() -> list[torch.Tensor]:
-    """Tokens in interleaved pairs with an axis of their own, as in vLLM's values for CPU tiles."""
+    """Tensors with interleaved pairs of tokens, as for vLLM's values in CPU tiles."""
     whole = torch.rand(LAYERS, BLOCKS, HEADS, TOKENS // 2, ELEMENTS, 2)
     return list(whole.transpose(4, 5))
 

@@ -57,7 +57,7 @@ from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
 ONE_CALL_BYTES = 4 << 20
-"""A page of this size gets a store call of its own."""
+"""A page so large that each needs its own store call."""
 
 Start = Callable[..., RankExecutor]
 
@@ -254,7 +254,6 @@ def test_batches_that_end_out_of_order_are_reported_as_a_growing_prefix(start: S
 
 
 def waited_for_nothing(executor: RankExecutor) -> bool:
-    """Return whether nothing is reported after a short wait."""
     executor.wait(SOON_S)
     return executor.progress() == []
 

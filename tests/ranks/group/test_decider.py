@@ -138,7 +138,7 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
 
 
 def test_a_step_that_begins_before_the_last_ballots_are_here_launches_no_round() -> None:
-    """An engine that schedules ahead has two steps in flight."""
+    """An engine that schedules ahead has two steps in flight at once."""
     ranks = DecidedRanksInTurn(2)
     first = ranks.schedule()
     ranks.decider.back_up("r", PROMPT, range(4))
@@ -213,7 +213,7 @@ def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> 
 
 
 def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
-    """An engine cannot pause while it steps, and the prefetched pages wait with their request."""
+    """A pending storage read must not keep a paused engine stepping: its request waits for it."""
     ranks = DecidedRanksInTurn(2)
     ranks.decider.prefetch("r", PROMPT)
     helps = [ranks.decider.stepping_helps]

@@ -238,7 +238,7 @@ def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
 def test_one_line_names_the_rank_that_lacks_what_the_others_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No warning is logged if all ranks' stores lack the same page."""
+    """A warning names the rank whose store lacks a page, unless all ranks' stores lack it."""
     ranks = HostRanksInTurn()
     caplog.set_level(logging.INFO, logger="lockstep")
     for name, answers in (("missed by all", (2, 2)), ("lost\nby one", (3, 1))):

@@ -73,7 +73,7 @@ def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
 
 
 def cache_of(kind: type[RankCache]) -> RankCache:
-    """Return a cache with a request that owns pages, and one that was served before."""
+    """Return a cache of the facade with one request, `r`, that has pages."""
     peers = Peers(address="127.0.0.1:0")
     if kind is Cache:
         owned = RanksInTurn(1, peers=peers)

@@ -151,7 +151,7 @@ class TestOffers:
     def test_a_page_whose_slot_is_written_again_is_not_there_under_its_old_key(
         self, serve: Serve, connect: Connect
     ) -> None:
-        """Regression: another prompt's page was sent with valid checksums from its first read."""
+        """Regression: a slot's new content was served under its old key, with valid new checksums."""
         group = serve(SMALL)
         reader = connect(group)
         group.serve(KEYS[:2])

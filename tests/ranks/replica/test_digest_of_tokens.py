@@ -64,7 +64,7 @@ def test_the_same_holds_where_the_engine_owns_the_device_pages(command: HostComm
 
 
 def test_a_load_of_other_tokens_that_are_cached_as_well_changes_the_digest() -> None:
-    """Both ranks have both prompts, so the answers are equal."""
+    """Both ranks have cached both prompts, so only the digest shows which one was loaded."""
     ranks = HostRanksInTurn()
     for name, tokens in zip("ab", SAMPLED, strict=True):
         ranks.every(partial(_backed_up, name=name, tokens=tokens))

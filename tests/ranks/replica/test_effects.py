@@ -47,7 +47,7 @@ def compute(replica: Replica, name: str, pages: int) -> Effects:
 
 
 def test_the_fields_stand_in_the_order_in_which_a_driver_follows_them() -> None:
-    """R2: a report is ignored if it precedes the expectation of its operation."""
+    """R2: expectations precede orders, because a report of an unexpected operation is ignored."""
     fields = Effects._fields
 
     assert fields.index("lost") < fields.index("expectations") < fields.index("orders")
@@ -107,7 +107,7 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
 
 
 def test_naming_pages_changes_nothing_else() -> None:
-    """Whether events name pages may differ between ranks."""
+    """Events may name pages on one rank only, so this must not change digests."""
     named, unnamed = new_replica(names=True), new_replica()
     for replica in (named, unnamed):
         compute(replica, "r", 2)

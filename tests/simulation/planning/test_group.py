@@ -1,4 +1,4 @@
-"""A planning group that stores only page ids has the hits of one with all tokens, on every tier."""
+"""A simulated group that stores only page ids has the same hits as one with all tokens."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -51,7 +51,7 @@ def serve(group: InstantGroup, prompts: list[PagedPrompt]) -> list[int]:
 
 
 def hits_with_all_tokens(page_tokens: int, device_pages: int) -> Iterator[int]:
-    """Yield, for each request, the hit pages of a replica with device memory only."""
+    """Yield the hit pages of each request, on a replica with device memory only."""
     replica = Replica(
         ReplicaConfig(
             page_tokens=page_tokens,

@@ -184,7 +184,7 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(
 
     with pytest.raises(UsageError, match="there is a pin 'p' already"):
         group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
-    # A request that was queued is refused only in the log, because its client no longer waits.
+    # The refusal is logged, too, because a queued request may outlive its client.
     assert "pin is refused: there is a pin 'p' already" in caplog.text
     with pytest.raises(UsageError, match="ttl_s is 0"):
         group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)

@@ -265,7 +265,7 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
 
 
 def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_found_too() -> None:
-    """This model has no state, which would exist only at the end and so allow no shorter match."""
+    """The model has only a window: a state would exist only at the end and allow no shorter match."""
     window = SlidingWindow(
         window_tokens=2 * PAGE_TOKENS, layout=LAYOUT, device_pages=0, host_pages=16
     )

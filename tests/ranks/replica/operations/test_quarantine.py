@@ -143,7 +143,7 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 
 
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
-    """An engine that waited for the copy would wait forever."""
+    """A request with a hanging retract continues: an engine that waited for it would wait forever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
     ranks.every(lambda cache: cache.hit("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
@@ -181,7 +181,7 @@ def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
 
 
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
-    """A write of one page pins the whole prefix above it."""
+    """A hanging write of one page pins the whole prefix above it in host memory."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
     for number in range(3):
         shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))

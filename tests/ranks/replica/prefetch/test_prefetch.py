@@ -109,7 +109,7 @@ def test_pages_computed_meanwhile_are_kept_and_the_prefetched_copies_given_back(
 
 
 def test_one_store_that_is_never_quiet_does_not_keep_the_pages_of_others() -> None:
-    """Rule R10, found by simulation: quarantines used to end only in the order of their entry."""
+    """Rule R10, found by simulation: quarantined operations could end only in order of entry."""
     ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=64))
     hung, slow = Started(ranks, "hung"), Started(ranks, "slow")
     for each in (hung, slow):

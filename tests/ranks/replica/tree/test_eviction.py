@@ -99,7 +99,7 @@ numbers = st.integers(0, 7)
 
 
 class QueueBesideList(RuleBasedStateMachine):
-    """A queue and a sorted list that receive the same random calls."""
+    """A state machine that makes the same random calls to an eviction queue and to a sorted list."""
 
     @initialize(name=st.sampled_from(["lru", "lfu", "slru", "priority"]))
     def begin(self, name: str) -> None:

@@ -144,7 +144,7 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
 
 
 def half_saved_to_leave() -> RanksInTurn:
-    """Return a rank on which a run was saved to meet a quota, and the end of it stays on the device.
+    """Return a rank with a run of pages copied to meet a quota, whose end stays on the device.
 
     The run was split during the copy. By the end of the copy, the namespace is within its quota.
     """
@@ -186,7 +186,7 @@ def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
 
 
 def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
-    """The saved part stays, because its child is still on the device; the quota holds anyway."""
+    """A copied run stays while its child is on the device, and the quota still holds."""
     ranks = half_saved_to_leave()
 
     ranks.step()
@@ -208,7 +208,7 @@ def test_a_run_of_which_a_part_was_saved_to_leave_is_one_again_when_it_is_used()
 def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
     write_policy: WritePolicy,
 ) -> None:
-    """The prompt's run is split, not evicted whole."""
+    """A run that exceeds its quota by a page is split, not evicted whole."""
     limits = (NamespaceLimit(namespace="small", device_pages=5, host_pages=3),)
     ranks = RanksInTurn(2, store=False, limits=limits, write_policy=write_policy)
     tokens = prompt(1, pages=6)
@@ -329,7 +329,7 @@ def test_a_policy_of_another_package_is_chosen_by_its_name(newest_first: str) ->
 
 @pytest.mark.parametrize("host", [1, 4, 8])
 def test_write_back_ends_where_host_memory_is_smaller_than_what_has_to_leave(host: int) -> None:
-    """Regression: copies of pages that had to leave evicted each other forever."""
+    """Regression: copies of pages to be evicted evicted each other forever."""
     ranks = RanksInTurn(
         2, store=False, device_pages=16, host_pages=host, write_policy=WritePolicy.WRITE_BACK
     )

@@ -36,7 +36,7 @@ def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -
 
 @pytest.mark.parametrize("store", [False, True])
 def test_each_state_that_is_kept_divides_the_run_once(store: bool) -> None:
-    """A stored state says nothing about the pages above it."""
+    """A state in the store says nothing about the pages above it, so they stay one node."""
     layout = PageLayout(page_tokens=1, columns=(Column(name="s", layers=1, heads=1, elements=1),))
     state = Recurrent(
         checkpoint_tokens=4 * PAGE_TOKENS, layout=layout, device_pages=8, host_pages=8
@@ -180,7 +180,7 @@ def test_the_last_page_of_a_long_request_is_inserted_in_as_many_calls(policy: Wr
 
 @pytest.mark.parametrize("count", ["begins", "ends"])
 def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
-    """A wrong count would keep neighbours split forever, or merge nodes across the end of a lock."""
+    """A wrong count of lock ends splits neighbours forever, or merges nodes across a lock's end."""
     ranks = RanksInTurn(1, host_pages=0, store=False)
     decode(ranks, 2)
     (node,) = ranks.caches[0].inspection.prefixes.tree.nodes()

@@ -119,7 +119,7 @@ def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_doe
 
 
 def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
-    """Rule R1: other collectives cannot reorder rounds, because Lockstep has its own process group."""
+    """Rule R1: other collectives cannot reorder rounds, because Lockstep uses a separate group."""
     rounds = [number * 2 for number in range(40)]
     sums = [2 * number + 1 for number in range(40)]
 

@@ -84,8 +84,7 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
     console.print(
         f"{count(len(evaluation.requests), 'request')}, {evaluation.tokens:,} tokens of prompts;"
         f" {evaluation.model.profile.model} in {settings.dtype} on {ranks}.\n"
-        "GiB of device and host are per rank; GiB of the store, and moved down and up, are totals of"
-        " all ranks.",
+        "GiB of device and host are per rank; of the store, down and up, totals of all ranks.",
         soft_wrap=True,
     )
 
@@ -157,7 +156,7 @@ def print_goal(goal: Goal, console: Console) -> None:
     print_points([point], console)
     console.print(
         f"To hit {goal['wanted']:.1%} of all prompt tokens, each rank needs {point['host_gib']:,.4g}"
-        f" GiB of host memory next to {point['device_gib']:g} GiB on its device (to within"
+        f" GiB of host memory\nnext to {point['device_gib']:g} GiB on its device (to within"
         f" {goal['within_gib']:.2g} GiB).",
         soft_wrap=True,
     )

@@ -15,7 +15,7 @@ from ..cli.amounts import LINE_MAX, count, printable, well_formed
 from ..cli.options import OF_A_GROUP, Json, check_store, command_line
 from .finding import Finding, Status, exit_status, well
 
-WIDTH: Final = 100
+WIDTH: Final = 92
 _STATUS: Final = 8
 _NAME: Final = 16
 

@@ -28,11 +28,11 @@ def exposed() -> dict[str, set[str]]:
 
 
 def texts() -> dict[str, str]:
-    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
-    return {**watching_files.texts(), "watching.md": page}
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    return {**watching_files.texts(), "monitoring.md": page}
 
 
-@pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "watching.md"])
+@pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "monitoring.md"])
 def test_every_metric_that_is_named_is_one_that_a_group_exposes(name: str) -> None:
     named = set(NAME.findall(texts()[name]))
 
@@ -53,7 +53,7 @@ def test_every_label_that_is_asked_for_is_one_that_the_metric_has(name: str) -> 
 
 
 def test_the_page_for_operators_explains_every_metric() -> None:
-    said = set(NAME.findall(texts()["watching.md"]))
+    said = set(NAME.findall(texts()["monitoring.md"]))
 
     assert {each.full_name for each in FAMILIES} - said == set()
 

@@ -27,7 +27,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
     """Send a request to the group that listens at `path`; return the result.
 
-    `what` is a request of docs/control.md and `asked` has its fields. Any process of the group's user
+    `what` is a request of docs/admin-api.md and `asked` has its fields. Any process of the group's user
     may call this, but not the engine's thread of rank 0, which would deadlock.
 
     Raises the group's error with its text: `UsageError` if the request is refused, `StorageError` if a

@@ -1,6 +1,6 @@
 """Check the invariants of the replicated state by recomputing them from scratch.
 
-Their numbers are those of `docs/architecture.md`. A violation is a bug in Lockstep.
+Their numbers are those of `docs/protocol.md`. A violation is a bug in Lockstep.
 """
 
 from collections import Counter

@@ -36,7 +36,7 @@ from .ranks.protocol.config import (
 )
 from .ranks.protocol.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
 from .ranks.protocol.model_description import KeptState, ModelDescription
-from .ranks.protocol.outside import Control, Peers
+from .ranks.protocol.network_config import Control, Peers
 from .version import VERSION
 
 if TYPE_CHECKING:

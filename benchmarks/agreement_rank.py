@@ -22,7 +22,7 @@ from ..ranks.group.cache import Cache
 from ..ranks.protocol.config import Bounds, CacheConfig
 from ..ranks.protocol.replica_config import ReplicaConfig
 from .agreement_settings import AgreementSettings
-from .rank_processes import Member, Say
+from .rank_processes import RankProcess, Say
 from .silent_executor import SilentExecutor
 
 TIMEOUT_S = 60.0
@@ -98,9 +98,11 @@ class BareExchange:
         return fold(self._rows[parity])
 
 
-def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, object]:
+def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[str, object]:
     """Run the measurement as one of the ranks."""
-    lanes = BallotShape(world_size=settings.ranks, seats=max(1, settings.operations)).length
+    lanes = BallotShape(
+        world_size=settings.ranks, prefetch_slots=max(1, settings.operations)
+    ).length
     bare = _bare_exchange(member, lanes)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
     alone = _connected(settings, member, lanes)
@@ -136,7 +138,7 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
     }
 
 
-def _keep_a_core(member: Member) -> None:
+def _keep_a_core(member: RankProcess) -> None:
     """Pin this thread to a core that no other rank uses, if there are enough cores.
 
     Otherwise two ranks that wait for each other may share a core while another is idle, which triples
@@ -147,7 +149,7 @@ def _keep_a_core(member: Member) -> None:
         os.sched_setaffinity(0, {cores[member.rank]})
 
 
-def _bare_exchange(member: Member, lanes: int) -> BareExchange:
+def _bare_exchange(member: RankProcess, lanes: int) -> BareExchange:
     path = member.folder / "cells"
     if not member.rank:
         path.write_bytes(bytes(BareExchange.size(member.ranks, lanes)))
@@ -155,14 +157,14 @@ def _bare_exchange(member: Member, lanes: int) -> BareExchange:
     return BareExchange(path, member.rank, member.ranks, lanes)
 
 
-def _connected(settings: AgreementSettings, member: Member, lanes: int) -> Collective:
+def _connected(settings: AgreementSettings, member: RankProcess, lanes: int) -> Collective:
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
     host = member.pretended_host(settings.hosts)
     return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, host=host)
 
 
 def _cache(
-    settings: AgreementSettings, member: Member, lanes: int, depth: int
+    settings: AgreementSettings, member: RankProcess, lanes: int, depth: int
 ) -> tuple[Cache, TimedCollective]:
     collective = TimedCollective(_connected(settings, member, lanes))
     config = _config(settings, depth)

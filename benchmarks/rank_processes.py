@@ -27,7 +27,7 @@ JOIN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RankProcess:
     """One rank process of a benchmark."""
 
     rank: int
@@ -53,7 +53,7 @@ class Measurement(Generic[FiguresT]):
     """The function that each rank runs, and the number of ranks."""
 
     ranks: int
-    measure: Callable[[Member, Say], FiguresT]
+    measure: Callable[[RankProcess, Say], FiguresT]
     """Runs in each process once `torch.distributed` is initialised; function and result are pickled."""
     module: str
     """The module that `measure` needs, imported once before any rank starts."""
@@ -74,7 +74,7 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
         try:
             for rank in range(measurement.ranks):
                 ours, theirs = processes.Pipe(duplex=False)
-                member = Member(rank, measurement.ranks, Path(folder))
+                member = RankProcess(rank, measurement.ranks, Path(folder))
                 process = processes.Process(
                     target=_be_rank, args=(measurement.measure, member, theirs), daemon=True
                 )
@@ -131,7 +131,9 @@ def _hear(said: list[Connection], progress: Say) -> list[Any]:
     return [figures[rank] for rank in range(len(said))]
 
 
-def _be_rank(measure: Callable[[Member, Say], object], member: Member, say: Connection) -> None:
+def _be_rank(
+    measure: Callable[[RankProcess, Say], object], member: RankProcess, say: Connection
+) -> None:
     """Run the measurement as one rank, and send its result or error."""
     import torch  # noqa: PLC0415 - see `run_ranks`.
     import torch.distributed as dist  # noqa: PLC0415 - as above.

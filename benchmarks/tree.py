@@ -44,7 +44,7 @@ INSERTS_MAX = 50
 EVICTIONS_MAX = 100
 
 
-class Point(TypedDict):
+class TreePoint(TypedDict):
     """One measurement."""
 
     op: str
@@ -62,7 +62,7 @@ class Point(TypedDict):
 class TreeReport(TypedDict):
     """The report of `lockstep bench tree`."""
 
-    points: list[Point]
+    points: list[TreePoint]
     repetitions: int
     python: str
     machine: str
@@ -127,7 +127,7 @@ def _path_nodes(tokens: int) -> int:
 
 def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeReport:
     """Run the benchmark; `tell` receives progress messages."""
-    points: list[Point] = []
+    points: list[TreePoint] = []
     for shape in sizes.shapes():
         tell(f"{shape.components}, pages of {shape.page_tokens}, {shape.nodes:,} nodes")
         points.extend(_measure_tree(sizes, shape))
@@ -140,7 +140,7 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
     )
 
 
-def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[Point]:
+def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[TreePoint]:
     prompts = sizes.prompts(shape.page_tokens)
     inserts = min(sizes.repetitions, INSERTS_MAX)
     # Space for each prompt, a branch page at each of its nodes, and half a prompt for each insert.
@@ -175,8 +175,8 @@ def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[Point]:
 
 def _point(
     shape: TreeShape, op: str, *, tokens: int, path_nodes: int, p50_us: float, limit_us: float
-) -> Point:
-    return Point(
+) -> TreePoint:
+    return TreePoint(
         op=op,
         tokens=tokens,
         nodes=shape.nodes,
@@ -230,7 +230,7 @@ def _evictions(cached: CachedPrompts, tokens: int) -> Steps:
             cached.add_group()
 
 
-def _evict(cached: CachedPrompts, repetitions: int) -> Point:
+def _evict(cached: CachedPrompts, repetitions: int) -> TreePoint:
     tokens = LEAVES * cached.shape.leaf_tokens
     steps = _evictions(cached, tokens)
     p50_us, limit_us = _interleaved(steps, cached.random_tokens(tokens), repetitions)

@@ -28,7 +28,7 @@ METHODS = (
 """The connector's methods that vLLM calls in a step."""
 
 
-class Engine:
+class MeasuredEngine:
     """A vLLM engine that records the time spent in its connector's methods."""
 
     def __init__(self, arguments: dict[str, Any], vocabulary: int) -> None:
@@ -108,7 +108,7 @@ class Engine:
 def main(plan: Path) -> None:
     """Start the engine of a plan, and execute commands until the connection closes."""
     told = json.loads(plan.read_text())
-    engine = Engine(told["arguments"], told["vocabulary"])
+    engine = MeasuredEngine(told["arguments"], told["vocabulary"])
     with socket(AF_UNIX) as parent:
         parent.connect(told["address"])
         with parent.makefile("rw") as lines:

@@ -19,21 +19,21 @@ import numpy as np
 from ..errors import InternalError
 from .codec import Record
 from .collective import Vector
-from .expectations import Expectation, Forgotten, Queued, Seated, Settled, Unseated
+from .expectations import Expectation, Forgotten, Queued, Settled, SlotAssigned, SlotFreed
 from .lanes import (
     NEUTRAL,
     NO_ANSWER,
     QUEUE_LANES,
     QUEUES_AT,
-    SEAT_LANES,
-    SEATS_AT,
+    SLOT_LANES,
+    SLOTS_AT,
     BallotShape,
     LaneLayout,
     Voter,
     write_header,
 )
 from .operation import Phase, Queue
-from .seats import UNBOUNDED
+from .prefetch_slots import UNBOUNDED
 
 
 class Answered(Record, frozen=True):
@@ -74,7 +74,7 @@ class Expired(Record, frozen=True):
     operation: int
 
 
-class Ended(Record, frozen=True):
+class TransferEnded(Record, frozen=True):
     """A copy or write has finished on this rank, successfully if `ok`."""
 
     operation: int
@@ -93,11 +93,11 @@ class QuiesceExpired(Record, frozen=True):
     operation: int
 
 
-Progress = Answered | Landed | Capped | Expired | Ended | Quiesced | QuiesceExpired
+Progress = Answered | Landed | Capped | Expired | TransferEnded | Quiesced | QuiesceExpired
 
 
 @dataclass(slots=True)
-class Sightings:
+class OperationProgress:
     """The progress of one operation on this rank."""
 
     answered: Answered | None = None
@@ -114,7 +114,7 @@ class Sightings:
         match progress:
             case Landed(pages=pages) if pages > self.landed:
                 self.landed = pages
-            case Ended(ok=ok) if self.ended is None:
+            case TransferEnded(ok=ok) if self.ended is None:
                 self.ended = ok
             case Answered() if self.answered is None:
                 self.answered = progress
@@ -146,11 +146,11 @@ class Sightings:
 _TRANSFER, _QUIESCE, _QUARANTINE = Phase.TRANSFER, Queue.QUIESCE, Queue.QUARANTINE
 _QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
-_FAILURES = (Ended, QuiesceExpired)
+_FAILURES = (TransferEnded, QuiesceExpired)
 
 
 @dataclass(slots=True)
-class _Tickets:
+class _QueueIndexes:
     """One watermark queue: its tickets in order, and the watermark of this rank."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
@@ -164,14 +164,14 @@ class _Tickets:
 class _Expected:
     """An operation that the ballot expects: its progress, and the lanes that carry it."""
 
-    seen: Sightings = field(default_factory=Sightings)
-    seat: int | None = None
+    seen: OperationProgress = field(default_factory=OperationProgress)
+    prefetch_slot: int | None = None
     phase: Phase = Phase.WAITING
     """The phase and the bound define the meaning of the lanes of the operation's prefetch slot."""
     bound: int = UNBOUNDED
     queue: Queue | None = None
     """The queue that issued the operation's last ticket."""
-    ticket: int = 0
+    queue_index: int = 0
 
 
 class Ballot:
@@ -181,11 +181,11 @@ class Ballot:
     """
 
     def __init__(self, shape: BallotShape, rank: int) -> None:
-        self._seats = shape.seats
+        self._prefetch_slots = shape.prefetch_slots
         self._world_size = shape.world_size
         self._rank = rank
         self._expected: dict[int, _Expected] = {}
-        self._tickets = {queue: _Tickets() for queue in Queue}
+        self._tickets = {queue: _QueueIndexes() for queue in Queue}
         self._stale = set(Queue)
         """Queues that changed since their lanes were last written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
@@ -197,49 +197,53 @@ class Ballot:
         """Apply the replica's expectations in the given order."""
         for each in expectations:
             match each:
-                case Seated():
-                    self.seat(each.operation, each.seat, each.phase, each.bound)
-                case Unseated():
-                    self.unseat(each.operation)
+                case SlotAssigned():
+                    self.assign_slot(each.operation, each.prefetch_slot, each.phase, each.bound)
+                case SlotFreed():
+                    self.free_slot(each.operation)
                 case Queued():
-                    self.enqueue(each.queue, each.ticket, each.operation)
+                    self.enqueue(each.queue, each.queue_index, each.operation)
                 case Settled():
-                    self.dequeue(each.queue, each.ticket)
+                    self.dequeue(each.queue, each.queue_index)
                 case Forgotten():
                     self.forget(each.operation)
 
-    def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
-        """Assign prefetch slot `seat` to `operation`; phase and bound define its lanes' meaning."""
-        if not 0 <= seat < self._seats:
-            raise InternalError(f"prefetch slot is {seat}, must be 0 to {self._seats - 1}")
+    def assign_slot(
+        self, operation: int, prefetch_slot: int, phase: Phase, bound: int = UNBOUNDED
+    ) -> None:
+        """Assign a prefetch slot to `operation`; phase and bound define the meaning of its lanes."""
+        if not 0 <= prefetch_slot < self._prefetch_slots:
+            raise InternalError(
+                f"prefetch slot is {prefetch_slot}, must be 0 to {self._prefetch_slots - 1}"
+            )
         if phase not in _VOTED:
             raise InternalError(f"an operation in phase {phase.name} has no prefetch slot")
         expected = self._expect(operation)
-        expected.seat, expected.phase, expected.bound = seat, phase, bound
-        self._write_seat(seat, expected)
+        expected.prefetch_slot, expected.phase, expected.bound = prefetch_slot, phase, bound
+        self._write_slot(prefetch_slot, expected)
 
-    def unseat(self, operation: int) -> None:
+    def free_slot(self, operation: int) -> None:
         """Reset the lanes of the operation's prefetch slot, if it has one, to neutral."""
         expected = self._expected.get(operation)
         if expected is not None:
-            self._unseat(expected)
+            self._free_slot(expected)
 
-    def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
+    def enqueue(self, queue: Queue, queue_index: int, operation: int) -> None:
         """Append `operation` to `queue`. The tickets of a queue only rise."""
         expected = self._expect(operation)
-        tickets = self._tickets[queue]
-        tickets.waiting.append((ticket, operation))
-        expected.queue, expected.ticket = queue, ticket
+        queue_indexes = self._tickets[queue]
+        queue_indexes.waiting.append((queue_index, operation))
+        expected.queue, expected.queue_index = queue, queue_index
         if expected.seen.failed_in(queue):
-            heappush(tickets.failed, (ticket, operation))
+            heappush(queue_indexes.failed, (queue_index, operation))
         self._stale.add(queue)
 
-    def dequeue(self, queue: Queue, ticket: int) -> None:
-        """Drop the tickets of `queue` up to `ticket`; all ranks have agreed on their outcome."""
-        tickets = self._tickets[queue]
-        while tickets.waiting and tickets.waiting[0][0] <= ticket:
-            tickets.waiting.popleft()
-        tickets.ended_through = max(tickets.ended_through, ticket)
+    def dequeue(self, queue: Queue, queue_index: int) -> None:
+        """Drop the tickets of `queue` up to `queue_index`; all ranks have agreed on their outcome."""
+        queue_indexes = self._tickets[queue]
+        while queue_indexes.waiting and queue_indexes.waiting[0][0] <= queue_index:
+            queue_indexes.waiting.popleft()
+        queue_indexes.ended_through = max(queue_indexes.ended_through, queue_index)
         self._stale.add(queue)
 
     def forget(self, operation: int) -> None:
@@ -247,7 +251,7 @@ class Ballot:
         expected = self._expected.pop(operation, None)
         if expected is None:
             return
-        self._unseat(expected)
+        self._free_slot(expected)
         if expected.queue is not None:
             self._stale.add(expected.queue)
 
@@ -256,15 +260,15 @@ class Ballot:
         expected = self._expected.get(progress.operation)
         if expected is None or not expected.seen.raise_to(progress):
             return
-        if expected.seat is not None:
-            self._write_seat(expected.seat, expected)
+        if expected.prefetch_slot is not None:
+            self._write_slot(expected.prefetch_slot, expected)
         queue = expected.queue
         if queue is not None:
             if isinstance(progress, _FAILURES) and expected.seen.failed_in(queue):
-                heappush(self._tickets[queue].failed, (expected.ticket, progress.operation))
+                heappush(self._tickets[queue].failed, (expected.queue_index, progress.operation))
             self._stale.add(queue)
 
-    def sightings(self, operation: int) -> Sightings:
+    def progress_of(self, operation: int) -> OperationProgress:
         """Return the progress of `operation`; empty progress if the operation is not expected."""
         expected = self._expected.get(operation)
         return _NOTHING if expected is None else expected.seen
@@ -274,15 +278,17 @@ class Ballot:
 
         The cost is proportional to the operations that finished or failed since the last call.
         """
-        tickets = self._tickets[queue]
-        while tickets.waiting and self._has_ended(queue, tickets.waiting[0][1]):
-            tickets.ended_through, _ = tickets.waiting.popleft()
-        while tickets.failed:
-            ticket, operation = tickets.failed[0]
-            if ticket > tickets.ended_through and self.sightings(operation).failed_in(queue):
-                return tickets.ended_through, ticket
-            heappop(tickets.failed)
-        return tickets.ended_through, None
+        queue_indexes = self._tickets[queue]
+        while queue_indexes.waiting and self._has_ended(queue, queue_indexes.waiting[0][1]):
+            queue_indexes.ended_through, _ = queue_indexes.waiting.popleft()
+        while queue_indexes.failed:
+            queue_index, operation = queue_indexes.failed[0]
+            if queue_index > queue_indexes.ended_through and self.progress_of(operation).failed_in(
+                queue
+            ):
+                return queue_indexes.ended_through, queue_index
+            heappop(queue_indexes.failed)
+        return queue_indexes.ended_through, None
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Return this rank's vector for a round. The caller owns the vector; no level changes."""
@@ -310,8 +316,8 @@ class Ballot:
         self._lanes[at] = ended_through
         self._lanes[at + 1] = NEUTRAL if first_failed is None else self._named(first_failed)
 
-    def _write_seat(self, seat: int, expected: _Expected) -> None:
-        lanes, at, seen = self._written, SEATS_AT + SEAT_LANES * seat, expected.seen
+    def _write_slot(self, prefetch_slot: int, expected: _Expected) -> None:
+        lanes, at, seen = self._written, SLOTS_AT + SLOT_LANES * prefetch_slot, expected.seen
         if expected.phase is _TRANSFER:
             lanes[at] = seen.landed
             lanes[at + 1] = NEUTRAL if seen.ceiling == UNBOUNDED else self._named(seen.ceiling)
@@ -324,11 +330,11 @@ class Ballot:
             lanes[at + 1] = -longest
         lanes[at + 2] = -(self._rank + 1) if seen.expired else 0
 
-    def _unseat(self, expected: _Expected) -> None:
-        if expected.seat is not None:
-            lanes, at = self._written, SEATS_AT + SEAT_LANES * expected.seat
+    def _free_slot(self, expected: _Expected) -> None:
+        if expected.prefetch_slot is not None:
+            lanes, at = self._written, SLOTS_AT + SLOT_LANES * expected.prefetch_slot
             lanes[at] = lanes[at + 1] = lanes[at + 2] = NEUTRAL
-            expected.seat = None
+            expected.prefetch_slot = None
 
     def _named(self, value: int) -> int:
         """Encode `value` and this rank, so that MIN yields the smallest value and its lowest rank."""
@@ -337,4 +343,4 @@ class Ballot:
 
 _VOTED = (Phase.QUERY, Phase.RESTORABLE, _TRANSFER)
 
-_NOTHING = Sightings()
+_NOTHING = OperationProgress()

@@ -7,16 +7,16 @@ from .codec import Record
 from .operation import Phase, Queue
 
 
-class Seated(Record, frozen=True):
-    """From now on prefetch slot `seat` carries `operation`; phase and bound define its lanes."""
+class SlotAssigned(Record, frozen=True):
+    """A prefetch slot carries `operation` from now on; phase and bound define its lanes."""
 
     operation: int
-    seat: int
+    prefetch_slot: int
     phase: Phase
     bound: int
 
 
-class Unseated(Record, frozen=True):
+class SlotFreed(Record, frozen=True):
     """The prefetch slot of `operation` no longer carries a vote."""
 
     operation: int
@@ -26,15 +26,15 @@ class Queued(Record, frozen=True):
     """`operation` was appended to a watermark queue."""
 
     queue: Queue
-    ticket: int
+    queue_index: int
     operation: int
 
 
 class Settled(Record, frozen=True):
-    """All ranks agreed on the outcome of the queue's tickets up to `ticket`."""
+    """All ranks agreed on the outcome of the queue's tickets up to `queue_index`."""
 
     queue: Queue
-    ticket: int
+    queue_index: int
 
 
 class Forgotten(Record, frozen=True):
@@ -43,4 +43,4 @@ class Forgotten(Record, frozen=True):
     operation: int
 
 
-Expectation = Seated | Unseated | Queued | Settled | Forgotten
+Expectation = SlotAssigned | SlotFreed | Queued | Settled | Forgotten

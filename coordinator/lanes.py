@@ -33,8 +33,8 @@ import numpy as np
 
 from .collective import Vector
 from .operation import Queue
-from .proposal import NOTHING_STAGED, Staged
-from .seats import SeatTable
+from .prefetch_slots import PrefetchSlotTable
+from .proposal import NOTHING_STAGED, StagedLanes
 
 NEUTRAL = 1 << 62
 """A lane without a vote: no real value is larger, so it never wins the MIN."""
@@ -51,9 +51,9 @@ PAIRS = {"epoch": EPOCH, "round": ROUND, "state digest": STATE, "layout digest":
 """The header's equality pairs by name, each with the index of its first lane."""
 
 QUEUE_LANES = 2
-SEAT_LANES = 3
+SLOT_LANES = 3
 QUEUES_AT = HEADER_LANES
-SEATS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
+SLOTS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     state_digest: int
     """The 63-bit digest of the replicated state at launch."""
-    seats: SeatTable
+    prefetch_slots: PrefetchSlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,12 @@ class BallotShape:
     """The sizes that fix the vector's length for an epoch."""
 
     world_size: int
-    seats: int
+    prefetch_slots: int
 
     @property
     def length(self) -> int:
         """The number of lanes."""
-        return SEATS_AT + SEAT_LANES * self.seats
+        return SLOTS_AT + SLOT_LANES * self.prefetch_slots
 
 
 class Voter(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Voter(msgspec.Struct, frozen=True, kw_only=True):
 
     healthy: bool
     time_ms: int
-    staged: Staged = NOTHING_STAGED
+    staged: StagedLanes = NOTHING_STAGED
     requests: int | None = None
     """The gapless run of requests received since the epoch began; None if this rank receives none."""
     newest: int = 0
@@ -96,11 +96,11 @@ _HEADER = Struct(f"{HEADER_LANES}q")
 
 def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> None:
     """Write the header of a round into the vector of `rank`."""
-    epoch, number, state, seats = (
+    epoch, number, state, prefetch_slots = (
         layout.epoch,
         layout.round,
         layout.state_digest,
-        layout.seats.digest,
+        layout.prefetch_slots.digest,
     )
     smallest = largest = NEUTRAL
     ready: int = 0
@@ -110,7 +110,7 @@ def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> 
     _HEADER.pack_into(
         lanes.data,
         0,
-        *(epoch, -epoch, number, -number, state, -state, seats, -seats),
+        *(epoch, -epoch, number, -number, state, -state, prefetch_slots, -prefetch_slots),
         *(0 if voter.healthy else -(rank + 1), voter.time_ms),
         *(smallest, largest, ready),
         *(NEUTRAL if voter.requests is None else voter.requests, -voter.newest),

@@ -35,7 +35,7 @@ class _Numbered(IntEnum):
         self.word = self.name
 
 
-class Kind(_Numbered):
+class OperationKind(_Numbered):
     """The data that an operation moves, with its source and destination tiers."""
 
     PREFETCH = 0
@@ -117,32 +117,34 @@ _COPY: dict[Phase, frozenset[Phase]] = {
     **_STOPPED,
 }
 
-TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
-    Kind.PREFETCH: {
+TRANSITIONS: dict[OperationKind, dict[Phase, frozenset[Phase]]] = {
+    OperationKind.PREFETCH: {
         Phase.WAITING: frozenset({Phase.QUERY, Phase.TRANSFER, Phase.DONE}),
         Phase.QUERY: frozenset({Phase.RESTORABLE, Phase.TRANSFER, Phase.DONE}),
         Phase.RESTORABLE: frozenset({Phase.TRANSFER, Phase.DONE}),
         Phase.TRANSFER: frozenset({Phase.QUIESCE, Phase.DONE}),
         **_STOPPED,
     },
-    Kind.BACKUP: _COPY,
-    Kind.RETRACT: _COPY,
-    Kind.LOAD_BACK: _COPY,
-    Kind.RESUME: _COPY,
-    Kind.PERSIST: {
+    OperationKind.BACKUP: _COPY,
+    OperationKind.RETRACT: _COPY,
+    OperationKind.LOAD_BACK: _COPY,
+    OperationKind.RESUME: _COPY,
+    OperationKind.PERSIST: {
         Phase.WAITING: frozenset({Phase.ISSUED, Phase.DONE}),
         **_COPY,
     },
-    Kind.SERVE: {Phase.SERVING: frozenset({Phase.QUIESCE}), **_STOPPED},
+    OperationKind.SERVE: {Phase.SERVING: frozenset({Phase.QUIESCE}), **_STOPPED},
 }
 """The phases that may follow each phase, by kind of operation. Any other transition is an error."""
 
-FIRST_PHASE: dict[Kind, Phase] = {kind: next(iter(phases)) for kind, phases in TRANSITIONS.items()}
+FIRST_PHASE: dict[OperationKind, Phase] = {
+    kind: next(iter(phases)) for kind, phases in TRANSITIONS.items()
+}
 
 _NOWHERE: frozenset[Phase] = frozenset()
 
 
-def require_step(operation: int, kind: Kind, before: Phase, after: Phase) -> None:
+def require_step(operation: int, kind: OperationKind, before: Phase, after: Phase) -> None:
     """Raise `InternalError` unless an operation of a kind may move from phase `before` to `after`."""
     if after not in TRANSITIONS[kind].get(before, _NOWHERE):
         raise InternalError(f"{kind.word} {operation} cannot go from {before.word} to {after.word}")

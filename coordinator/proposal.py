@@ -55,11 +55,11 @@ def change_of(digest: int) -> Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedLanes:
     """The proposal that a rank has staged, as reported in its ballot."""
 
     proposal: int
     readiness: Readiness
 
 
-NOTHING_STAGED = Staged(0, Readiness.UNSTAGED)
+NOTHING_STAGED = StagedLanes(0, Readiness.UNSTAGED)

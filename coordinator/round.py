@@ -36,7 +36,7 @@ from .ballot import Ballot
 from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
 from .lanes import BallotShape, LaneLayout, Voter, disagreements, read_header
-from .seats import SeatTable
+from .prefetch_slots import PrefetchSlotTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
@@ -76,7 +76,7 @@ class Rounds:
 
     def open(
         self,
-        seats: SeatTable,
+        prefetch_slots: PrefetchSlotTable,
         state_digest: int,
         ballot: Ballot,
         voter: Voter,
@@ -86,7 +86,10 @@ class Rounds:
         if self._launched is not None:
             raise UsageError("a round is pending already; close it first")
         layout = LaneLayout(
-            epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
+            epoch=self.epoch,
+            round=self.count + 1,
+            state_digest=state_digest,
+            prefetch_slots=prefetch_slots,
         )
         try:
             self._launched = layout, self._collective.launch(ballot.fill(layout, voter))
@@ -127,7 +130,7 @@ class Rounds:
             self.end(RankUnhealthy(f"rank {unhealthy} cannot continue; see its log"))
         return self._verdicts.read(layout, folded)
 
-    def hurry(self, timeout_s: float) -> None:
+    def shorten_timeout(self, timeout_s: float) -> None:
         """Lower the timeout of all later waits to `timeout_s`, because this rank must stop soon."""
         self._timeout_s = min(self._timeout_s, timeout_s)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .settings import TIMEOUT_S_MAX, Settings
+from .validated_settings import TIMEOUT_S_MAX, Settings
 
 StopTime = Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)]
 

@@ -37,19 +37,19 @@ from .lanes import (
     QUEUE_LANES,
     READINESS,
     REQUESTS,
-    SEAT_LANES,
-    SEATS_AT,
+    SLOT_LANES,
+    SLOTS_AT,
     TIME,
     BallotShape,
     LaneLayout,
     read_header,
 )
 from .operation import Phase, Queue
+from .prefetch_slots import COLUMNS, NOBODY, OPERATION, PrefetchSlots, PrefetchSlotTable
 from .proposal import Readiness
-from .seats import COLUMNS, NOBODY, OPERATION, Seats, SeatTable
 
 
-class Found(NamedTuple):
+class PrefetchFound(NamedTuple):
     """A prefetch in QUERY or RESTORABLE: how many pages the ranks can restore, up to a bound.
 
     If `pages` equals `longest`, every rank can restore that length, and no longer length within the
@@ -69,7 +69,7 @@ class Found(NamedTuple):
     """A rank whose deadline passed, or None."""
 
 
-class Arrived(NamedTuple):
+class PrefetchArrived(NamedTuple):
     """A prefetch in TRANSFER: its first `pages` pages hold verified bytes on every rank."""
 
     operation: int
@@ -82,7 +82,7 @@ class Arrived(NamedTuple):
     """A rank whose deadline passed, or None."""
 
 
-SeatVerdict = Found | Arrived
+SlotVerdict = PrefetchFound | PrefetchArrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class Verdict:
     """Agreed time in milliseconds: the smallest of the ranks' clocks."""
     watermarks: tuple[Watermark, ...]
     """The queues that changed, in the order of `Queue`."""
-    seats: tuple[SeatVerdict, ...]
+    prefetch_slots: tuple[SlotVerdict, ...]
     """The prefetch slots that changed, in the order of operations."""
     proposed: Proposed | None = None
     requests: int = 0
@@ -132,7 +132,7 @@ def unhealthy_rank(header: Sequence[int]) -> int | None:
     return _marked_rank(header[HEALTH])
 
 
-_SEATS_IN_BODY = SEATS_AT - HEADER_LANES
+_SEATS_IN_BODY = SLOTS_AT - HEADER_LANES
 """The offset of the prefetch slots in a body, which is a vector without its header."""
 
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
@@ -151,7 +151,7 @@ class Verdicts:
 
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
-        self._seats: SeatTable = Seats(shape.seats).freeze()
+        self._prefetch_slots: PrefetchSlotTable = PrefetchSlots(shape.prefetch_slots).freeze()
         # No real lane is this low, so the first round counts as changed in every lane.
         lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
         self._body = lowest[HEADER_LANES:].tobytes()
@@ -161,18 +161,20 @@ class Verdicts:
         lanes = folded.tobytes()
         header, body = read_header(lanes), lanes[_HEADER_BYTES:]
         watermarks: tuple[Watermark, ...] = ()
-        seats: tuple[SeatVerdict, ...] = ()
-        if body != self._body or layout.seats is not self._seats:
+        prefetch_slots: tuple[SlotVerdict, ...] = ()
+        if body != self._body or layout.prefetch_slots is not self._prefetch_slots:
             new, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
             if body[:_QUEUE_BYTES] != self._body[:_QUEUE_BYTES]:
                 watermarks = self._read_queues(new[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
-            seats = self._read_seats(new[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.seats)
-            self._body, self._seats = body, layout.seats
+            prefetch_slots = self._read_slots(
+                new[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.prefetch_slots
+            )
+            self._body, self._prefetch_slots = body, layout.prefetch_slots
         return Verdict(
             round=layout.round,
             time_ms=header[TIME],
             watermarks=watermarks,
-            seats=seats,
+            prefetch_slots=prefetch_slots,
             proposed=_read_proposed(header),
             requests=0 if header[REQUESTS] == NEUTRAL else header[REQUESTS],
             newest=-header[NEWEST],
@@ -185,45 +187,53 @@ class Verdicts:
     def _read_queue(self, queue: Queue, lanes: Vector) -> Watermark:
         at = QUEUE_LANES * queue
         ended_through, failed = lanes[at : at + QUEUE_LANES].tolist()
-        ticket, rank = _named(failed, self._world_size)
+        queue_index, rank = _named(failed, self._world_size)
         return Watermark(
-            queue=queue, ended_through=ended_through, first_failed=ticket, failed_rank=rank
+            queue=queue, ended_through=ended_through, first_failed=queue_index, failed_rank=rank
         )
 
-    def _read_seats(
-        self, lanes: Vector, before: Vector, table: SeatTable
-    ) -> tuple[SeatVerdict, ...]:
-        differing = _differing(lanes, before, SEAT_LANES)
-        if table is not self._seats:
-            differing |= _differing(table.rows.reshape(-1), self._seats.rows.reshape(-1), COLUMNS)
+    def _read_slots(
+        self, lanes: Vector, before: Vector, table: PrefetchSlotTable
+    ) -> tuple[SlotVerdict, ...]:
+        differing = _differing(lanes, before, SLOT_LANES)
+        if table is not self._prefetch_slots:
+            differing |= _differing(
+                table.rows.reshape(-1), self._prefetch_slots.rows.reshape(-1), COLUMNS
+            )
         differing &= table.rows[:, OPERATION] != NOBODY
-        seats = differing.nonzero()[0]
-        if not seats.size:
+        prefetch_slots = differing.nonzero()[0]
+        if not prefetch_slots.size:
             return ()
         # Read one row at a time: indexing with an array releases the GIL, and the engine's thread would
         # have to wait to reacquire it.
-        rows: list[list[int]] = [table.rows[seat].tolist() for seat in seats]
-        votes: list[list[int]] = [lanes[at : at + SEAT_LANES].tolist() for at in seats * SEAT_LANES]
+        rows: list[list[int]] = [
+            table.rows[prefetch_slot].tolist() for prefetch_slot in prefetch_slots
+        ]
+        votes: list[list[int]] = [
+            lanes[at : at + SLOT_LANES].tolist() for at in prefetch_slots * SLOT_LANES
+        ]
         # The lanes are, in order: the level, its limit, and a rank whose deadline passed.
         verdicts = [
-            self._read_seat(row, vote)
+            self._read_slot(row, vote)
             for row, vote in zip(rows, votes, strict=True)
             if vote[0] > 0 or vote[2] or (not vote[0] and vote[1] != NEUTRAL)
         ]
         verdicts.sort(key=_BY_OPERATION)
         return tuple(verdicts)
 
-    def _read_seat(self, row: list[int], vote: list[int]) -> SeatVerdict:
+    def _read_slot(self, row: list[int], vote: list[int]) -> SlotVerdict:
         operation, phase, bound = row
         level, limit, mark = vote
         expired_rank = _marked_rank(mark) if mark else None
         if phase == _TRANSFER:
             if limit == NEUTRAL:
-                return Arrived(operation, level, None, None, expired_rank)
-            return Arrived(operation, level, *divmod(limit, self._world_size), expired_rank)
+                return PrefetchArrived(operation, level, None, None, expired_rank)
+            return PrefetchArrived(operation, level, *divmod(limit, self._world_size), expired_rank)
         if level < 0:
-            return Found(operation, bound, None, None, None, expired_rank)
-        return Found(operation, bound, *divmod(level, self._world_size), -limit, expired_rank)
+            return PrefetchFound(operation, bound, None, None, None, expired_rank)
+        return PrefetchFound(
+            operation, bound, *divmod(level, self._world_size), -limit, expired_rank
+        )
 
 
 def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.bool_]:

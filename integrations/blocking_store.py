@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from ..errors import ConfigError, StorageError
 from ..storage_backends.base import StorageBackend
-from ..storage_backends.complaints import Trouble
+from ..storage_backends.error_log import LoggedError
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
@@ -49,7 +49,7 @@ class BlockingStore:
         self._is_open = False
         self._close_timeout_s = 0.0
         self._opened: Future[None] = Future()
-        self._late = Trouble(_log)
+        self._late = LoggedError(_log)
         self._thread: threading.Thread | None = None
 
     def open(

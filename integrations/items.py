@@ -34,7 +34,7 @@ _NO_TEXT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RequestItem:
     """An item, or a contiguous run of an item's placeholders."""
 
     name: Hashable
@@ -60,10 +60,10 @@ class ItemIds:
         return self.head[: len(tokens)] + tokens[len(self.head) :]
 
 
-def item_ids(tokens: bytes, items: Sequence[Item], page_tokens: int) -> ItemIds | None:
+def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> ItemIds | None:
     """Return the key ids of a prompt of int32 `tokens`; None if an item does not fit into a page."""
     ids = np.frombuffer(tokens, dtype="<i4").copy()
-    beginning: dict[int, list[Item]] = {}
+    beginning: dict[int, list[RequestItem]] = {}
     for item in items:
         beginning.setdefault(item.start // page_tokens, []).append(item)
     end = 0
@@ -80,7 +80,7 @@ def item_ids(tokens: bytes, items: Sequence[Item], page_tokens: int) -> ItemIds 
     return ItemIds(ids[:end].tobytes(), tuple(sorted(beginning)))
 
 
-def named_by_content(items: Iterable[Item]) -> list[list[object]]:
+def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
     """Return the part of a namespace that separates requests with different items."""
     return [[each.content.hex(), each.start, each.end] for each in items]
 
@@ -180,7 +180,7 @@ class ItemNames:
         """Content digest by name; None if the content is unknown or the name has had several."""
         self._warned = False
 
-    def note(self, items: Iterable[Item]) -> None:
+    def note(self, items: Iterable[RequestItem]) -> None:
         """Record the names and contents of items before the engine computes them."""
         for item in items:
             known = self._known.setdefault(item.name, item.content)
@@ -197,7 +197,7 @@ class ItemNames:
             self._known[name] = None
             self._keep(name)
 
-    def trusted(self, items: Iterable[Item]) -> bool:
+    def trusted(self, items: Iterable[RequestItem]) -> bool:
         """Return whether the engine's KV for these items was computed from their contents."""
         return all(self._known.get(item.name, item.content) == item.content for item in items)
 
@@ -207,4 +207,4 @@ class ItemNames:
             self._known.popitem(last=False)
 
 
-Items: TypeAlias = tuple[Item, ...]
+Items: TypeAlias = tuple[RequestItem, ...]

@@ -62,7 +62,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class KeyedEngineSettings:
     """An engine's configuration apart from its model and weights."""
 
     engine: str
@@ -100,15 +100,13 @@ class EngineSettings:
         log_parts(log, ((each.place, canonical(each.value, each.place)) for each in counted))
 
     def _settings(self, left_out: frozenset[str]) -> Iterator[Setting]:
-        return (
-            found for each in self.settings for found in looked_into(each, self.package, left_out)
-        )
+        return (found for each in self.settings for found in expanded(each, self.package, left_out))
 
 
 def kv_name(
     weights: str,
     description: KvDescription,
-    settings: EngineSettings,
+    settings: KeyedEngineSettings,
     share: Share,
     log: logging.Logger,
 ) -> str:
@@ -151,7 +149,7 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
     ]
 
 
-def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
+def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
     """Yield a setting, or the settings inside it if its value is a dataclass of `package`.
 
     If the setting is None by default, the presence of the dataclass also counts, named after its class.
@@ -166,7 +164,7 @@ def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Ite
     if not isinstance(setting.default, kind) and name not in left_out:
         yield Setting(name, setting.place, name, setting.default)
     for each in settings_in(value, setting.place, setting.default):
-        yield from looked_into(each, package, left_out)
+        yield from expanded(each, package, left_out)
 
 
 def _is_worth(setting: Setting, default: object) -> bool:

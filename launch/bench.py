@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 from rich.console import Console
 
 from ..benchmarks.agreement_settings import AgreementSettings
-from ..benchmarks.handoff.settings import HandoffSettings
-from ..benchmarks.path.settings import PathSettings
+from ..benchmarks.handoff.handoff_settings import HandoffSettings
+from ..benchmarks.path.path_settings import PathSettings
 from ..benchmarks.storage import StorageSizes
 from ..benchmarks.storage import run as measure_storage
 from ..benchmarks.tree import Sizes
@@ -25,7 +25,7 @@ from .replay.bench_tables import (
     print_storage,
     print_tree,
 )
-from .store.opening import for_a_tool
+from .store.store_opening import for_a_tool
 
 Found = TypeVar("Found", bound=Mapping[str, object])
 
@@ -79,9 +79,9 @@ def handoff(*, settings: HandoffSettings, report: ReportFile = None) -> None:
 
 def _require_ranks() -> None:
     """Raise `LockstepError` if ranks cannot connect to each other on this machine."""
-    from .cli.rank_processes import obstacle_to_ranks
+    from .cli.rank_processes import why_ranks_cannot_start
 
-    if problem := obstacle_to_ranks(LOOPBACK):
+    if problem := why_ranks_cannot_start(LOOPBACK):
         raise LockstepError(problem)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ..coordinator.settings import TIMEOUT_S_MAX
+from ..coordinator.validated_settings import TIMEOUT_S_MAX
 from ..errors import ConfigError, UsageError
 from ..ranks.group.control.client import ask
 from ..ranks.protocol.config import PAGES_MAX, TTL_S_MIN

@@ -12,8 +12,8 @@ from ..errors import ConfigError
 from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import StoreUri, parse_uri
 from .cli.options import OF_A_GROUP, ReportFile, check_store, command_line
+from .cli.replay_settings import ReplaySettings
 from .cli.report_files import check_that_writable, write_report
-from .cli.settings import ReplaySettings
 from .replay.launching import launch
 from .replay.options import EXIT_STATUSES, LaunchChoice
 from .replay.outcome import VIEWER, table_of

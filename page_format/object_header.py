@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from .object_name import NAME_DIGEST_BYTES, ObjectName, full_name, name_digest
-from .object_shape import ALWAYS, PARTS_MAX, ObjectShape, Plan, Run, parts_of, pieces_of
+from .object_shape import ALWAYS, PARTS_MAX, ObjectShape, PartRun, Plan, parts_of, pieces_of
 
 MAGIC: Final = b"LOCKSTEP"
 FORMAT_VERSION: Final = 2
@@ -241,7 +241,7 @@ def stated_checksums(header: memoryview | bytes, first: int, count: int) -> byte
     return bytes(header[start : start + count * CHECKSUM_BYTES])
 
 
-def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> HeaderFinding:
+def check_run(header: memoryview | bytes, run: PartRun, checksums: bytes) -> HeaderFinding:
     """Compare the concatenated checksums of a run's parts with those in a checked header."""
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
     return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD

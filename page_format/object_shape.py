@@ -33,7 +33,7 @@ class Part(NamedTuple):
     bit: int = ALWAYS
 
 
-class Run(NamedTuple):
+class PartRun(NamedTuple):
     """Consecutive parts in an object's payload that are all wanted."""
 
     offset: int
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     payload_bytes: int
     table: bytes
     """The part table that the object's header must contain."""
-    runs: tuple[Run, ...]
+    runs: tuple[PartRun, ...]
     sizes: tuple[int, ...] = ()
     """The lengths of the wanted parts, in order."""
 
@@ -155,7 +155,7 @@ class ObjectShape:
 
     def _make_plan(self, present: int) -> Plan:
         held = set(self.held)
-        runs: list[Run] = []
+        runs: list[PartRun] = []
         run: list[tuple[int, int]] = []
         start = at = 0
         numbers = self.numbers(present)
@@ -165,11 +165,11 @@ class ObjectShape:
                 start = start if run else at
                 run.append((there, nbytes))
             elif run:
-                runs.append(Run(start, at - start, tuple(run)))
+                runs.append(PartRun(start, at - start, tuple(run)))
                 run = []
             at += nbytes
         if run:
-            runs.append(Run(start, at - start, tuple(run)))
+            runs.append(PartRun(start, at - start, tuple(run)))
         table = part_table([self.parts[number] for number in numbers])
         sizes = tuple(nbytes for run in runs for _, nbytes in run.parts)
         return Plan(at, table, tuple(runs), sizes)

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypedDict
 from .exploration import SEEDS, Exploration
 from .pair import run_pair
 from .rank.epoch import SOUND_BUILD
-from .rank.peers import PAGES_GONE, PAGES_READ
+from .rank.simulated_peers import PAGES_GONE, PAGES_READ
 from .result import ScheduleResult, Violation
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule

@@ -16,9 +16,9 @@ from msgspec import structs
 from ..page_format.page_layout import ShardPlace
 from ..ranks.protocol.agreed_pools import pool_layouts
 from ..ranks.protocol.config import ComponentConfig, SlidingWindow
-from .engine.handed import Handover
+from .engine.group_handoff import GroupHandoff
 from .rank.epoch import SOUND_BUILD, Build, Epoch
-from .rank.peers import Peers, ServingGroup
+from .rank.simulated_peers import ServingGroup, SimulatedPeers
 from .result import ScheduleResult
 from .schedule import Schedule, Surroundings
 from .world.clock import VirtualClock
@@ -116,7 +116,7 @@ class PairSchedule:
         clock, beside = VirtualClock(), VirtualClock()
         clock.beside, beside.beside = beside, clock
         self._random = one.stream("turns")
-        handover = Handover(one.stream("handover"), one.page_tokens, self.result.coverage)
+        handover = GroupHandoff(one.stream("handover"), one.page_tokens, self.result.coverage)
         group = partial(_Group, around=around, record=record, build=build)
         self.producer = group(one, clock=clock, gives=handover)
         self.consumer = group(other, clock=beside, takes=handover, source=self.producer)
@@ -150,8 +150,8 @@ class _Group(Schedule):
         around: Surroundings,
         record: bool,
         build: Build,
-        gives: Handover | None = None,
-        takes: Handover | None = None,
+        gives: GroupHandoff | None = None,
+        takes: GroupHandoff | None = None,
         source: "_Group | None" = None,
     ) -> None:
         """Create a producer, which `gives` requests, or a consumer, which `takes` from `source`."""
@@ -170,10 +170,10 @@ class _Group(Schedule):
         self._serving = ServingGroup(self._layouts, [each.serving for each in epoch.executors])
         return epoch
 
-    def connect(self, place: ShardPlace, source: str) -> Peers:
+    def connect(self, place: ShardPlace, source: str) -> SimulatedPeers:
         """Return the pages of the source group, as one rank of the consumer reads them."""
         del source
-        return Peers(self._serving, place, self.result.coverage)
+        return SimulatedPeers(self._serving, place, self.result.coverage)
 
     def _end(self, *, last: bool = False) -> bool:
         # Settling takes virtual seconds in which the other group takes no step, so decouple its clock.

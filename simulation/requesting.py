@@ -69,7 +69,7 @@ class Requesting:
         self._told = 0
         self._carried_out = [[] for _ in caches]
         for cache, did in zip(caches, self._carried_out, strict=True):
-            cache.obey(did.append)
+            cache.set_control_handler(did.append)
 
     def step(self) -> None:
         """Send a request now and then, and deliver arrivals, before a step."""

@@ -31,7 +31,7 @@ from .rank.stores import FIRST_STORE, RankStores
 from .requesting import Requesting
 from .result import ScheduleResult, Violation
 from .world.clock import RankClock, VirtualClock
-from .world.contents import Contents
+from .world.contents import ExpectedContents
 from .world.faults import ClockFault, FaultSource, Mishap
 from .world.violated import Violated
 from .world.world import BOTH, ENGINE, World, draw_world
@@ -69,7 +69,7 @@ class Surroundings:
     """State shared by the groups of a pair, apart from the clock."""
 
     result: ScheduleResult
-    contents: Contents = field(default_factory=Contents)
+    contents: ExpectedContents = field(default_factory=ExpectedContents)
     meanings: dict[tuple[str, bytes], int] = field(default_factory=dict[tuple[str, bytes], int])
     """Meanings of page keys; see `SimulatedStore`."""
 
@@ -289,7 +289,7 @@ class Schedule:
 
     def _write_out(self) -> None:
         """Flush all backlogs. Writes that started before may still fail."""
-        backlogs = self._epoch.caches[0].inspection.prefixes.residence.backlogs
+        backlogs = self._epoch.caches[0].inspection.prefixes.allocator.backlogs
         for count in range(_WRITE_OUTS_MAX):
             if count > 1 and not any(backlogs):
                 return

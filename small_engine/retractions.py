@@ -30,7 +30,7 @@ RoomFor = Callable[[ActiveRequest], int]
 """Returns the total number of tokens to reserve device pages for when a request starts or resumes."""
 
 
-class Place(Enum):
+class RetractStage(Enum):
     """The state of a retracted request."""
 
     SAVING = auto()
@@ -46,7 +46,7 @@ class _Retracted:
     """A retracted request and its state."""
 
     active: ActiveRequest
-    place: Place = Place.SAVING
+    place: RetractStage = RetractStage.SAVING
 
 
 class Retractions:
@@ -64,14 +64,14 @@ class Retractions:
     @property
     def requests(self) -> Sequence[ActiveRequest]:
         """The retracted requests that are not being resumed yet."""
-        return [each.active for each in self._aside if each.place is not Place.RETURNING]
+        return [each.active for each in self._aside if each.place is not RetractStage.RETURNING]
 
     @property
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, RetractStage]:
         """The state of each retracted request, by name."""
         return {each.active.name: each.place for each in self._aside}
 
-    def who_leaves(
+    def next_to_retract(
         self, short: Sequence[ActiveRequest], running: Iterable[ActiveRequest]
     ) -> ActiveRequest | None:
         """Return the request to retract for the requests that found no room, or None.
@@ -80,7 +80,7 @@ class Retractions:
         `short`. Call once per step.
         """
         self._short_steps = self._short_steps + 1 if short else 0
-        leaving = sum(each.place is Place.SAVING for each in self._aside)
+        leaving = sum(each.place is RetractStage.SAVING for each in self._aside)
         if self._short_steps <= SHORT_STEPS_MAX or leaving >= len(short):
             return None
         oldest = min(each.turn for each in short)
@@ -110,11 +110,11 @@ class Retractions:
         """
         lost: list[ActiveRequest] = []
         moved = False
-        for each in [each for each in self._aside if each.place is Place.SAVING]:
+        for each in [each for each in self._aside if each.place is RetractStage.SAVING]:
             state = self._cache.load_state(each.active.name)
             moved |= state is not LoadState.SAVING
             if state is LoadState.SAVED:
-                each.place = Place.SAVED
+                each.place = RetractStage.SAVED
             elif state is LoadState.FAILED:
                 self._aside.remove(each)
                 lost.append(each.active)
@@ -125,7 +125,7 @@ class Retractions:
 
         A request whose saved pages were lost is yielded with False.
         """
-        for each in [each for each in self._aside if each.place is Place.SAVED]:
+        for each in [each for each in self._aside if each.place is RetractStage.SAVED]:
             answer = self._resume(each, room_for(each.active))
             if answer is Wait.NO_ROOM:
                 return
@@ -147,7 +147,7 @@ class Retractions:
         answer = self._cache.resume(active.name, reserve_tokens=reserve)
         if isinstance(answer, Wait):
             return answer
-        each.place = Place.RETURNING
+        each.place = RetractStage.RETURNING
         if active.admission is not None:
             # A resumed request keeps the checkpoints of its admission.
             answer = answer._replace(checkpoints=active.admission.checkpoints)

@@ -325,7 +325,7 @@ class Scheduler:
     def _make_room(self, moved: bool) -> bool:
         """Retract or requeue the youngest request if an older one has no room; return if done."""
         running = [*self._prefilling, *self._decoding]
-        youngest = self.retractions.who_leaves(self._short, running)
+        youngest = self.retractions.next_to_retract(self._short, running)
         if youngest is None:
             return False
         if youngest.computed and self.retractions.retract(youngest):

@@ -33,7 +33,7 @@ _WELCOME, _WRONG_SECRET, _FULL, _WRONG_ADDRESS = b"\0", b"\1", b"\2", b"\3"
 _UNEQUAL: Final = "the other side has another secret; give both the same one"
 
 
-class Why(Enum):
+class RefusalReason(Enum):
     """The reasons for which a handshake fails."""
 
     STRANGER = auto()
@@ -51,7 +51,7 @@ class Why(Enum):
 class NotAdmitted(LockstepError):
     """The handshake failed; the message says what was found, and the remedy."""
 
-    def __init__(self, why: Why, sentence: str) -> None:
+    def __init__(self, why: RefusalReason, sentence: str) -> None:
         super().__init__(sentence)
         self.why = why
 
@@ -101,12 +101,12 @@ async def introduce(
     answer = await stream.read(1 + _PROOF_BYTES)
     verdict, proof = answer[:1], answer[1:]
     if not hmac.compare_digest(proof, _digest(secret, b"listening" + verdict, said)):
-        raise NotAdmitted(Why.SECRET, _UNEQUAL)
+        raise NotAdmitted(RefusalReason.SECRET, _UNEQUAL)
     if verdict == _FULL:
-        raise NotAdmitted(Why.FULL, "the other side has reached its limit of connections")
+        raise NotAdmitted(RefusalReason.FULL, "the other side has reached its limit of connections")
     if verdict != _WELCOME:
         raise NotAdmitted(
-            Why.ADDRESS,
+            RefusalReason.ADDRESS,
             f"the process that answers knows the secret, but {meant[0]} is not its address; either it"
             " is not configured to be reached there, or another process relays connections to it",
         )
@@ -134,14 +134,15 @@ async def admit(
     (length,) = _LENGTH.unpack(await stream.read(_LENGTH.size))
     if length > _MEANT_BYTES_MAX:
         raise NotAdmitted(
-            Why.STRANGER, f"it dialled an address of {length} bytes, more than {_MEANT_BYTES_MAX}"
+            RefusalReason.STRANGER,
+            f"it dialled an address of {length} bytes, more than {_MEANT_BYTES_MAX}",
         )
     text = await stream.read(length)
     said = theirs + ours + text
     proof = await stream.read(_PROOF_BYTES)
     if not hmac.compare_digest(proof, _digest(secret, b"connecting", said)):
         await stream.write(_WRONG_SECRET + bytes(_PROOF_BYTES))
-        raise NotAdmitted(Why.SECRET, _UNEQUAL)
+        raise NotAdmitted(RefusalReason.SECRET, _UNEQUAL)
     meant = text.decode(errors="replace").split(" ")
     verdict = _FULL if full else _WELCOME
     if secret and not any(each in own for each in meant):
@@ -149,13 +150,13 @@ async def admit(
     await stream.write(verdict + _digest(secret, b"listening" + verdict, said))
     if verdict == _WRONG_ADDRESS:
         raise NotAdmitted(
-            Why.ADDRESS,
+            RefusalReason.ADDRESS,
             f"the other side dialled {meant[0]!r:.300}, which is not an address of this side; either"
             " this side is not configured to be reached there, or another process relays connections to"
             " it",
         )
     if verdict == _FULL:
-        raise NotAdmitted(Why.FULL, "the limit of connections is reached")
+        raise NotAdmitted(RefusalReason.FULL, "the limit of connections is reached")
     return _keys(secret, said)
 
 
@@ -163,11 +164,12 @@ def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
     said, theirs, _, _ = _GREETING.unpack(said_first)
     if said != magic:
         raise NotAdmitted(
-            Why.STRANGER, "the other side is not a peer of the expected kind; check host and port"
+            RefusalReason.STRANGER,
+            "the other side is not a peer of the expected kind; check host and port",
         )
     if theirs != version:
         raise NotAdmitted(
-            Why.VERSION,
+            RefusalReason.VERSION,
             f"the other side speaks version {theirs} of the protocol, and this one {version}; run the"
             " same version of Lockstep in both",
         )

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from ..coordinator.settings import Settings
+from ..coordinator.validated_settings import Settings
 from ..errors import ConfigError
 from ..page_format.object_header import (
     HeaderFinding,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ConfigError
 from .base import StorageBackend
-from .uri import StoreUri, parse_uri, telling_no_secrets
+from .uri import StoreUri, hiding_secrets, parse_uri
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,7 +45,7 @@ def make_backend(uri: str) -> StorageBackend:
 
     Raises `ConfigError` if the URI is malformed, or its scheme, a wrapper or an option is unknown.
     """
-    with telling_no_secrets(uri):
+    with hiding_secrets(uri):
         parsed = parse_uri(uri)
         wrappers = [_wrapper(parsed, name) for name in parsed.wrappers]
         backend = _maker(parsed)(parsed)

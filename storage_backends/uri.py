@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
-from ..coordinator.settings import SettingsT, read_settings
+from ..coordinator.validated_settings import SettingsT, read_settings
 from ..errors import ConfigError, LockstepError
 
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
@@ -133,7 +133,7 @@ def without_secrets_of(uri: str, text: str) -> str:
 
 
 @contextmanager
-def telling_no_secrets(uri: str) -> Generator[None]:
+def hiding_secrets(uri: str) -> Generator[None]:
     """Replace the secrets of a store's URI in errors that leave the block, and in their causes."""
     try:
         yield

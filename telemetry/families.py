@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ..ranks.executor.base import ExecutorCounts
 from ..ranks.group.member.cache_stats import CacheStats
-from ..ranks.protocol.notices import Why
+from ..ranks.protocol.events import MissReason
 from ..ranks.protocol.timed_events import WAYS
 from ..ranks.replica.attaching import StoreState
 from ..storage_backends.latencies import Histogram
@@ -151,7 +151,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            " storage, or seen only under an other_key."),
     Family("missed_pages", ("reason",), _COUNTER, lambda stats: stats.replica.missed_pages,
            "Pages that prefetches requested but did not receive, by reason.",
-           tuple(each.value for each in Why)),
+           tuple(each.value for each in MissReason)),
     Family("lacking", ("lacking_rank",), _COUNTER, lambda stats: stats.replica.lacking,
            "Times that this rank's store lacked a page that the other ranks' stores had."),
     Family("namespaces", (), _GAUGE, lambda stats: stats.namespaces,

@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..errors import ConfigError
 from ..ranks.group.member.cache_stats import CacheStats
-from ..ranks.group.member.member import Member
+from ..ranks.group.member.group_rank import GroupRank
 from ..storage_backends.latencies import BOUNDS_S, Histogram
 from .families import PREFIX, Family, Labels, Number, Type, ranked_samples
 
@@ -109,7 +109,7 @@ class MetricsPort:
         self._thread.join()
 
 
-def watch(cache: Member, port: int | None) -> None:
+def watch(cache: GroupRank, port: int | None) -> None:
     """Serve a rank's metrics on loopback, on `port` plus the rank, until its cache closes.
 
     Does nothing if `port` is None. If the port cannot be served, closes the cache and raises

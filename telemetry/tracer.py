@@ -35,7 +35,7 @@ _OPERATION_ID: Final = "lockstep.operation.id"
 _BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
 
 
-class Mark(NamedTuple):
+class SpanEvent(NamedTuple):
     """A point in time within a span: the begin of a phase, or an admission."""
 
     name: str
@@ -59,7 +59,7 @@ class Span:
     attributes: dict[str, Any]
     parent: "Span | None" = None
     """The enclosing span: a request's or an operation's."""
-    marks: list[Mark] = field(default_factory=list[Mark])
+    marks: list[SpanEvent] = field(default_factory=list[SpanEvent])
 
 
 class Tracer:
@@ -94,7 +94,7 @@ class Tracer:
             case OperationMoved(operation, phase, at_s):
                 marks = self._marks(operation)
                 if marks and marks[-1].name != phase:
-                    marks.append(Mark(phase, at_s))
+                    marks.append(SpanEvent(phase, at_s))
                 return []
             case OperationEnded(operation, _, outcome, at_s):
                 return self._end_operation(operation, outcome, at_s)
@@ -104,7 +104,7 @@ class Tracer:
                 span = self._requests.pop(request, None)
                 return [] if span is None else [_ended(span, at_s)]
 
-    def _marks(self, operation: int) -> list[Mark]:
+    def _marks(self, operation: int) -> list[SpanEvent]:
         """Return the recorded phases of an operation; empty if its begin was not recorded."""
         span = self._operations.get(operation)
         return [] if span is None else span.marks
@@ -160,7 +160,7 @@ class Tracer:
             None,
             attributes,
             self._requests.get(event.request),
-            [Mark(event.phase, event.at_s)],
+            [SpanEvent(event.phase, event.at_s)],
         )
         return [*began, span]
 
@@ -187,7 +187,7 @@ class Tracer:
         began = self._begin_request(event.request, event.at_s)
         span = self._requests[event.request]
         span.attributes |= attributes
-        span.marks.append(Mark("admitted", event.at_s, attributes))
+        span.marks.append(SpanEvent("admitted", event.at_s, attributes))
         return began
 
     def _begin_request(self, request: str, at_s: float) -> list[Span]:

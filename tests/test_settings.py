@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lockstep import Column, ConfigError, PageLayout
-from lockstep.coordinator.settings import Settings, TaggedSettings
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.coordinator.validated_settings import Settings, TaggedSettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from tests.kit.source_tree import read_library
 
 LAYOUT = PageLayout(page_tokens=1, columns=(Column(name="k", layers=1, heads=4, elements=1),))

@@ -17,14 +17,14 @@ from ...page_format.page_layout import Column, PageLayout, ShardPlace
 from ...ranks.executor.pools import HostPool
 from ...ranks.executor.storage_transfers import RankObjects
 from ...ranks.executor.writers import EVERYTHING
-from ...ranks.page_server.page_server import PageServer
+from ...ranks.page_server.page_server import HostPageServer
 from ...ranks.protocol.orders import KV_POOL, ObjectTransfer
 from ...storage_backends.base import Read, ReadOutcome
 from ...storage_backends.peer.backend import PeerBackend
 from ...storage_backends.peer.transfer_engine import TransferEngine
 from ...storage_backends.records.shardings import Shardings
-from ..rank_processes import Member, Say
-from .settings import HandoffSettings, Turn, Turns
+from ..rank_processes import RankProcess, Say
+from .handoff_settings import HandoffSettings, Turn, TurnTimes
 
 _NAMESPACE: Final = "ab" * 32
 _NOISE_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ _PLACES: Final = "places"
 _SECRET: Final = "of this measurement"  # noqa: S105 - both processes are on this machine.
 
 
-def measure(settings: HandoffSettings, member: Member, say: Say) -> Turns:
+def measure(settings: HandoffSettings, member: RankProcess, say: Say) -> TurnTimes:
     """Run the measurement as one of the two processes."""
     objects = _objects(settings)
     if member.rank == 0:
@@ -74,12 +74,12 @@ def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
     return tuple(sha256(b"%d %d" % (number, page)).digest() for page in range(settings.pages))
 
 
-def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> Turns:
+def _serve(settings: HandoffSettings, member: RankProcess, objects: RankObjects) -> TurnTimes:
     """Send all pages, bare and as objects, in each round."""
-    turns = Turns([], [], [])
-    servers = [PageServer(objects, make_engine=partial(_engine, settings))]
+    turns = TurnTimes([], [], [])
+    servers = [HostPageServer(objects, make_engine=partial(_engine, settings))]
     if settings.authenticates:
-        servers.append(PageServer(objects, secret=_SECRET))
+        servers.append(HostPageServer(objects, secret=_SECRET))
     for server in servers:
         server.open([server.rank])
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -104,7 +104,7 @@ def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> T
     return turns
 
 
-def _serve_once(settings: HandoffSettings, number: int, server: PageServer) -> Turn:
+def _serve_once(settings: HandoffSettings, number: int, server: HostPageServer) -> Turn:
     """Let the other process read all pages from a server; return the time spent in this process."""
     keys, slots = _keys(settings, number), tuple(range(settings.pages))
     server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
@@ -118,9 +118,11 @@ def _serve_once(settings: HandoffSettings, number: int, server: PageServer) -> T
     return turn
 
 
-async def _read(settings: HandoffSettings, member: Member, objects: RankObjects, say: Say) -> Turns:
+async def _read(
+    settings: HandoffSettings, member: RankProcess, objects: RankObjects, say: Say
+) -> TurnTimes:
     """Receive all pages, bare and as objects, in each round."""
-    turns = Turns([], [], [])
+    turns = TurnTimes([], [], [])
     dist.barrier()
     bare, *served = (member.folder / _PLACES).read_text(encoding="ascii").split()
     pages = objects.page_views(KV_POOL, range(settings.pages))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypedDict
 
 from ..rank_processes import Measurement, run_ranks
-from .settings import HandoffSettings, Turn
+from .handoff_settings import HandoffSettings, Turn
 
 
 class HandoffReport(TypedDict):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 
-from ...coordinator.operation import Kind
+from ...coordinator.operation import OperationKind
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...errors import StorageError
 from ...page_format.object_name import NAME_DIGEST_BYTES, object_path
@@ -28,7 +28,7 @@ from ...ranks.protocol.answers import Admission
 from ...ranks.protocol.config import CacheConfig
 from ...ranks.replica.operations.requests import LoadState
 from ...small_engine.contents import PageContents, chain_keys
-from ..rank_processes import Member, Say
+from ..rank_processes import RankProcess, Say
 from .bare_files import (
     BareFiles,
     StoredPage,
@@ -38,7 +38,7 @@ from .bare_files import (
     pages_of_slots,
     read_device,
 )
-from .settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
+from .path_settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
 _IDLE_S: Final = 0.02
 """How long a step waits for an event, in an engine without work."""
@@ -47,7 +47,7 @@ _SEED: Final = b"lockstep bench path"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimedSpan:
     """When a rank started and finished some work, and its CPU time."""
 
     began: float
@@ -59,7 +59,7 @@ class Span:
 class RankSpans:
     """The measurements of one rank: for each item its turns, in order."""
 
-    turns: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
+    turns: dict[str, list[TimedSpan]] = field(default_factory=dict[str, list[TimedSpan]])
     open_s: float = 0.0
 
     @contextmanager
@@ -70,22 +70,22 @@ class RankSpans:
         yield
         self.note(what, [_since(begun)])
 
-    def note(self, what: str, parts: Sequence[Span]) -> None:
+    def note(self, what: str, parts: Sequence[TimedSpan]) -> None:
         """Record a turn measured in several parts, as if they had been contiguous."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
-        self.turns.setdefault(what, []).append(Span(began, began + lasted_s, cpu_s))
+        self.turns.setdefault(what, []).append(TimedSpan(began, began + lasted_s, cpu_s))
 
 
-def _now() -> Span:
+def _now() -> TimedSpan:
     now = time.perf_counter()
-    return Span(now, now, time.process_time())
+    return TimedSpan(now, now, time.process_time())
 
 
-def _since(begun: Span) -> Span:
+def _since(begun: TimedSpan) -> TimedSpan:
     now = _now()
-    return Span(begun.began, now.ended, now.cpu_s - begun.cpu_s)
+    return TimedSpan(begun.began, now.ended, now.cpu_s - begun.cpu_s)
 
 
 def _like_an_engine() -> None:
@@ -107,7 +107,7 @@ class _Prompt(NamedTuple):
 class _Prompts:
     """A rank's cache, and prompts that one process writes and another reads."""
 
-    def __init__(self, settings: PathSettings, member: Member) -> None:
+    def __init__(self, settings: PathSettings, member: RankProcess) -> None:
         self.settings = settings
         pages = settings.turn_pages
         config = CacheConfig(
@@ -147,7 +147,7 @@ class _Prompts:
         for prompt in prompts:
             self._contents.fill(self.cache.device_pool, *self._pages(prompt))
 
-    def persist(self, prompt: _Prompt) -> Span:
+    def persist(self, prompt: _Prompt) -> TimedSpan:
         """Insert and release an admitted prompt; return the time of its persist to storage."""
         self.cache.insert(prompt.request, prompt.tokens)
         self.cache.release(prompt.request)
@@ -173,7 +173,7 @@ class _Prompts:
     def backed_up(self) -> bool:
         """Return whether no backup is in flight, so all inserted pages are in host memory or failed."""
         in_flight = self.cache.inspection.in_flight.values()
-        return all(operation.kind is not Kind.BACKUP for operation in in_flight)
+        return all(operation.kind is not OperationKind.BACKUP for operation in in_flight)
 
     def moved(self) -> BytesMoved:
         """Return the bytes moved on this rank."""
@@ -184,11 +184,11 @@ class _Prompts:
         return self.cache.page_table(prompt.request), keys
 
 
-Work = Callable[[PathSettings, str, Member, Say], RankSpans]
+Work = Callable[[PathSettings, str, RankProcess, Say], RankSpans]
 
 
 def measure(
-    work: Work, settings: PathSettings, namespace: str, member: Member, say: Say
+    work: Work, settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
     """Run the `work` of a rank; raises `StorageError` for errors of the operating system."""
     try:
@@ -201,7 +201,9 @@ def measure(
         ) from error
 
 
-def write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+def write_prompts(
+    settings: PathSettings, namespace: str, member: RankProcess, say: Say
+) -> RankSpans:
     """Write all prompts through a cache, each turn preceded by as many bytes through bare calls."""
     _like_an_engine()
     spans = RankSpans()
@@ -237,7 +239,9 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
     return spans
 
 
-def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+def read_prompts(
+    settings: PathSettings, namespace: str, member: RankProcess, say: Say
+) -> RankSpans:
     """Read all prompts through a new cache, each turn preceded by bare reads of as many bytes."""
     _like_an_engine()
     spans = RankSpans()
@@ -320,7 +324,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 
 
 def _shares(
-    settings: PathSettings, namespace: str, member: Member
+    settings: PathSettings, namespace: str, member: RankProcess
 ) -> Sequence[Sequence[StoredPage]]:
     """Return the pages that this rank reads by bare calls, one share per turn."""
     count = settings.turn_pages * TURNS
@@ -361,6 +365,6 @@ def _until_populated() -> None:
             thread.join()
 
 
-def _progress(say: Say, member: Member, what: str) -> None:
+def _progress(say: Say, member: RankProcess, what: str) -> None:
     if not member.rank:
         say(what)

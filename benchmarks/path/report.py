@@ -20,10 +20,10 @@ from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.registry import make_backend
 from ..rank_processes import Measurement, run_ranks
 from ..storage import no_directories_left
-from .settings import TURNS, PathSettings
+from .path_settings import TURNS, PathSettings
 
 if TYPE_CHECKING:
-    from .rank import RankSpans, Span
+    from .rank import RankSpans, TimedSpan
 
 
 class PathReport(TypedDict):
@@ -203,6 +203,6 @@ def _limit_text(settings: PathSettings) -> str:
     return f"one file per page in {directory}"
 
 
-def _together_s(spans: "Sequence[Span]") -> float:
+def _together_s(spans: "Sequence[TimedSpan]") -> float:
     """Return the time from the first rank's start to the last rank's finish."""
     return max(span.ended for span in spans) - min(span.began for span in spans)

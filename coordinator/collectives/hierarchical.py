@@ -1,19 +1,19 @@
 """Transport for ranks on several hosts: shared memory inside a host, gloo between one leader of each.
 
-The first rank of each host is its leader. The leader's courier thread waits until all ranks of the host
-have written their lanes, folds them, exchanges the result with the other couriers, and writes the
-global fold to a cell that the host's ranks read. Each host thus sends one vector, and a pipelined round
-completes while the ranks compute.
+The first rank of each host is its leader. The leader's thread waits until all ranks of the
+host have written their lanes, folds them, exchanges the result with the other host leaders, and writes
+the global fold to a cell that the host's ranks read. Each host thus sends one vector, and a pipelined
+round completes while the ranks compute.
 
 One additional lane carries the ending of a host's group, so that ranks of other hosts raise the same
-error: a courier whose host has ended joins the next exchange with the ending instead of lanes.
+error: a host leader whose host has ended joins the next exchange with the ending instead of lanes.
 
 Two cases are unavoidable but harmless, because the epoch ends on every rank at most one round later:
 
-- A courier that dies or closes between an exchange and writing its result leaves its host without a
+- A host leader that dies or closes between an exchange and writing its result leaves its host without a
   round that the other hosts have. Those hosts end in the next round.
-- Only a courier can report to other hosts which rank was lost. If the courier's rank itself is lost,
-  the other hosts report only that a rank of another host is gone.
+- Only a host leader can report to other hosts which rank was lost. If its own rank is lost, the other
+  hosts report only that a rank of another host is gone.
 
 A child process forked from a leader keeps gloo's connections open. If that leader dies, the other hosts
 notice only at their deadlines.
@@ -47,12 +47,14 @@ Within that time another host may still report which of its ranks was late.
 """
 
 _JOIN_S = 1.0
-"""How long `close` waits for the courier thread, which checks for closing many times in that period."""
+"""How long `close` waits for the host-leader thread, which checks for closing many times in that
+period."""
 
 _NEWS_GO_S = 0.1
-"""How long `close` waits for the other couriers to receive the ending.
+"""How long `close` waits for the other host leaders to receive the ending.
 
-Couriers in an exchange receive it at once. A gloo group with a pending exchange could not be destroyed.
+Host leaders in an exchange receive it at once. A gloo group with a pending exchange could not be
+destroyed.
 """
 
 _NOTHING = np.iinfo(np.int64).max
@@ -64,12 +66,14 @@ log = logging.getLogger("lockstep")
 class HierarchicalCollective(SharedMemoryCollective):
     """The rounds of a group whose ranks are on several hosts; see `Collective`."""
 
-    def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
-        """Use `create`. `courier` is None except on the first rank of a host."""
+    def __init__(
+        self, group: Collective, host: HostGroup, host_leader: "_HostLeaderThread | None"
+    ) -> None:
+        """Use `create`. `host_leader` is None except on the first rank of a host."""
         said_by = len(host.ranks)
         result = host.cells.span(said_by, said_by + 1)
         super().__init__(group, host, Transport.HIERARCHICAL, result, NEWS_S)
-        self._courier = courier
+        self._host_leader = host_leader
 
     @classmethod
     def create(
@@ -85,31 +89,31 @@ class HierarchicalCollective(SharedMemoryCollective):
         """
         hosts = ranks_by_host(identities)
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
-        courier: _Courier | None = None
+        host_leader: _HostLeaderThread | None = None
         try:
             name = group.gather(secrets.token_hex(16).encode(), timeout_s)[0].decode()
             if not host.me:
                 leaders = [ranks[0] for ranks in hosts]
                 between = TorchCollective.among(leaders, group.rank, name, timeout_s=timeout_s)
-                courier = _Courier(host, between, group.rank)
+                host_leader = _HostLeaderThread(host, between, group.rank)
             # All ranks wait here until the hosts are connected.
             group.gather(b"", timeout_s)
         except BaseException:
-            if courier is not None:
-                courier.close()
+            if host_leader is not None:
+                host_leader.close()
             host.close()
             raise
-        return cls(group, host, courier)
+        return cls(group, host, host_leader)
 
     def leave(self, host: HostGroup) -> None:
-        """End the group for the other ranks. A courier knows the last round that all hosts have."""
-        if self._courier is None:
+        """End the group for the other ranks. A host leader knows the last round that all hosts have."""
+        if self._host_leader is None:
             super().leave(host)
         else:
-            self._courier.close()
+            self._host_leader.close()
 
 
-class _Courier:
+class _HostLeaderThread:
     """A thread of a host's first rank that exchanges the host's rounds with the other hosts.
 
     The thread exits when the group ends or when the rank's main thread exits.
@@ -121,7 +125,7 @@ class _Courier:
         self._rank = rank
         self._closing = False
         # Not a daemon thread: if it is inside torch at interpreter shutdown, the process aborts.
-        self._thread = threading.Thread(target=self._run, name="lockstep-courier")
+        self._thread = threading.Thread(target=self._run, name="lockstep-host-leader")
         self._thread.start()
 
     def close(self) -> None:
@@ -143,10 +147,13 @@ class _Courier:
             self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
             self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
-            # Gloo does not propagate a failure, so each courier that sees one closes its connections.
+            # Gloo does not propagate a failure, so each host leader that sees one closes its
+            # connections.
             self._between.close()
         except BaseException:
-            log.exception("the courier of rank %d failed in round %d", self._rank, number)
+            log.exception(
+                "the host leader thread of rank %d failed in round %d", self._rank, number
+            )
             self._host.end(EndingCause.FAILED, self._rank, number - 1)
             self._between.close()
 
@@ -158,7 +165,7 @@ class _Courier:
         if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
-                # The last exchange. Other couriers may join it later, even after this thread has
+                # The last exchange. Other host leaders may join it later, even after this thread has
                 # exited.
                 said[lanes] = -ended.word
                 self._between.launch(said)

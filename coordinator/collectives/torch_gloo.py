@@ -64,7 +64,7 @@ _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to close, usually much faster."""
 
 
-class Attendance:
+class PresenceKeys:
     """Presence keys in the rendezvous store, which record the ranks that joined each gather.
 
     Gloo's timeout does not name the missing rank. Each rank therefore sets a key before it joins a
@@ -233,7 +233,7 @@ class TorchCollective:
         self._rows: torch.Tensor
         """The vectors of the pending round, one per row, or a single row that gloo has folded."""
         notes = distributed_c10d.PrefixStore(f"lockstep/{name}/attendance", _common_store())
-        self._attendance = Attendance(notes, ranks, ranks[self.rank])
+        self._attendance = PresenceKeys(notes, ranks, ranks[self.rank])
 
     @classmethod
     def create(cls, *, timeout_s: float, ranks: list[int] | None = None) -> "TorchCollective":

@@ -11,7 +11,7 @@ from typing import Any
 from ..starting import ending_the_start
 from .identity.kv_identity import Update
 from .refusals import read_settings
-from .weights import Taken
+from .weights import WeightsUpdate
 
 NAME = "lockstep"
 """The value of `--radix-cache-backend` that selects Lockstep."""
@@ -171,11 +171,11 @@ def around_update(original: Callable[..., Any], updater: Any, request: Any) -> A
     return outcome
 
 
-def _taken(outcome: Any, *, of_files: bool) -> Taken:
+def _taken(outcome: Any, *, of_files: bool) -> WeightsUpdate:
     if outcome.success or outcome.message.startswith(_FLUSH_REFUSED):
-        return Taken.ALL
+        return WeightsUpdate.ALL
     begun = not (of_files and outcome.message.startswith(_NOT_BEGUN))
-    return Taken.PERHAPS if begun else Taken.NOTHING
+    return WeightsUpdate.PERHAPS if begun else WeightsUpdate.NOTHING
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ranks.replica.tree.tokens import TOKEN_BYTES, as_token_bytes
-from ..items import Item, Items, OncePerObject, content_digest, item_ids
+from ..items import Items, OncePerObject, RequestItem, content_digest, item_ids
 from .engine.contract import MultimodalInputs, MultimodalItem, SglangRequest
 
 TEXT_IDS = 1_000_000
@@ -67,7 +67,7 @@ class PromptsWithItems:
         return self._known.get(inputs, lambda: self._read(request, inputs))
 
     def _read(self, request: SglangRequest, inputs: MultimodalInputs) -> PromptItems | None:
-        items: list[Item] = []
+        items: list[RequestItem] = []
         ids = np.array(request.origin_input_ids, dtype=np.int64)
         for each in inputs.mm_items:
             content = _content(each)
@@ -77,7 +77,7 @@ class PromptsWithItems:
                 if content is None or not np.isin(ids[start:end], padding).all() or end > len(ids):
                     return None
                 digest = sha256(content + part.to_bytes(8, "little")).digest()
-                items.append(Item(each.hash, start, end, digest))
+                items.append(RequestItem(each.hash, start, end, digest))
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
-from .engine.contract import Handle, Lock, Room
+from .engine.contract import Handle, Lock, SlotAllocator
 from .pools.slots import WINDOW_POOL, AttentionSlots
 from .waiting import Load, Waiting, WaitingRequests
 
@@ -49,7 +49,7 @@ class Loads:
         return True
 
     def begin_beside(
-        self, first: Waiting, queue: Iterable[Handle], room: Room, admitted: int
+        self, first: Waiting, queue: Iterable[Handle], room: SlotAllocator, admitted: int
     ) -> None:
         """Start the loads of further requests that fit, so that one batch computes them all.
 
@@ -114,7 +114,7 @@ class Loads:
             params.mamba_value = load.reserved.state
         result = self.tree.insert(params)
         if result.mamba_exist:
-            self.slots.give_state_back(load.reserved)
+            self.slots.free_state(load.reserved)
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)

@@ -56,7 +56,7 @@ class Namespaces:
         """Identify adapters loaded since the last call; every rank calls it."""
         found = [adapter or NOT_KNOWN for adapter in self._adapters.look()]
         if found:
-            self._host.witness("adapters are", *found)
+            self._host.digest_facts("adapters are", *found)
 
     def items_of(self, request: SglangRequest) -> PromptItems | None:
         """Return the items of a request to be computed; None if their contents are unknown."""
@@ -76,7 +76,7 @@ class Namespaces:
         known = found is not None and self.names.trusted(found.items)
         if request.multimodal_inputs is not None:
             contents = [each.content.hex() for each in found.items] if known and found else []
-            self._host.witness("items of a request are", *contents or ["unknown"])
+            self._host.digest_facts("items of a request are", *contents or ["unknown"])
         if found is None and not self._told:
             self._told = True
             _log.warning(
@@ -90,7 +90,7 @@ class Namespaces:
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
             # The digest exposes ranks that read different adapter files or could not read them.
-            self._host.witness("adapter of a request is", adapter or NOT_KNOWN)
+            self._host.digest_facts("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
             parts[ADAPTER] = adapter

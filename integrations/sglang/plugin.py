@@ -24,6 +24,6 @@ def register() -> None:
 
 def make(ctx: "TreeCacheBuildContext") -> "LockstepRadixCache":
     """Create one rank's cache; SGLang calls it in the constructor of the rank's scheduler."""
-    from .opening import open_radix_cache  # noqa: PLC0415
+    from .sglang_opening import open_radix_cache  # noqa: PLC0415
 
     return open_radix_cache(ctx)

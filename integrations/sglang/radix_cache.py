@@ -26,36 +26,36 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...errors import InternalError
-from .below import Below
-from .controls import Controls
-from .engine.contract import Node, Room, SglangRequest
+from .engine.contract import Node, SglangRequest, SlotAllocator
+from .host_tier import HostTier
 from .identity.kv_identity import Update
-from .lent_backups import LentBackups
 from .loads import Loads
 from .matches import Matches
 from .metrics import CopyCounters, HostGauge
+from .pending_tree_backups import PendingTreeBackups
 from .running import Kept, RunningRequests
+from .scheduler_controls import SchedulerControls
 from .waiting import WaitingRequests
-from .weights import Taken
+from .weights import WeightsUpdate
 
 
 class LockstepRadixCache(UnifiedRadixCache):
     """One rank's radix tree, above one rank's replica."""
 
-    _below: Below | None = None
+    _below: HostTier | None = None
     _queue: Sequence[SglangRequest] = ()
     """The waiting requests, in the order in which SGLang visits them in this iteration."""
-    _room: Room | None = None
+    _room: SlotAllocator | None = None
     """SGLang's memory budget for the request that it is visiting."""
     _admitted = 0
 
-    def __init__(self, params: CacheInitParams, below: Below) -> None:
+    def __init__(self, params: CacheInitParams, below: HostTier) -> None:
         super().__init__(params)
         host = below.host
         self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
         self._loads = Loads(self, self._match_tree, self._waiting, host, below.slots)
         allocator = self.token_to_kv_pool_allocator
-        self._backups = LentBackups(host, self.unlock, allocator.size)
+        self._backups = PendingTreeBackups(host, self.unlock, allocator.size)
         self._weights = below.weights
         self._running = RunningRequests(
             self._backups, below.slots, below.write_policy, below.namespaces.names
@@ -71,7 +71,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._idle = False
         self._updating = False
         """Whether a weight update is running; all copies finish before it starts."""
-        self.lockstep = Controls(host, witness=below.witness, write_policy=below.write_policy)
+        self.lockstep = SchedulerControls(
+            host, compare_batches=below.compare_batches, write_policy=below.write_policy
+        )
         """Controls for hooks and endpoints, beyond the radix-cache methods."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)
@@ -138,7 +140,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Record the order in which SGLang will visit waiting requests."""
         self._queue = requests
 
-    def visits(self, room: Room, admitted: int) -> None:
+    def visits(self, room: SlotAllocator, admitted: int) -> None:
         """Record SGLang's memory budget for the request that it visits next and those after it.
 
         `admitted` counts the requests of this pass that have no rows yet.
@@ -268,7 +270,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.settle()
         self._updating = True
 
-    def weights_changed(self, taken: Taken, update: Update) -> None:
+    def weights_changed(self, taken: WeightsUpdate, update: Update) -> None:
         """Stop finding KV of other weights than the current ones.
 
         Running requests are no longer backed up, because their KV mixes both weights. Nothing is cached
@@ -276,7 +278,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         raises on every rank.
         """
         self._updating = False
-        if taken is not Taken.NOTHING:
+        if taken is not WeightsUpdate.NOTHING:
             self._forget_all()
         self._weights.changed(taken, update, holds_nothing=self._holds_nothing)
         self.lockstep.compare_now()
@@ -346,7 +348,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         }
 
     @property
-    def _lower(self) -> Below:
+    def _lower(self) -> HostTier:
         assert self._below is not None
         return self._below
 
@@ -382,8 +384,8 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def _forget_all(self) -> None:
         """Stop loads and backups for all requests known so far."""
-        self._waiting.begin_anew()
-        self._running.begin_anew()
+        self._waiting.forget_all()
+        self._running.forget_all()
 
     def _follow(self) -> None:
         """Unlock completed backups, and insert completed loads into the tree."""

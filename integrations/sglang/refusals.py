@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..releases import require_release
-from .engine.settings import WHERE, SglangSettings, parse
+from .engine.sglang_settings import WHERE, SglangSettings, parse
 from .identity.key_exclusions import RELEASES
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ...ranks.protocol.config import WritePolicy
 from ..items import ItemNames
 from .engine.contract import Handle, Lock, SglangRequest
 from .items import TEXT_ALONE, PromptItems
-from .lent_backups import LentBackups
+from .pending_tree_backups import PendingTreeBackups
 from .pools.slots import AttentionSlots
 from .waiting import Waiting
 
@@ -36,7 +36,7 @@ class _Running:
 class RunningRequests:
     """Running requests that may be cached, by SGLang's handles."""
 
-    backups: LentBackups
+    backups: PendingTreeBackups
     slots: AttentionSlots
     write_policy: WritePolicy
     names: ItemNames
@@ -100,7 +100,7 @@ class RunningRequests:
         self._known.pop(handle, None)
         self._saved_by.pop(handle, None)
 
-    def begin_anew(self) -> None:
+    def forget_all(self) -> None:
         """Stop backing up current requests, because their KV must not be found."""
         self._known.clear()
         self._saved_by.clear()

@@ -149,7 +149,7 @@ class WaitingRequests:
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
         """Return how many tokens can be loaded beyond those on the device; whole pages."""
-        found = self.host.hit(
+        found = self.host.match_host(
             waiting.name, waiting.tokens, waiting.namespace, device_tokens=device_tokens
         )
         waiting.prefix = device_tokens + found
@@ -212,7 +212,7 @@ class WaitingRequests:
             waiting.dropped = True
         return waiting
 
-    def begin_anew(self) -> None:
+    def forget_all(self) -> None:
         """Forget all requests, and discard the results of their prefetches and loads."""
         for handle in list(self._known):
             self.forget(handle)

@@ -18,7 +18,7 @@ from .namespaces import Namespaces
 _log = logging.getLogger(__name__)
 
 
-class Taken(Enum):
+class WeightsUpdate(Enum):
     """Result of an update on this rank."""
 
     ALL = "applied"
@@ -64,15 +64,15 @@ class WeightsVersions:
         """Whether the weights are complete and all device KV belongs to them."""
         return self._session is None and not self._tree_is_stale
 
-    def changed(self, taken: Taken, update: Update, *, holds_nothing: bool) -> None:
+    def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
         """Record the result of an update; ranks with different results raise in the next round."""
-        self.host.witness("result of a weight update is", taken.value)
-        if taken is Taken.NOTHING:
+        self.host.digest_facts("result of a weight update is", taken.value)
+        if taken is WeightsUpdate.NOTHING:
             return
         if self._session is None:
-            self._become(self.name(update) if taken is Taken.ALL else None, holds_nothing)
+            self._become(self.name(update) if taken is WeightsUpdate.ALL else None, holds_nothing)
             return
-        self._session.is_known &= taken is Taken.ALL
+        self._session.is_known &= taken is WeightsUpdate.ALL
         if update.version is not None:
             self._session.versions.add(update.version)
 
@@ -102,7 +102,7 @@ class WeightsVersions:
 
     def _become(self, name: str | None, holds_nothing: bool) -> None:
         self._tree_is_stale = not holds_nothing
-        self.host.witness("weights become", name)
+        self.host.digest_facts("weights become", name)
         if name is None or self._name is None:
             self.host.reset(name)
         self._name = self._part(name)

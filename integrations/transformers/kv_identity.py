@@ -15,8 +15,8 @@ from ...errors import ConfigError
 from ..canonical import DIGEST_CHARACTERS, Json, canonical, digest, log_parts
 from ..model_weights import LoadedWeights, remedy
 from ..weights import FileDigests
+from .generate_settings import WHERE
 from .key_exclusions import LEFT_OUT
-from .settings import WHERE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,10 +24,10 @@ from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
 from ..weights import FileDigests
 from .forward_passes import ForwardPasses
+from .generate_settings import GenerateSettings
 from .kept_layers import SequencePages, kept_layers
 from .kv_identity import configuration_digest, signature, weights_of
 from .past import ReusedPast
-from .settings import GenerateSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -190,14 +190,14 @@ class LockstepCache:
         """Load the part of a prompt that every rank can restore into the sequence's memory."""
         cache = self.cache
         # A copy may have missed its deadline; all others were awaited at the end of their block.
-        cache.keep_off()
+        cache.wait_for_copies()
         # The last token must always be computed, because the next token follows from it.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
         found = 0
         for _ in range(1 if self._pages.narrowest is None else 2):
             cache.prefetch(name, wanted, salt)
             self._step_until(lambda: cache.prefetch_done(name))
-            found = cache.hit(name, wanted, salt)
+            found = cache.match_host(name, wanted, salt)
             if found:
                 break
             # After a lost page, a shorter prefix needs other window pages, so retry once.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from ..adapters import AdapterWeights, LoadedAdapter
 from ..weights import FileDigests
+from .connector_settings import WHERE
 from .contract import LoraRequest
-from .settings import WHERE
 
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed (see its log);"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...ranks.protocol.notices import Cause, Notice, Removed, Reset, Stored, Tier
+from ...ranks.protocol.events import Cause, Event, Removed, Reset, Stored, Tier
 from ...ranks.protocol.orders import KV_POOL
 from .contract import LoraRequest, MultiModalFeature, VllmRequest
 
@@ -24,7 +24,7 @@ ExtraKeys = tuple[Any, ...] | None
 
 
 @dataclass(slots=True)
-class Place:
+class ItemPlace:
     """Position of a multimodal item in the prompt; see `MultiModalPosition`."""
 
     offset: int
@@ -33,22 +33,22 @@ class Place:
 
 
 @dataclass(slots=True)
-class Item:
+class HashedItem:
     """The hashed fields of a multimodal item, without its content."""
 
     identifier: str
-    mm_position: Place
+    mm_position: ItemPlace
     modality: str = ""
     data: None = None
 
     @classmethod
-    def of(cls, item: MultiModalFeature) -> "Item":
+    def of(cls, item: MultiModalFeature) -> "HashedItem":
         """Return the hashed fields of one of vLLM's items."""
-        return cls(item.identifier, Place(item.mm_position.offset, item.mm_position.length))
+        return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Origin:
+class HashedRequest:
     """A placeholder for a request in vLLM's hashing: its hashed fields except the tokens."""
 
     lora_request: LoraRequest | None
@@ -66,7 +66,7 @@ class Origin:
 class ItemPage:
     """A page in which items begin, so that its ids in keys differ from its tokens."""
 
-    origin: Origin
+    origin: HashedRequest
     """Includes the items that begin before the page's end."""
     tokens: tuple[int, ...]
 
@@ -83,15 +83,15 @@ class BlockHasher(Protocol):
         """Return the hash of a block that ends with `tokens`; `before` is the previous hash."""
         ...
 
-    def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
+    def extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
         """Return the other hashed values for the tokens from `start` to `end` of a request."""
         ...
 
 
-class Page(NamedTuple):
+class HashedPage(NamedTuple):
     """A page with vLLM's hashes of its blocks."""
 
-    origin: Origin
+    origin: HashedRequest
     end: int
     """Number of tokens up to the page's end."""
     before: bytes | None
@@ -107,7 +107,7 @@ class PagesStored:
     """Consecutive pages were stored in a tier."""
 
     tier: Tier
-    pages: tuple[Page, ...]
+    pages: tuple[HashedPage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class BlockEvents:
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
         self._heard: list[Stored | Removed | Reset] = []
-        self._origins: OrderedDict[str, Origin] = OrderedDict()
+        self._origins: OrderedDict[str, HashedRequest] = OrderedDict()
         """Hashed request fields by namespace."""
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
         """Pages with items, by key."""
-        self._seeds: dict[bytes, Origin] = {}
+        self._seeds: dict[bytes, HashedRequest] = {}
         """Hashed request fields, by the key that precedes a namespace's first page."""
-        self._pages: dict[bytes, Page] = {}
+        self._pages: dict[bytes, HashedPage] = {}
         """Pages in host memory, by key."""
         self._stored: set[bytes] = set()
         """Keys in `_pages` that were also published for storage."""
@@ -144,14 +144,14 @@ class BlockEvents:
         After a reset to earlier weights, new pages get the keys of pages that requests still hold.
         """
 
-    def listen(self, notices: Iterable[Notice]) -> None:
+    def listen(self, events: Iterable[Event]) -> None:
         """Record events; cheap enough for the engine's thread."""
-        for notice in notices:
-            if isinstance(notice, Stored | Removed):
-                if notice.pool == KV_POOL and notice.tier is not Tier.DEVICE:
-                    self._heard.append(notice)
-            elif isinstance(notice, Reset):
-                self._heard.append(notice)
+        for event in events:
+            if isinstance(event, Stored | Removed):
+                if event.pool == KV_POOL and event.tier is not Tier.DEVICE:
+                    self._heard.append(event)
+            elif isinstance(event, Reset):
+                self._heard.append(event)
 
     def saw(
         self,
@@ -165,10 +165,10 @@ class BlockEvents:
         `item_pages` maps the keys of the request's pages with item ids to their token ranges. None
         means that the namespace identifies the items.
         """
-        items = tuple(map(Item.of, request.mm_features))
+        items = tuple(map(HashedItem.of, request.mm_features))
         for key, (start, end) in (item_pages or {}).items():
             begun = tuple(each for each in items if each.mm_position.offset < end)
-            origin = Origin(request.lora_request, begun, request.cache_salt)
+            origin = HashedRequest(request.lora_request, begun, request.cache_salt)
             self._item_pages[key] = ItemPage(origin, tuple(request.all_token_ids[start:end]))
             self._item_pages.move_to_end(key)
             if len(self._item_pages) > NAMESPACES_MAX:
@@ -177,7 +177,7 @@ class BlockEvents:
             self._origins.move_to_end(namespace)
             return
         common = items if item_pages is None else ()
-        origin = Origin(request.lora_request, common, request.cache_salt)
+        origin = HashedRequest(request.lora_request, common, request.cache_salt)
         self._origins[namespace] = self._seeds[seed(namespace)] = origin
         if len(self._origins) > NAMESPACES_MAX:
             dropped, _ = self._origins.popitem(last=False)
@@ -186,27 +186,27 @@ class BlockEvents:
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
         """Yield the changes since the last call."""
         heard, self._heard = self._heard, []
-        for notice in heard:
-            if isinstance(notice, Reset):
+        for event in heard:
+            if isinstance(event, Reset):
                 yield from self._reset(seed)
-            elif isinstance(notice, Removed):
-                yield from self._removed(notice)
-            elif notice.tier is Tier.HOST:
-                yield from self._came_to_host(notice)
+            elif isinstance(event, Removed):
+                yield from self._removed(event)
+            elif event.tier is Tier.HOST:
+                yield from self._came_to_host(event)
             else:
-                yield from self._came_to_storage(notice.keys)
+                yield from self._came_to_storage(event.keys)
 
-    def _came_to_host(self, notice: Stored) -> Iterator[PagesStored]:
-        before = self._pages.get(notice.after)
-        origin = before.origin if before is not None else self._seeds.get(notice.after)
+    def _came_to_host(self, event: Stored) -> Iterator[PagesStored]:
+        before = self._pages.get(event.after)
+        origin = before.origin if before is not None else self._seeds.get(event.after)
         if origin is None:
             # Pages from before a reset, which no new request matches, or pages of a forgotten
             # namespace.
             return
-        ids: list[int] = np.frombuffer(notice.tokens, dtype="<i4").tolist()
-        page_tokens = len(ids) // len(notice.keys)
-        run: list[Page] = []
-        for at, key in enumerate(notice.keys):
+        ids: list[int] = np.frombuffer(event.tokens, dtype="<i4").tolist()
+        page_tokens = len(ids) // len(event.keys)
+        run: list[HashedPage] = []
+        for at, key in enumerate(event.keys):
             page = self._pages.get(key)
             if page is None:
                 tokens: Sequence[int] = ids[at * page_tokens : (at + 1) * page_tokens]
@@ -223,13 +223,13 @@ class BlockEvents:
                 run = []
             before, origin = page, page.origin
         yield from _run(Tier.HOST, run)
-        if notice.cause is Cause.FETCHED:
-            yield from self._came_to_storage(notice.keys)
+        if event.cause is Cause.FETCHED:
+            yield from self._came_to_storage(event.keys)
 
     def _came_to_storage(self, keys: Sequence[bytes]) -> Iterator[PagesStored]:
         new = [key for key in keys if key in self._pages and key not in self._stored]
         self._stored.update(new)
-        run: list[Page] = []
+        run: list[HashedPage] = []
         for page in map(self._pages.__getitem__, new):
             if run and page.before != run[-1].hashes[-1]:
                 yield from _run(Tier.STORAGE, run)
@@ -237,9 +237,9 @@ class BlockEvents:
             run.append(page)
         yield from _run(Tier.STORAGE, run)
 
-    def _removed(self, notice: Removed) -> Iterator[PagesRemoved]:
+    def _removed(self, event: Removed) -> Iterator[PagesRemoved]:
         gone: list[bytes] = []
-        for key in notice.keys:
+        for key in event.keys:
             if key in self._more:
                 self._more[key] -= 1
                 if not self._more[key]:
@@ -248,7 +248,7 @@ class BlockEvents:
                 self._stored.discard(key)
                 gone += page.hashes
         if gone:
-            yield PagesRemoved(notice.tier, tuple(gone))
+            yield PagesRemoved(event.tier, tuple(gone))
 
     def _reset(self, seed: Callable[[str], bytes]) -> Iterator[PagesRemoved]:
         """Yield the removal of all published blocks, and switch to the keys after the reset."""
@@ -260,7 +260,9 @@ class BlockEvents:
         self._more.clear()
         self._seeds = {seed(name): origin for name, origin in self._origins.items()}
 
-    def _page(self, origin: Origin, before: Page | None, tokens: Sequence[int]) -> Page:
+    def _page(
+        self, origin: HashedRequest, before: HashedPage | None, tokens: Sequence[int]
+    ) -> HashedPage:
         hasher, start = self._hasher, 0 if before is None else before.end
         last = first = None if before is None else before.hashes[-1]
         hashes: list[bytes] = []
@@ -274,12 +276,14 @@ class BlockEvents:
                 hashes.append(last)
                 block = start + end - hasher.block_tokens
                 extra.append(self._extra_keys(origin, block, start + end))
-        return Page(origin, start + len(tokens), first, tuple(hashes), tuple(extra), tuple(tokens))
+        return HashedPage(
+            origin, start + len(tokens), first, tuple(hashes), tuple(extra), tuple(tokens)
+        )
 
-    def _extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
+    def _extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
         return None if origin.plain else self._hasher.extra_keys(origin, start, end)
 
 
-def _run(tier: Tier, pages: list[Page]) -> Iterator[PagesStored]:
+def _run(tier: Tier, pages: list[HashedPage]) -> Iterator[PagesStored]:
     if pages:
         yield PagesStored(tier, tuple(pages))

@@ -30,8 +30,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
-from ...ranks.group.decider.deciding import DecidingCache
-from . import handover, kv_events
+from ...ranks.group.one_scheduler.scheduler_cache import SchedulerCache
+from . import kv_events, rank_channel
 from .contract import (
     BlockPool,
     Blocks,
@@ -45,26 +45,26 @@ from .contract import (
 from .engine_layout import drafts_after_saves, require_fences
 from .engine_metrics import LockstepMetrics, LockstepStats
 from .groups import pool_groups
-from .halves import (
-    Ballots,
-    BesideScheduler,
-    OpenedRank,
-    PassMetadata,
-    UnderScheduler,
-    WorkerHalf,
-)
-from .lending import Lending
-from .opening import (
-    has_one_decider,
+from .lent_blocks import LentBlocks
+from .plugin_telemetry import PluginTelemetry
+from .scheduler_side import SchedulerSide
+from .stats import Told
+from .tracked import PassResult
+from .vllm_opening import (
+    has_one_scheduler_process,
     open_beside_worker,
     open_for_workers,
     open_worker_rank,
     read_settings,
 )
-from .scheduler_side import SchedulerSide
-from .stats import Told
-from .tracked import PassResult
-from .watching import Watching
+from .worker_modes import (
+    Ballots,
+    OpenedRank,
+    PassMetadata,
+    RemoteScheduler,
+    SchedulerOnEveryRank,
+    WorkerHalf,
+)
 
 
 class InOrder(set[str]):
@@ -100,26 +100,26 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         assert transfer is not None
         self._config, self._cache_config = vllm_config, kv_cache_config
         self._engine_id = transfer.engine_id or ""
-        self._one_decider = has_one_decider(vllm_config.parallel_config)
+        self._one_scheduler = has_one_scheduler_process(vllm_config.parallel_config)
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
         self._told: list[bytes] = []
         """The encoded ranks from the workers' first handshake."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
-        self._watching: Watching | None = None
+        self._watching: PluginTelemetry | None = None
         self._settings = read_settings(vllm_config)
-        if self._one_decider:
+        if self._one_scheduler:
             require_fences(vllm_config, kv_cache_config)
-        self._lending = Lending(pool_groups(kv_cache_config))
+        self._lending = LentBlocks(pool_groups(kv_cache_config))
         self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
         if role is KVConnectorRole.SCHEDULER:
             _hear_weight_versions(LockstepConnector._weights_are)
-            if not self._one_decider:
+            if not self._one_scheduler:
                 self._scheduler = open_beside_worker(
                     vllm_config, self._lending, self._settings, self._engine_id, self._events
                 )
-                self._watching = Watching(self._scheduler, self._settings.store)
+                self._watching = PluginTelemetry(self._scheduler, self._settings.store)
 
     # The worker instance's methods, in the order of a step.
 
@@ -128,7 +128,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
         With a scheduler on every rank, that instance is in this process.
         """
-        if self._one_decider:
+        if self._one_scheduler:
             rank, self._opened = open_worker_rank(
                 self._config,
                 self._cache_config,
@@ -136,14 +136,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
                 kv_caches,
                 names_pages=self._events is not None,
             )
-            self._worker = UnderScheduler(
+            self._worker = RemoteScheduler(
                 rank,
                 self._settings.timeouts.fence_s,
                 drafts_last=drafts_after_saves(self._config, engine_version),
             )
         else:
-            self._worker = BesideScheduler(
-                handover.put(self._engine_id, kv_caches, self._cache_config)
+            self._worker = SchedulerOnEveryRank(
+                rank_channel.put(self._engine_id, kv_caches, self._cache_config)
             )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -155,13 +155,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Apply the scheduler's commands, and wait for copies of blocks that this step overwrites."""
-        self._half.obey(_pass(kv_connector_metadata))
+        self._half.apply_metadata(_pass(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Start the loads; vLLM calls this before the forward pass, on the engine's stream."""
         super().bind_connector_metadata(connector_metadata)
         metadata = _pass(connector_metadata)
-        self._half.obey(metadata)
+        self._half.apply_metadata(metadata)
         self._result = metadata.result
         self._half.begin_loads()
 
@@ -208,7 +208,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
         vLLM 0.33 repeats the handshake after each wake-up. The workers' ranks stay open during sleep.
         """
-        if not self._one_decider:
+        if not self._one_scheduler:
             return
         told = sorted(each.opened for each in metadata.values() if isinstance(each, OpenedRank))
         if told == self._told:
@@ -219,7 +219,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler = open_for_workers(
             self._config, self._lending, self._settings, told, self._events
         )
-        self._watching = Watching(self._scheduler, self._settings.store)
+        self._watching = PluginTelemetry(self._scheduler, self._settings.store)
 
     def on_new_request(self, request: VllmRequest) -> None:
         self._side.arrived(request)
@@ -245,7 +245,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         cache = self._side.cache
         return PassMetadata(
             result,
-            cache.dispatch() if isinstance(cache, DecidingCache) else b"",
+            cache.dispatch() if isinstance(cache, SchedulerCache) else b"",
             computes=bool(scheduler_output.total_num_scheduled_tokens),
         )
 
@@ -263,7 +263,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: TransferOutput) -> None:
         """Add transfers that settled after the step, before vLLM reads the output and may stop."""
         cache = self._side.cache
-        if isinstance(cache, DecidingCache):
+        if isinstance(cache, SchedulerCache):
             ballots = connector_output.kv_connector_worker_meta
             if isinstance(ballots, Ballots):
                 cache.deliver(ballots.folded, ballots.counts)
@@ -280,9 +280,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         """Return whether an idle engine must keep stepping, because only steps exchange messages."""
         side = self._scheduler
-        if side is None or not isinstance(side.cache, DecidingCache):
+        if side is None or not isinstance(side.cache, SchedulerCache):
             return False
-        return side.cache.stepping_helps or side.gives
+        return side.cache.can_progress or side.gives
 
     def has_pending_block_frees(self) -> bool:
         """Return whether blocks will be freed soon, so that vLLM need not preempt a request."""
@@ -347,7 +347,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return LockstepMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property
-    def _watched(self) -> Watching:
+    def _watched(self) -> PluginTelemetry:
         assert self._watching is not None, "this is the worker's connector"
         return self._watching
 

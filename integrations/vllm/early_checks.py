@@ -7,7 +7,7 @@ from vllm.v1.executor.abstract import Executor
 
 from ..starting import ending_the_start
 from .contract import EngineConfig
-from .opening import read_settings
+from .vllm_opening import read_settings
 
 CONNECTOR = "LockstepConnector"
 

@@ -24,7 +24,7 @@ _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePool:
+class VllmPool:
     """One group of layers as a pool: its page layout and the tensors with its pages."""
 
     group: PoolGroup
@@ -43,7 +43,7 @@ class EngineLayout:
     attention and sparse-attention indices are equal on every rank.
     """
 
-    pools: tuple[EnginePool, ...]
+    pools: tuple[VllmPool, ...]
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class EngineLayout:
         missing = [name for name in names if name not in kv_caches]
         if missing:
             raise ConfigError(f"the engine has registered no KV tensor for {', '.join(missing)}")
-        pools: list[EnginePool] = []
+        pools: list[VllmPool] = []
         for pool in pool_groups(cache_config):
             group = groups[pool.group]
             specs = specs_of(group.layer_names, group.kv_cache_spec)
@@ -71,7 +71,7 @@ class EngineLayout:
             _require_blocks(pool, tensors)
             columns = _columns(specs, tensors, pool.page_tokens, world_size, layers)
             pools.append(
-                EnginePool(
+                VllmPool(
                     pool,
                     PageLayout(
                         page_tokens=pool.page_tokens, columns=tuple(each for each, _ in columns)

@@ -25,7 +25,7 @@ A state covers all tokens before it. One state is kept at the end of each prompt
 """
 
 
-class Kind(Enum):
+class GroupKind(Enum):
     """Which part of a prefix a pool must restore before a request can continue."""
 
     FULL = KV_POOL
@@ -40,7 +40,7 @@ class PoolGroup:
     name: str
     group: int
     """Index of the engine's layer group."""
-    kind: Kind
+    kind: GroupKind
     block_tokens: int
     span_tokens: int
     """Trailing tokens that a continuing request needs; for a state, the distance between states."""
@@ -48,16 +48,16 @@ class PoolGroup:
     @property
     def page_tokens(self) -> int:
         """Tokens per page of the pool."""
-        return 1 if self.kind is Kind.STATE else self.block_tokens
+        return 1 if self.kind is GroupKind.STATE else self.block_tokens
 
     def host_pages(self, pages: int) -> int:
         """Return this pool's number of host pages if the main pool has `pages`."""
-        return -(-pages // STATES_SHARE) if self.kind is Kind.STATE else pages
+        return -(-pages // STATES_SHARE) if self.kind is GroupKind.STATE else pages
 
     def component(self, layout: PageLayout, pages: int) -> ComponentConfig:
         """Return this pool's component configuration if the main pool has `pages` host pages."""
         host_pages = self.host_pages(pages)
-        if self.kind is Kind.STATE:
+        if self.kind is GroupKind.STATE:
             return Recurrent(
                 pool=self.name,
                 checkpoint_tokens=self.span_tokens,
@@ -105,7 +105,7 @@ def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
     return {layer: each.get(layer, spec) for layer in layers}
 
 
-def _served(layer: str, spec: Any) -> tuple[Kind, int]:
+def _served(layer: str, spec: Any) -> tuple[GroupKind, int]:
     """Return a layer's kind and its `span_tokens`."""
     find = _KINDS.get(type(spec).__name__)
     if find is None:
@@ -120,28 +120,28 @@ def _refusal(layer: str, spec: object, why: str) -> ConfigError:
     )
 
 
-def _attention(layer: str, spec: AttentionSpec) -> tuple[Kind, int]:
+def _attention(layer: str, spec: AttentionSpec) -> tuple[GroupKind, int]:
     _require_dense(layer, spec)
-    return Kind.FULL, EVERY_TOKEN
+    return GroupKind.FULL, EVERY_TOKEN
 
 
-def _window(layer: str, spec: WindowSpec) -> tuple[Kind, int]:
+def _window(layer: str, spec: WindowSpec) -> tuple[GroupKind, int]:
     _require_dense(layer, spec)
     # The next computed token is part of its own window.
     span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
         raise _refusal(layer, spec, "LockstepConnector supports windows of 2 tokens or more")
-    return Kind.WINDOW, span
+    return GroupKind.WINDOW, span
 
 
-def _state(layer: str, spec: StateSpec) -> tuple[Kind, int]:
+def _state(layer: str, spec: StateSpec) -> tuple[GroupKind, int]:
     if spec.mamba_cache_mode != "align":
         why = (
             f"its mamba_cache_mode is {spec.mamba_cache_mode!r}, but LockstepConnector needs"
             " 'align': set enable_prefix_caching, and mamba_cache_mode if that is not enough"
         )
         raise _refusal(layer, spec, why)
-    return Kind.STATE, spec.block_size
+    return GroupKind.STATE, spec.block_size
 
 
 def _require_dense(layer: str, spec: Any) -> None:
@@ -150,7 +150,7 @@ def _require_dense(layer: str, spec: Any) -> None:
         raise _refusal(layer, spec, why)
 
 
-_KINDS: Mapping[str, Callable[[str, Any], tuple[Kind, int]]] = {
+_KINDS: Mapping[str, Callable[[str, Any], tuple[GroupKind, int]]] = {
     "FullAttentionSpec": _attention,
     "SlidingWindowSpec": _window,
     "MLAAttentionSpec": _attention,

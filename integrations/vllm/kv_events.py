@@ -20,9 +20,9 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind
 
 from ...ranks.group.member.rank_cache import RankCache
-from ...ranks.protocol.notices import Reset, Tier
+from ...ranks.protocol.events import Reset, Tier
 from ...storage_backends.uri import RANK
-from .block_events import BlockEvents, ExtraKeys, Origin, PagesRemoved, PagesStored
+from .block_events import BlockEvents, ExtraKeys, HashedRequest, PagesRemoved, PagesStored
 from .contract import HashedCacheConfig, PublishingEngine
 from .tracked import TrackedRequest
 
@@ -41,7 +41,7 @@ class EngineHasher:
         parent = None if before is None else BlockHash(before)
         return hash_block_tokens(self._function, parent, tokens, extra)
 
-    def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
+    def extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
         return generate_block_hash_extra_keys(origin, start, end, 0)[0]
 
 

@@ -11,11 +11,11 @@ from dataclasses import MISSING
 from ...page_format.page_layout import PageLayout
 from ..kv_description import KvDescription, described
 from ..model_weights import LoadedWeights
-from ..sharing import EngineSettings, Setting, Share, kv_name, settings_in
+from ..sharing import KeyedEngineSettings, Setting, Share, kv_name, settings_in
 from ..weights import FileDigests
+from .connector_settings import WHERE
 from .contract import EngineConfig, LoadConfig, ModelConfig
 from .key_exclusions import EXCLUSIONS, RELEASES, RESOLVED
-from .settings import WHERE
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def settings_of(
     engine_version: str,
     environment: Mapping[str, object],
     given: Collection[str],
-) -> EngineSettings:
+) -> KeyedEngineSettings:
     """Return the engine's configuration as settings; see `kv_identity`."""
     found = settings_in(config, "vllm_config")
     found += [
@@ -73,7 +73,7 @@ def settings_of(
         draft = drafting.draft_model_config
         said = None if draft is None else described(draft.hf_config)
         found.append(Setting("draft", "draft", said, MISSING))
-    return EngineSettings(
+    return KeyedEngineSettings(
         "vLLM", engine_version, RELEASES, found, PACKAGE, EXCLUSIONS, _resolved(config)
     )
 
@@ -90,7 +90,7 @@ def _resolved(config: EngineConfig) -> dict[str, object]:
 def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
     """Return a digest of the options that may change how this engine applies an adapter."""
     adapters = Setting("lora_config", "lora_config", config.lora_config, None)
-    return EngineSettings(
+    return KeyedEngineSettings(
         "vLLM", engine_version, RELEASES, [adapters], PACKAGE, EXCLUSIONS
     ).digest()
 

@@ -16,8 +16,8 @@ from ...ranks.group.host_cache import HostCache
 from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.operations.lent import NO_PAGE
 from .contract import BlockState
-from .groups import Kind
-from .lending import Lending, Pages
+from .groups import GroupKind
+from .lent_blocks import LentBlocks, Pages
 from .tracked import TrackedRequest
 
 PATIENCE_S = 10.0
@@ -66,10 +66,10 @@ class _Pending:
 class PendingBackups:
     """Backs up computed pages, in this pass or in a later one."""
 
-    def __init__(self, cache: HostCache, lending: Lending) -> None:
+    def __init__(self, cache: HostCache, lending: LentBlocks) -> None:
         self._cache = cache
         self._lending = lending
-        self._states = [pool.name for pool in lending.pools if pool.kind is Kind.STATE]
+        self._states = [pool.name for pool in lending.pools if pool.kind is GroupKind.STATE]
         self._pending: dict[str, _Pending] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class PendingBackups:
         pending = self._pending.get(tracked.name)
         if pending is None:
             self._copy(tracked.name, tracked.namespace, backup, self._lending.passing(backup.lent))
-            if not self._cache.awaits_room(tracked.name):
+            if not self._cache.waits_for_host_pages(tracked.name):
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
@@ -123,7 +123,7 @@ class PendingBackups:
         """Retry backups for which there may be room; once per pass."""
         tries, now_ms = 0, self._cache.inspection.agreed_ms
         for pending in list(self._pending.values()):
-            if not self._cache.awaits_room(pending.name) or now_ms > pending.until_ms:
+            if not self._cache.waits_for_host_pages(pending.name) or now_ms > pending.until_ms:
                 self._give_up(pending)
             elif tries < TRIES_MAX and self._cache.backup_is_due(pending.name):
                 tries += 1
@@ -143,7 +143,7 @@ class PendingBackups:
 
         if self._pending:
             cache.step_until(over, patience_s)
-            cache.keep_off()
+            cache.wait_for_copies()
             self._lending.held.let_go(lambda _: ())
 
     def ended(self, name: str) -> None:
@@ -173,7 +173,7 @@ class PendingBackups:
         for backup in self._intact(pending):
             if self._copy(pending.name, pending.namespace, backup, backup.blocks()):
                 pending.until_ms = self._until_ms()
-            if self._cache.awaits_room(pending.name):
+            if self._cache.waits_for_host_pages(pending.name):
                 return
             pending.backups.pop(0)
         self._give_up(pending)

@@ -13,18 +13,18 @@ from dataclasses import replace
 
 from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.operations.requests import LoadState
-from .arrivals import Arrivals
+from .connector_settings import ConnectorSettings
+from .consumer import PrefillConsumer
 from .contract import ScheduledStep, VllmRequest
-from .giving import Giving
-from .leaving import Leaving
-from .lending import BlockTables, Lending, load
+from .finished_requests import FinishedRequests
+from .lent_blocks import BlockTables, LentBlocks, load
 from .pass_steps import PassSteps
 from .pending_backups import PendingBackups
-from .settings import ConnectorSettings
-from .taking import Taking
-from .tracked import Ended, PassResult, TrackedRequest, ids_of
+from .producer import PrefillProducer
+from .request_identities import RequestIdentities
+from .tracked import FinishedRequest, PassResult, TrackedRequest, ids_of
 from .transfer_params import Handoff
-from .weights import InFlight, Weights
+from .weights import InFlight, WeightsTracker
 
 ABORTED = "FINISHED_ABORTED"
 """vLLM's status name for an aborted request."""
@@ -36,11 +36,11 @@ class SchedulerSide:
     def __init__(
         self,
         cache: HostCache,
-        arrivals: Arrivals,
-        lending: Lending,
+        arrivals: RequestIdentities,
+        lending: LentBlocks,
         settings: ConnectorSettings,
         *,
-        weights: Weights | None = None,
+        weights: WeightsTracker | None = None,
         loads: bool,
         backs_up: bool,
         waits_in_pass: bool = False,
@@ -48,7 +48,7 @@ class SchedulerSide:
         """With `waits_in_pass`, a pass may run several cache steps without an engine step."""
         self.cache = cache
         self._arrivals = arrivals
-        self._weights = weights or Weights()
+        self._weights = weights or WeightsTracker()
         self._in_flight = settings.in_flight
         self._device_is_mixed = False
         """Whether the engine's own prefix cache may match blocks of previous weights."""
@@ -59,8 +59,10 @@ class SchedulerSide:
         self._idle_wait_s = settings.idle_wait_s
         self._steps = PassSteps(cache, settings.idle_wait_s, allowed=waits_in_pass)
         waits = settings.handing_over
-        self._giving = Giving(cache, waits.ttl_s, has_states=lending.has_states, backs_up=backs_up)
-        self._taking = Taking(cache, waits.patience_s, loads=loads)
+        self._giving = PrefillProducer(
+            cache, waits.ttl_s, has_states=lending.has_states, backs_up=backs_up
+        )
+        self._taking = PrefillConsumer(cache, waits.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
         """The engine's ids of the requests scheduled in the last pass."""
         self._unfinished: set[str] = set()
@@ -68,7 +70,7 @@ class SchedulerSide:
         """Requests by the engine's id, which differs between ranks."""
         self._loading: dict[str, TrackedRequest] = {}
         self._backups = PendingBackups(cache, lending)
-        self._leaving = Leaving(cache, self._giving, self._backups)
+        self._leaving = FinishedRequests(cache, self._giving, self._backups)
         self._in_vain: list[TrackedRequest] = []
         """Requests whose load failed and that have not restarted yet."""
         self._in_pass = False
@@ -118,7 +120,7 @@ class SchedulerSide:
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
-        taken = None if tracked.is_of_no_other_engine else tracked.taken
+        taken = None if tracked.is_local_only else tracked.taken
         if taken is not None:
             self._taking.waits(taken)
         tracked.device_tokens = device_tokens
@@ -128,7 +130,9 @@ class SchedulerSide:
         if not self._steps.prefetched(tracked.name):
             return None
         tokens = tracked.head(length)
-        found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
+        found = self.cache.match_host(
+            tracked.name, tokens, tracked.namespace, device_tokens=device_tokens
+        )
         refused = self.cache.refused(tracked.name)
         if taken and self._taking.asks_again(taken, device_tokens + found, length, refused=refused):
             self._prefetch(tracked)
@@ -171,7 +175,9 @@ class SchedulerSide:
             self._weights.computed()
         if scheduled:
             # The digest detects ranks whose engines schedule differently.
-            self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
+            self.cache.digest_facts(
+                "scheduled", *((each.number, tokens) for each, tokens in scheduled)
+            )
         self._give()
         computes = step.total_num_scheduled_tokens or self._awaits_output()
         self.cache.end_step(idle_s=0.0 if computes else self._idle_wait_s)
@@ -199,7 +205,7 @@ class SchedulerSide:
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
             # An engine without requests may unmap all blocks before its next step.
-            self.cache.keep_off()
+            self.cache.wait_for_copies()
             self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
@@ -210,10 +216,10 @@ class SchedulerSide:
         if fenced and self._unfinished:
             # Wait now, because the engine reuses the blocks now. The replica's command waits for the
             # next pass, because ranks see aborts in different orders.
-            self.cache.keep_off(tracked.name)
+            self.cache.wait_for_copies(tracked.name)
             self._let_go(tracked.name)
-        self._leaving.ended(Ended(tracked, loading=loading, fenced=fenced))
-        return not fenced and not loading and self.cache.lends(tracked.name)
+        self._leaving.ended(FinishedRequest(tracked, loading=loading, fenced=fenced))
+        return not fenced and not loading and self.cache.has_copies_in_flight(tracked.name)
 
     def _commit(self) -> None:
         """Issue the commands for requests that finished or failed since the last pass, by arrival."""
@@ -256,7 +262,7 @@ class SchedulerSide:
             return result
         # An idle engine gets all blocks back now, so that it can reset its prefix cache. This fence
         # precedes any reuse.
-        self.cache.keep_off()
+        self.cache.wait_for_copies()
         self._lending.held.let_go(lambda _: ())
         freed = self._leaving.give_back(still_read=False)
         return replace(result, freed=(*result.freed, *ids_of(freed)))
@@ -264,7 +270,7 @@ class SchedulerSide:
     def reset(self) -> bool:
         """Wait for all copies; return whether all cached pages now belong to previous weights."""
         # The engine may have preempted requests without a query, and now unmaps their blocks.
-        self.cache.keep_off()
+        self.cache.wait_for_copies()
         self._commit()
         self._backups.give_up()
         return self._weights.reset() and self._changed()
@@ -272,7 +278,7 @@ class SchedulerSide:
     def weights_are(self, version: str) -> bool:
         """Set the name of the weights from now on; return whether the weights have changed."""
         self._commit()
-        self.cache.witness("the weights are", version)
+        self.cache.digest_facts("the weights are", version)
         return self._weights.named(version) and self._changed()
 
     def close(self, *, failed: bool) -> None:
@@ -290,7 +296,7 @@ class SchedulerSide:
 
     def _begin_pass(self) -> None:
         if not self._in_pass:
-            behind = self._leaving.keep_off()
+            behind = self._leaving.wait_for_copies()
             self._commit()
             self.cache.begin_step()
             self._in_pass = True

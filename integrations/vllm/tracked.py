@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...ranks.replica.tree.node import PASSING
+from ...ranks.replica.tree.node import NO_PERSIST_PREFIX
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..items import ItemIds, Items, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
+from .consumer import AwaitedRequest
 from .contract import VllmRequest
-from .taking import Taken
 
 FAILURES_MAX = 2
 """Number of failed loads after which a request is computed."""
@@ -72,7 +72,7 @@ class TrackedRequest:
     """Whether device pages depend on previous weights, so that no other request may get later pages."""
     refused: bool = False
     """Whether a load in flight counts as failed."""
-    taken: Taken | None = None
+    taken: AwaitedRequest | None = None
     """State of the handoff from another engine; None if no other engine has computed the prompt."""
     given: int = 0
     """Number of tokens promised to another engine, which reads them here; 0 for none."""
@@ -101,9 +101,9 @@ class TrackedRequest:
         return computed, min(computed, self.request.num_tokens)
 
     @property
-    def is_of_no_other_engine(self) -> bool:
+    def is_local_only(self) -> bool:
         """Whether other engines can never match pages of the request's namespace."""
-        return self.namespace.startswith(PASSING)
+        return self.namespace.startswith(NO_PERSIST_PREFIX)
 
     @property
     def name(self) -> str:
@@ -150,7 +150,7 @@ class TrackedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedRequest:
     """A finished request that the cache does not know to be finished yet."""
 
     tracked: TrackedRequest

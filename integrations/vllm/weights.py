@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...ranks.replica.tree.node import PASSING
+from ...ranks.replica.tree.node import NO_PERSIST_PREFIX
 from .tracked import TrackedRequest
 
 WEIGHTS_OF_THE_START = "default"
@@ -35,7 +35,7 @@ class InFlight(StrEnum):
 
 
 @dataclass(slots=True)
-class Weights:
+class WeightsTracker:
     """Tracks which weights the engine has. Every rank calls its methods at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
@@ -78,7 +78,7 @@ class Weights:
             return kind
         parts: dict[str, object] = json.loads(kind) if kind else {}
         parts["weights"] = self.name or [self.life, self.changes]
-        return ("" if self.name else PASSING) + json.dumps(parts, sort_keys=True)
+        return ("" if self.name else NO_PERSIST_PREFIX) + json.dumps(parts, sort_keys=True)
 
     def place(self, tracked: TrackedRequest) -> None:
         """Put a request without pages into the namespace of the current weights."""

@@ -62,7 +62,7 @@ The settings may contain a store's password, and every user of the machine can r
 """
 
 
-def give_to_ranks(variables: Mapping[str, str]) -> None:
+def export_to_ranks(variables: Mapping[str, str]) -> None:
     """Set environment variables of this process and its future child processes."""
     os.environ.update(variables)
 

@@ -13,7 +13,7 @@ import msgspec
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
-from ...coordinator.settings import shown
+from ...coordinator.validated_settings import shown
 from ...errors import ConfigError
 from ...ranks.group.member.log_level import write_log
 from ...ranks.protocol.config import RANKS_MAX

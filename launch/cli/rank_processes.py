@@ -87,7 +87,7 @@ def run_ranks(
     discarded. `shutdown_timeout_s` is the time for an orderly shutdown of the ranks if this process is
     interrupted.
     """
-    if problem := obstacle_to_ranks(address):
+    if problem := why_ranks_cannot_start(address):
         return EXIT_GROUP, problem
     # torch logs each signal that it sends; the returned line has all that a user needs.
     log = logging.getLogger("torch.distributed.elastic")
@@ -134,7 +134,7 @@ def rank_folder() -> Generator[str]:
         yield folder
 
 
-def obstacle_to_ranks(address: str) -> str:
+def why_ranks_cannot_start(address: str) -> str:
     """Return the reason why ranks cannot connect to each other at an address of this machine, or "".
 
     torch would retry for minutes and handle no signal meanwhile.

@@ -16,7 +16,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check."""
 
     name: str
@@ -27,21 +27,21 @@ class Finding:
     """The remedy; empty if nothing needs to be done."""
 
 
-def well(name: str, seen: str) -> Finding:
+def well(name: str, seen: str) -> CheckResult:
     """Return a finding without a fault."""
-    return Finding(name, Status.OK, seen)
+    return CheckResult(name, Status.OK, seen)
 
 
-def advice(name: str, seen: str, remedy: str) -> Finding:
+def advice(name: str, seen: str, remedy: str) -> CheckResult:
     """Return a finding of something that could be better."""
-    return Finding(name, Status.ADVICE, seen, remedy)
+    return CheckResult(name, Status.ADVICE, seen, remedy)
 
 
-def problem(name: str, seen: str, remedy: str) -> Finding:
+def problem(name: str, seen: str, remedy: str) -> CheckResult:
     """Return a finding of something that does not work."""
-    return Finding(name, Status.PROBLEM, seen, remedy)
+    return CheckResult(name, Status.PROBLEM, seen, remedy)
 
 
-def exit_status(findings: Sequence[Finding]) -> int:
+def exit_status(findings: Sequence[CheckResult]) -> int:
     """Return the exit status: 1 if there is a problem, otherwise 0."""
     return int(any(each.status is Status.PROBLEM for each in findings))

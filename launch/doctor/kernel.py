@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ..cli.amounts import count
-from .finding import Finding, advice, problem, well
+from .finding import CheckResult, advice, problem, well
 
 FILES_WANTED: Final = 4096
 FILES_NEEDED: Final = 256
@@ -62,7 +62,7 @@ def probe_calls() -> dict[str, str]:
     return failures
 
 
-def judge_calls(failures: Mapping[str, str]) -> Finding:
+def judge_calls(failures: Mapping[str, str]) -> CheckResult:
     """Judge the calls that rounds in shared memory need."""
     name = "kernel calls"
     failed = [f"{call} ({why})" for call, why in failures.items() if why]
@@ -79,7 +79,7 @@ def probe_open_files() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def judge_open_files(limits: tuple[int, int]) -> Finding:
+def judge_open_files(limits: tuple[int, int]) -> CheckResult:
     """Judge the limit on open files by the connections that ranks, groups and stores need."""
     name = "open files"
     soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits)
@@ -107,7 +107,7 @@ def _is_kept() -> bool | None:
     return None if state < 0 else state != _UNSYNCHRONISED
 
 
-def judge_clocks(clocks: Clocks) -> Finding:
+def judge_clocks(clocks: Clocks) -> CheckResult:
     """Judge the monotonic clock for deadlines, and the wall clock for comparison between hosts."""
     name = "clocks"
     wall = datetime.fromtimestamp(clocks.wall_s, UTC)
@@ -141,7 +141,7 @@ def probe_processors(ranks: int) -> Processors:
     return Processors(len(os.sched_getaffinity(0)), os.cpu_count() or 1, quota, ranks)
 
 
-def judge_processors(processors: Processors) -> Finding:
+def judge_processors(processors: Processors) -> CheckResult:
     """Judge the processors by the number of ranks: each rank has a thread that needs a processor."""
     name = "processors"
     seen = f"{processors.usable} of {processors.there} usable"

@@ -10,7 +10,7 @@ import psutil
 
 from ...ranks.executor.host_memory import available_host_memory, cgroup_available
 from ..cli.amounts import bytes_in_words, count
-from .finding import Finding, advice, problem, well
+from .finding import CheckResult, advice, problem, well
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 _HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -49,7 +49,7 @@ def probe_shared() -> tuple[int, int] | None:
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def judge_shared(shared: tuple[int, int] | None) -> Finding:
+def judge_shared(shared: tuple[int, int] | None) -> CheckResult:
     """Judge /dev/shm for engines and NCCL; our rounds use anonymous memory instead."""
     name = "shared memory"
     remedy = "give the container more: docker run --shm-size 1g, or --ipc host"
@@ -70,7 +70,7 @@ def probe_locked(*, cuda: bool) -> LockedMemory:
     return LockedMemory(None if soft == resource.RLIM_INFINITY else soft, rdma, cuda)
 
 
-def judge_locked(locked: LockedMemory) -> Finding:
+def judge_locked(locked: LockedMemory) -> CheckResult:
     """Judge the limit on locked memory by the devices that need it: a GPU or an RDMA card."""
     name = "locked memory"
     if locked.limit is None:
@@ -93,7 +93,7 @@ def probe_huge_pages() -> str:
         return ""
 
 
-def judge_huge_pages(enabled: str) -> Finding:
+def judge_huge_pages(enabled: str) -> CheckResult:
     """Judge the kernel's huge-page setting for host pools, which request huge pages."""
     name = "huge pages"
     if "[never]" in enabled:
@@ -111,7 +111,7 @@ def probe_host_memory(ranks: int) -> HostMemory:
     return HostMemory(psutil.virtual_memory().total, available, cgroup_available(), ranks)
 
 
-def judge_host_memory(memory: HostMemory) -> Finding:
+def judge_host_memory(memory: HostMemory) -> CheckResult:
     """Judge the available memory by what ranks need before they have pages."""
     name = "host memory"
     available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)

@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 from ..cli.environment import LOOPBACK, address_towards, read_gloo_interface
-from .finding import Finding, advice, problem, well
+from .finding import CheckResult, advice, problem, well
 
 GLOO_SLOW_US: Final = 10_000.0
 GLOO_TIMEOUT_S: Final = 40
@@ -61,7 +61,7 @@ def probe_host_name() -> HostName:
     return HostName(name, found, frozenset(_addresses()))
 
 
-def judge_host_name(host: HostName) -> Finding:
+def judge_host_name(host: HostName) -> CheckResult:
     """Judge the host name, because gloo by default uses the interface that the name resolves to."""
     name = "host name"
     remedy = (
@@ -87,7 +87,7 @@ def probe_interface() -> Interface:
     return Interface(addresses.get(address, "lo"), address or LOOPBACK, "")
 
 
-def judge_interface(interface: Interface) -> Finding:
+def judge_interface(interface: Interface) -> CheckResult:
     """Judge whether the interface has an address, and whether it leads to other hosts."""
     name = "interface"
     if not interface.address:
@@ -127,7 +127,7 @@ def probe_gloo(interface: Interface) -> Gloo:
         return Gloo(found["p50_us"], found["p99_us"])
 
 
-def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
+def judge_gloo(gloo: Gloo, interface: Interface) -> CheckResult:
     """Judge gloo by its all_reduce time, the lower bound of a round between hosts."""
     name = "gloo"
     if gloo.failure:

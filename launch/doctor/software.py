@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from .finding import Finding, advice, problem, well
+from .finding import CheckResult, advice, problem, well
 
 TRIED: Final[Mapping[str, str]] = {
     "torch": "2.13.0",
@@ -71,7 +71,7 @@ def probe_cuda() -> Cuda:
     return Cuda(tuple(names), torch.version.cuda or "", driver)
 
 
-def judge_cuda(cuda: Cuda) -> Finding:
+def judge_cuda(cuda: Cuda) -> CheckResult:
     """Judge whether torch finds the GPUs that the driver offers."""
     name = "CUDA"
     driver = f"driver {cuda.driver}" if cuda.driver else "no NVIDIA driver"
@@ -91,7 +91,7 @@ def judge_cuda(cuda: Cuda) -> Finding:
     )
 
 
-def judge_python(found: tuple[int, ...]) -> Finding:
+def judge_python(found: tuple[int, ...]) -> CheckResult:
     """Judge the version of Python."""
     shown = ".".join(map(str, found))
     if found[:2] < _PYTHON_LEAST:
@@ -127,7 +127,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def judge_packages(packages: list[Package]) -> list[Finding]:
+def judge_packages(packages: list[Package]) -> list[CheckResult]:
     """Judge each installed package, and list the missing ones in one finding."""
     findings = [_judged(each) for each in packages if each.installed]
     missing = [each for each in packages if not each.installed]
@@ -137,7 +137,7 @@ def judge_packages(packages: list[Package]) -> list[Finding]:
     return findings
 
 
-def _judged(package: Package) -> Finding:
+def _judged(package: Package) -> CheckResult:
     label = package.extra or package.name
     seen = package.installed if label == package.name else f"{package.name} {package.installed}"
     if not _within(package.installed, package.bounds):

@@ -38,8 +38,8 @@ from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import RANK, StoreUri, parse_uri
 from ..cli.amounts import bytes_in_words, shown_store
 from ..cli.environment import LOOPBACK
-from ..store.opening import call_deadline, for_a_tool
-from .finding import Finding, advice, problem, well
+from ..store.store_opening import call_deadline, for_a_tool
+from .finding import CheckResult, advice, problem, well
 
 PAGE_BYTES: Final = 1 << 20
 TOTAL_BYTES: Final = 64 << 20
@@ -123,7 +123,7 @@ def _direct_failure(directory: Path) -> str:
     return ""
 
 
-def judge_direct(direct: Direct) -> Finding:
+def judge_direct(direct: Direct) -> CheckResult:
     """Judge the O_DIRECT test by the options of the URI."""
     name = "O_DIRECT"
     if not direct.failure:
@@ -134,7 +134,7 @@ def judge_direct(direct: Direct) -> Finding:
     return well(name, f"{seen}; I/O uses the page cache")
 
 
-def judge_room(uri: str, directory: str) -> list[Finding]:
+def judge_room(uri: str, directory: str) -> list[CheckResult]:
     """Judge the quota of a writable `file://` store; no finding for other stores."""
     backend = make_backend(uri.replace(RANK, "0"))
     if parse_uri(uri).scheme != "file" or not backend.capabilities.writes:
@@ -211,7 +211,7 @@ def _bare_read_us(directory: Path) -> float:
     return statistics.median(took)
 
 
-def judge_answers(answers: Answers) -> Finding:
+def judge_answers(answers: Answers) -> CheckResult:
     """Judge the latency, which a request waits for its first page."""
     name = "store answers"
     if answers.failure:
@@ -256,7 +256,7 @@ def probe_speed(
     return Speed(found["read_gbps"], limits[0], found["write_gbps"], limits[1], limit)
 
 
-def judge_speed(speed: Speed) -> Finding:
+def judge_speed(speed: Speed) -> CheckResult:
     """Judge the bandwidth by its ratio to the limit."""
     name = "store speed"
     if speed.failure:

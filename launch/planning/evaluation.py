@@ -14,9 +14,9 @@ from ...small_engine.profile import KV_PAGES_PER_WINDOW_PAGE
 from ...small_engine.request import WorkloadRequest
 from ...small_engine.workload import requests_of
 from ..replay.report import HitTokens
+from .plan_settings import FIFO, MovedGib, PlanPoint, PlanSettings, Size
 from .pools import GIB, ModelPools
 from .published import find_model
-from .settings import FIFO, MovedGib, PlanSettings, Point, Size
 
 
 class Evaluation:
@@ -60,7 +60,7 @@ class Evaluation:
             raise ConfigError("--storage-gib needs host memory: set --host-gib")
         return device, host
 
-    def evaluate(self, size: Size) -> Point:
+    def evaluate(self, size: Size) -> PlanPoint:
         """Serve the whole trace with a cache of this size, and return the result."""
         prompts, chains, most, _ = self.prompts(size.page_tokens)
         device, host = self.require(size)
@@ -91,7 +91,7 @@ class Evaluation:
         unit = size.page_tokens
         hits = [sum(each) * unit if each is not None else 0 for each in served]
         by_tier = [sum(each[tier] for each in served if each is not None) for tier in range(3)]
-        return Point(
+        return PlanPoint(
             device_gib=size.device_gib,
             host_gib=size.host_gib,
             storage_gib=None if isinf(stored) else size.storage_gib,

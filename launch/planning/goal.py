@@ -6,8 +6,8 @@ from math import ceil
 from typing import TypedDict
 
 from .evaluation import Evaluation
+from .plan_settings import PlanPoint, Size
 from .pools import GIB
-from .settings import Point, Size
 from .workers import Workers
 
 _STEPS = 512
@@ -23,7 +23,7 @@ class Goal(TypedDict):
     ideal_ratio: float
     within_gib: float
     """The resolution of the search in GiB: the answer may exceed the true minimum by this much."""
-    point: Point | None
+    point: PlanPoint | None
     """The smallest size that reaches the ratio; None if no size does."""
 
 

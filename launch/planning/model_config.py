@@ -44,7 +44,7 @@ _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PublishedModel:
     """A real model: its KV geometry and its compute."""
 
     profile: Profile
@@ -52,7 +52,7 @@ class Model:
     work: PromptWork
 
 
-def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> Model:
+def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> PublishedModel:
     """Return the model of a configuration, with KV elements of type `dtype`."""
     fields = config.text()
     kind = fields.word("model_type") or config.word("model_type")
@@ -72,7 +72,7 @@ def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> M
         window=_window(shape, kinds),
         state=_state(fields, dtype, kinds.state) if kinds.state else None,
     )
-    return Model(profile, work_of(fields, kinds))
+    return PublishedModel(profile, work_of(fields, kinds))
 
 
 def _heads(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:

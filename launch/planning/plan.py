@@ -12,11 +12,11 @@ from rich.table import Table
 from ..cli.amounts import count
 from ..cli.options import ReportFile, command_line
 from ..cli.progress import Progress, progress_bar
+from ..cli.replay_settings import Trace
 from ..cli.report_files import write_report
-from ..cli.settings import Trace
 from .evaluation import Evaluation
 from .goal import Goal, reach
-from .settings import PlanSettings, Point, Size, Sweep
+from .plan_settings import PlanPoint, PlanSettings, Size, Sweep
 from .workers import Workers
 
 EXIT_NOT_TO_BE_HAD: Final = 1
@@ -70,8 +70,8 @@ def _plan(
     return status
 
 
-def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[Point]:
-    points: list[Point] = []
+def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[PlanPoint]:
+    points: list[PlanPoint] = []
     with progress_bar(shown=sys.stderr.isatty()) as on_done:
         for point in workers.evaluate(sizes):
             points.append(point)
@@ -89,7 +89,7 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
     )
 
 
-def print_points(points: Sequence[Point], console: Console) -> None:
+def print_points(points: Sequence[PlanPoint], console: Console) -> None:
     """Print a table of the points, and a plot of each point's hits next to the possible hits."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("device", "host", "store", "page"):
@@ -123,7 +123,7 @@ def print_points(points: Sequence[Point], console: Console) -> None:
         )
 
 
-def _sizes_of(point: Point) -> str:
+def _sizes_of(point: PlanPoint) -> str:
     tiers = (("", point["device_gib"]), ("+", point["host_gib"]), ("+", point["storage_gib"]))
     given = " ".join(
         f"{sign}{'inf' if gib is None else f'{gib:,.4g}'}" for sign, gib in tiers if gib != 0

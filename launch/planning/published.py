@@ -6,7 +6,7 @@ from typing import Final
 from ...errors import ConfigError
 from ...small_engine.profiles import PROFILES
 from .config_fields import ConfigFields
-from .model_config import Model, model_of
+from .model_config import PublishedModel, model_of
 
 _SPARSE: Final = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_experts_per_tok": 8}
 
@@ -88,7 +88,7 @@ PUBLISHED: Final[dict[str, dict[str, object]]] = {
 """Keys are profile names; the profile `hybrid-all` is missing because no such model exists."""
 
 
-def find_model(given: str, dtype: str) -> Model:
+def find_model(given: str, dtype: str) -> PublishedModel:
     """Return a model, given its profile's name, its directory, or its `config.json`."""
     if given in PUBLISHED:
         config = ConfigFields(PUBLISHED[given], f"the profile {given}")

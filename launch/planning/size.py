@@ -22,9 +22,9 @@ from ...small_engine.profile import Profile
 from ..cli.amounts import bytes_in_words, count
 from ..cli.options import ReportFile
 from ..cli.report_files import write_report
+from .plan_settings import SizeSettings
 from .pools import GIB, ModelPools
 from .published import find_model
-from .settings import SizeSettings
 
 PAGE_SIZES: Final = (16, 32, 64, 128, 256)
 OBJECT_BYTES_GOOD: Final = 1 << 20

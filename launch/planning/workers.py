@@ -10,7 +10,7 @@ from typing import Self
 from ...errors import LockstepError
 from ..cli.interruption import work_for
 from .evaluation import Evaluation
-from .settings import PlanSettings, Point, Size
+from .plan_settings import PlanPoint, PlanSettings, Size
 
 _HERE_AT_MOST_TOKENS = 4_000_000
 """Most tokens of a trace that is evaluated in this process, because starting others takes longer."""
@@ -43,7 +43,7 @@ class Workers:
                 each.kill()
             self._processes.shutdown(cancel_futures=True)
 
-    def evaluate(self, sizes: Sequence[Size]) -> Iterator[Point]:
+    def evaluate(self, sizes: Sequence[Size]) -> Iterator[PlanPoint]:
         """Yield the results of all sizes, in their order."""
         if self._processes is None:
             yield from map(self._here.evaluate, sizes)
@@ -59,5 +59,5 @@ def _begin(settings: PlanSettings, launcher: int) -> None:
     _OF_THIS_PROCESS.append(Evaluation(settings))
 
 
-def _evaluate(size: Size) -> Point:
+def _evaluate(size: Size) -> PlanPoint:
     return _OF_THIS_PROCESS[0].evaluate(size)

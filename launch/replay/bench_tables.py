@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...ranks.protocol.engine_settings import TCP
+from ...ranks.protocol.transfer_engine_settings import TCP
 from ..cli.amounts import count
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 import os
 
 from ...small_engine.workload import count_requests
-from ..cli.environment import SETTINGS_VARIABLE, give_to_ranks, take_settings
+from ..cli.environment import SETTINGS_VARIABLE, export_to_ranks, take_settings
 from ..cli.exits import say
 from ..cli.interruption import ignore_signals, raise_on_signals
+from ..cli.replay_settings import ReplaySettings
 from ..cli.report_files import check_that_writable
-from ..cli.settings import ReplaySettings
 from .options import LaunchChoice, replay_command
 from .pool_memory import check_pool_memory
 from .replay import LAUNCHER_OPTION
@@ -45,7 +45,7 @@ def _launch_with_torch(settings: ReplaySettings) -> int:
 
     command = ("-m", _MODULE, LAUNCHER_OPTION, str(os.getpid()))
     timeout_s = SHUTDOWN_TIMEOUT_S if settings.timeline is None else TIMELINE_TIMEOUT_S
-    give_to_ranks({SETTINGS_VARIABLE: settings.to_json()})
+    export_to_ranks({SETTINGS_VARIABLE: settings.to_json()})
     raise_on_signals()
     try:
         status, line = run_ranks(command, settings.ranks, shutdown_timeout_s=timeout_s)

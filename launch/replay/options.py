@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from ...errors import ConfigError
 from ..cli.options import AT_LEAST_1, command_line, option
-from ..cli.settings import ReplaySettings, Trace
+from ..cli.replay_settings import ReplaySettings, Trace
 from .meanings import print_meanings
 
 EXIT_STATUSES: Final = (

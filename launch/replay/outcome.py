@@ -12,9 +12,9 @@ from ...telemetry.kept_events import RankEvents
 from ..cli.amounts import bytes_in_words, count
 from ..cli.exits import EXIT_FAULT, printing, say
 from ..cli.interruption import EXIT_INTERRUPTED
+from ..cli.replay_settings import ReplaySettings
 from ..cli.report_files import write_report, write_text
-from ..cli.settings import ReplaySettings
-from .report import Report, faults_of
+from .report import Report, failures_in
 
 Row = tuple[str, str, bool]
 """A row of a table: label, value, and whether a section ends after it."""
@@ -64,7 +64,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
         if outcomes.get("failed"):
             failed = f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed"
             say(f"{failed}; see the warnings above")
-    faults = faults_of(report)
+    faults = failures_in(report)
     for fault in faults:
         say(fault)
     if settings.timeline is not None:

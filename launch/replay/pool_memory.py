@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from ...errors import ConfigError
 from ...ranks.executor.host_memory import available_host_memory
 from ..cli.options import option
-from ..cli.settings import COMPONENT_POOLS, ReplaySettings
+from ..cli.replay_settings import COMPONENT_POOLS, ReplaySettings
 
 _SIZES = ("page_tokens", "device_pages", "host_pages", *COMPONENT_POOLS)
 _DEFAULTS = {each.name: each.default for each in fields(ReplaySettings)}

@@ -14,11 +14,11 @@ import msgspec
 import torch.distributed as dist
 
 from ...errors import ConfigError, LockstepError
-from ..cli.environment import give_to_ranks, read_rank_environment
+from ..cli.environment import export_to_ranks, read_rank_environment
 from ..cli.exits import EXIT_CONFIG, EXIT_GROUP, exit_code, say
 from ..cli.interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
 from ..cli.progress import Progress, progress_bar
-from ..cli.settings import ReplaySettings
+from ..cli.replay_settings import ReplaySettings
 from .options import LaunchChoice
 from .outcome import Replayed, conclude
 from .ray_cluster import RayCluster, ray_cluster, reserve
@@ -69,7 +69,7 @@ class ReplayRankActor:
         def note(done: Progress) -> None:
             self._done = done
 
-        give_to_ranks(variables)
+        export_to_ranks(variables)
         try:
             watch = Watch(on_done=note, stopped=self._stop.is_set)
             replayed = run_rank(ReplaySettings.from_json(settings), read_rank_environment(), watch)

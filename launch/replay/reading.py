@@ -24,7 +24,7 @@ from .bench_tables import (
 from .meanings import meaning_of
 from .outcome import rows_of
 from .plots import plots_of
-from .report import Report, faults_of
+from .report import Report, failures_in
 
 _BYTES_MAX: Final = 64 << 20
 _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
@@ -153,7 +153,7 @@ def _with_samples(report: Report) -> Report:
 
 def _section(title: str, report: Report) -> list[str]:
     """Return the main figures and the plots of a replay."""
-    faults = faults_of(report)
+    faults = failures_in(report)
     if report["interrupted"]:
         faults.append("The run was interrupted; the counters are partial.")
     if report["samples"] is None:

@@ -26,7 +26,7 @@ from ...errors import LockstepError
 from ..cli.environment import read_rank_environment, take_settings
 from ..cli.exits import EXIT_FAULT, exit_code
 from ..cli.options import run_command
-from ..cli.settings import ReplaySettings
+from ..cli.replay_settings import ReplaySettings
 from .options import replay_command
 
 if TYPE_CHECKING:

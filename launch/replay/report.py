@@ -15,7 +15,7 @@ import numpy as np
 
 from ...small_engine.counts import PoolCounts, ReplayCounts
 from ...storage_backends.uri import without_secrets
-from ..cli.settings import ReplaySettings
+from ..cli.replay_settings import ReplaySettings
 from .samples import Samples, counted_by_size, upper_us
 
 _WORD: Final = (1 << 64) - 1
@@ -261,7 +261,7 @@ def _pools(settings: ReplaySettings, counts: Sequence[ReplayCounts]) -> dict[str
     return pools
 
 
-def faults_of(report: Report) -> list[str]:
+def failures_in(report: Report) -> list[str]:
     """Return the faults in a report, one sentence each."""
     faults: list[str] = []
     if report["pages_corrupt"]:

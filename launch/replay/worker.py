@@ -27,12 +27,12 @@ from ..cli.environment import RankEnvironment, prepare_for_mooncake
 from ..cli.interruption import Interrupted
 from ..cli.meeting import JOIN_TIMEOUT_S, Meeting, joined
 from ..cli.progress import OnDone, Progress, nothing
-from ..cli.settings import ReplaySettings
-from .handing_in import Run, collect, hand_in, was_begun
+from ..cli.replay_settings import ReplaySettings
 from .outcome import Replayed
 from .pool_memory import check_pool_memory
 from .report import RankResult, make_report
 from .samples import Sampler
+from .serving_run import ServingRun, collect, submit_requests, was_begun
 
 if TYPE_CHECKING:
     from ...coordinator.collective import Collective
@@ -132,7 +132,7 @@ def _replay(
         watch.on_open()
         results: list[RankResult] | None = None
         try:
-            own = run.to_its_end()
+            own = run.until_done()
             packed = collective.gather(msgspec.msgpack.encode(own), JOIN_TIMEOUT_S)
             results = [msgspec.msgpack.decode(each, type=RankResult) for each in packed]
             cache.close(flush=False)
@@ -141,7 +141,7 @@ def _replay(
                 raise
             watch.on_interrupted()
             own, results = run.so_far(), None
-            hand_in(meeting.store, environment.rank, own)
+            submit_requests(meeting.store, environment.rank, own)
     finally:
         # After an error or an interruption no rank waits for another round.
         cache.abandon()
@@ -163,7 +163,7 @@ def _run_of(
     requests: int,
     watch: Watch,
     events: KeptEvents | None,
-) -> Run:
+) -> ServingRun:
     def on_done(done: int) -> None:
         watch.on_done(Progress.of(done, requests, scheduler.counts))
 
@@ -177,7 +177,7 @@ def _run_of(
         on_done=on_done,
         stopped=watch.stopped if sampler is None else sampler.look,
     )
-    return Run(cache, scheduler, sampler, events)
+    return ServingRun(cache, scheduler, sampler, events)
 
 
 def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:

@@ -15,8 +15,8 @@ from ...errors import StorageError
 from ...storage_backends.base import StorageBackend, StoredObject
 from ..cli.amounts import shown_store
 from ..cli.interruption import Interrupted, raise_on_signals
-from .opening import opened_store
 from .progress import StoreProgress, store_progress
+from .store_opening import opened_store
 
 Result = TypeVar("Result")
 
@@ -67,7 +67,7 @@ def run_on_store(
 
 
 @contextmanager
-def telling_so_far(tell: Callable[[], object]) -> Generator[None]:
+def reporting_partial(tell: Callable[[], object]) -> Generator[None]:
     """Call `tell`, which prints the partial result, on `Interrupted` or `StorageError`."""
     try:
         yield

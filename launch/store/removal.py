@@ -25,9 +25,9 @@ from ...storage_backends.records.catalogue import (
 from ..cli.amounts import bytes_in_words, count, parse_age, shown_store
 from ..cli.options import AT_LEAST_0
 from .batches import ANY_BYTES, Batch, Defects, Scratch, for_each_batch, only, these
-from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
-from .opening import call_deadline
+from .opened_store import OpenedStore, exit_status, reporting_partial, run_on_store
 from .options import Digest, DryRun, Rank, Uri, of_rank
+from .store_opening import call_deadline
 from .survey import extent_of, find_models, find_namespace, survey, told
 from .tables import print_found, say
 
@@ -144,11 +144,11 @@ def gc(
         dry_run=dry_run,
     )
 
-    def tell_so_far() -> None:
+    def report_partial() -> None:
         if removed.objects:
             tell(", so far")
 
-    with telling_so_far(tell_so_far):
+    with reporting_partial(report_partial):
         stayed = run_on_store(uri, collect, looking=dry_run)
     return tell(f"; {stayed}")
 
@@ -245,7 +245,7 @@ def rm(
         store.progress.begin("removing", objects, nbytes)
         await remove_selected(store, selection, removed)
 
-    with telling_so_far(lambda: tell(", so far")):
+    with reporting_partial(lambda: tell(", so far")):
         run_on_store(uri, remove)
     return tell("")
 

@@ -12,8 +12,8 @@ from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredOb
 from ...storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
 from ...storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
 from .opened_store import OpenedStore
-from .opening import call_deadline
 from .progress import StoreProgress
+from .store_opening import call_deadline
 
 _TOLD_AT_A_TIME: Final = 128
 _PREFIX_MIN: Final = 6

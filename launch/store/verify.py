@@ -23,9 +23,9 @@ from .batches import (
     only,
     these,
 )
-from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
-from .opening import call_deadline, can_only_look, failures_named
+from .opened_store import OpenedStore, exit_status, reporting_partial, run_on_store
 from .options import Digest, Rank, Uri, of_rank
+from .store_opening import call_deadline, failures_named, is_read_only_command
 from .survey import SAMPLE_MAX, StoreSample, extent_of, find_namespace, survey
 from .tables import Record, found_record, print_found, print_json, say
 
@@ -99,7 +99,7 @@ def verify(
     """
     uri = of_rank(uri, rank)
     verified = Verification()
-    taken = fix or not can_only_look(parse_uri(uri))
+    taken = fix or not is_read_only_command(parse_uri(uri))
 
     async def read(store: OpenedStore) -> None:
         await _verify(store, verified, namespace=namespace, sample_size=sample, jobs=jobs)
@@ -111,11 +111,11 @@ def verify(
             _print(shown_store(uri), verified, so_far=so_far, taken=taken)
         return exit_status(corrupt=verified.corrupt.objects, incomplete=verified.unread.objects)
 
-    def tell_so_far() -> None:
+    def report_partial() -> None:
         if verified.objects:
             tell(so_far=True)
 
-    with failures_named(uri), telling_so_far(tell_so_far):
+    with failures_named(uri), reporting_partial(report_partial):
         run_on_store(uri, read, looking=not fix)
     return tell()
 

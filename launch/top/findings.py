@@ -9,7 +9,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Final
 
-from .sighting import Sighting, label_of
+from .group_sample import GroupSample, label_of
 from .window import Window
 
 MISSES: Final = {
@@ -75,7 +75,7 @@ def _ended(window: Window) -> Iterator[Finding]:
                 return
 
 
-def silence_of(seen: Sighting) -> str:
+def silence_of(seen: GroupSample) -> str:
     """Return text that names the addresses where no rank answered, and when each last answered."""
     told: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
@@ -161,7 +161,7 @@ def _unreadable(window: Window) -> Iterator[Finding]:
             f"pages in {_source(window)} were corrupt: {by_rank}",
             "none of them was used; `lockstep store verify URI` names the objects",
         )
-    elif (pages := _unread(window)) and not window.grew_everywhere("storage_late_calls_total"):
+    elif (pages := _unread(window)) and not window.grew_on_every_rank("storage_late_calls_total"):
         yield Finding(
             Weight.COSTS_HITS,
             f"{pages:,.0f} pages could not be read from {_source(window)}",
@@ -174,7 +174,7 @@ def _unread(window: Window) -> float:
 
 
 def _late(window: Window) -> Iterator[Finding]:
-    late = window.grew_everywhere("storage_late_calls_total")
+    late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
         # Pages of a timed-out call are counted as unreadable.

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..cli.amounts import bytes_in_words, count
 from .findings import MISSES, PEER, Finding, Weight, findings
-from .sighting import label_of
+from .group_sample import label_of
 from .window import Window
 
 _TIERS = ("device", "host", "storage", "peer")
@@ -174,11 +174,11 @@ def _store(window: Window) -> str:
             took = window.percentile("storage_call_seconds", 0.5, store=store, call=call)
             if took is None:
                 continue
-            nbytes = window.grew_everywhere("storage_bytes_total", store=store, call=call)
+            nbytes = window.grew_on_every_rank("storage_bytes_total", store=store, call=call)
             moved = f" {bytes_in_words(int(nbytes))}," if nbytes else ""
             last = window.percentile("storage_call_seconds", 0.99, store=store, call=call)
             told.append(f"{store} {call}{moved} p50 {_took(took)}, p99 {_took(last)}")
-    waiting = window.is_at_everywhere("storage_calls_in_flight")
+    waiting = window.is_at_on_every_rank("storage_calls_in_flight")
     if waiting:
         told.append(f"{count(int(waiting), 'call')} in flight")
     return "; ".join(told)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from ...telemetry.families import PREFIX
-from .sighting import Key, Numbers, Sighting, label_of
+from .group_sample import GroupSample, Key, Numbers, label_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Window:
     other counters are summed over the ranks. Only ranks in both readings count.
     """
 
-    now: Sighting
-    before: Sighting | None = None
+    now: GroupSample
+    before: GroupSample | None = None
 
     @property
     def seconds(self) -> float:
@@ -32,7 +32,7 @@ class Window:
         """Return the growth of a counter, by rank."""
         return dict(self._by_rank(name, labels))
 
-    def grew_everywhere(self, name: str, **labels: str) -> float:
+    def grew_on_every_rank(self, name: str, **labels: str) -> float:
         """Return the growth of a counter, summed over all ranks."""
         return sum(grown for _, grown in self._by_rank(name, labels))
 
@@ -54,7 +54,7 @@ class Window:
         """Return the present value of a gauge that is equal on all ranks."""
         return _sum(self.now.any_rank, name, labels)
 
-    def is_at_everywhere(self, name: str, **labels: str) -> float:
+    def is_at_on_every_rank(self, name: str, **labels: str) -> float:
         """Return the present value of a gauge, summed over all ranks."""
         return sum(_sum(numbers, name, labels) for numbers in self.now.ranks.values())
 
@@ -78,7 +78,9 @@ class Window:
         """
         bounds: dict[float, float] = {}
         for text in {label_of(key, "le") for key in _keys(self.now.any_rank, f"{name}_bucket")}:
-            bounds[float(text)] = self.grew_everywhere(f"{name}_bucket", **{**labels, "le": text})
+            bounds[float(text)] = self.grew_on_every_rank(
+                f"{name}_bucket", **{**labels, "le": text}
+            )
         total = max(bounds.values(), default=0.0)
         if not total:
             return None

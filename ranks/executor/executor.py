@@ -221,7 +221,7 @@ class RankExecutor:
         return self._flights.collect()
 
     def wait(self, timeout_s: float) -> None:
-        if self._flights.holds:
+        if self._flights.ref_counts:
             return
         until = time.monotonic() + timeout_s
         gathering = False

@@ -11,15 +11,15 @@ from heapq import heappop, heappush
 
 from ...coordinator.ballot import (
     Answered,
-    Ended,
     Expired,
     Landed,
+    OperationProgress,
     Progress,
     Quiesced,
     QuiesceExpired,
-    Sightings,
+    TransferEnded,
 )
-from ...storage_backends.complaints import Trouble
+from ...storage_backends.error_log import LoggedError
 from ...storage_backends.latencies import Latencies
 from ..protocol.orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
 from ..protocol.timed_events import PagesCopied, Timeline
@@ -45,7 +45,7 @@ class _Flight:
     """How many pages a fetch is to land."""
     deadline: float | None = None
     """None if it has none, or if it has passed."""
-    seen: Sightings = field(default_factory=Sightings)
+    seen: OperationProgress = field(default_factory=OperationProgress)
     job: CopyJob | None = None
     """The copy, once it has begun."""
     held: bool = False
@@ -64,7 +64,7 @@ class Flights:
     def __init__(self, *, lent: bool, timeline: Timeline | None = None) -> None:
         self._lent = lent
         self._timeline = timeline
-        self._failures = Trouble(_log)
+        self._failures = LoggedError(_log)
         self._flights: dict[int, _Flight] = {}
         self._due: list[tuple[float, int]] = []
         """(deadline, operation) as a heap; those that are not the deadline of a flight are skipped."""
@@ -101,7 +101,7 @@ class Flights:
         self._flights[job.operation].job = job
 
     @property
-    def holds(self) -> bool:
+    def ref_counts(self) -> bool:
         """Say whether copies wait for `begin_held`."""
         return self._held_count > 0
 
@@ -228,7 +228,7 @@ class Flights:
         return is_new
 
     def _end(self, flight: _Flight, *, ok: bool) -> None:
-        self._tell(Ended(flight.order.operation, ok), flight)
+        self._tell(TransferEnded(flight.order.operation, ok), flight)
 
     def _note_copy(self, report: CopyEnded, flight: _Flight | None) -> None:
         moved = self.moved

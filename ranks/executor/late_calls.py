@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Final
 
-from ...storage_backends.complaints import Trouble
+from ...storage_backends.error_log import LoggedError
 from .base import LateCalls
 
 MARGIN_SHARE: Final = 0.1
@@ -38,7 +38,7 @@ class LateCallsLog:
         self._lock = threading.Lock()
         self.seen = LateCalls()
         """What has been counted so far."""
-        self._trouble = Trouble(_log)
+        self._trouble = LoggedError(_log)
 
     def note(self, began: float, deadline: float) -> None:
         """Take notice of a call that has come back."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...errors import ConfigError
-from ...storage_backends.complaints import Trouble
+from ...storage_backends.error_log import LoggedError
 from ...storage_backends.handshake import UNPROVEN_S, UnprovenError
 from .storage_loop import StorageLoop
 
@@ -43,7 +43,7 @@ class Sources:
         self._loops: OrderedDict[str, StorageLoop] = OrderedDict()
         """The connected ones by URI, the one that was last used at the end."""
         self._closing: list[StorageLoop] = []
-        self._troubles = Trouble(_log)
+        self._troubles = LoggedError(_log)
 
     def stop(self) -> None:
         """Cancel everything; does not wait."""

@@ -16,10 +16,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ...coordinator.ballot import Answered, Capped, Ended, Expired, Progress
+from ...coordinator.ballot import Answered, Capped, Expired, Progress, TransferEnded
 from ...errors import ConfigError, StorageError
 from ...storage_backends.base import StorageBackend
-from ...storage_backends.complaints import Trouble
+from ...storage_backends.error_log import LoggedError
 from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
 from ..protocol.orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
@@ -74,7 +74,7 @@ def refusal(order: StorageOrder) -> list[StorageReport]:
         case Fetch():
             return [Capped(order.operation, 0), StorageQuiet(order.operation, 0, 0)]
         case Put():
-            return [Ended(order.operation, ok=False), StorageQuiet(order.operation, 0, 0)]
+            return [TransferEnded(order.operation, ok=False), StorageQuiet(order.operation, 0, 0)]
         case Cancel():
             return []
 
@@ -82,7 +82,7 @@ def refusal(order: StorageOrder) -> list[StorageReport]:
 class StorageLoop:
     """Carries out lookups, fetches and persists against one backend.
 
-    Reports, from its own thread: `Answered`; `Landed` and `Capped` as they change; `Ended` for
+    Reports, from its own thread: `Answered`; `Landed` and `Capped` as they change; `TransferEnded` for
     persists; and `StorageQuiet` when an operation's last call has returned, however late that is. A
     cancelled operation begins nothing more, and its running calls are cancelled, but it is quiet
     only when they have returned (contract S3).
@@ -108,7 +108,7 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
-        self._failures = Trouble(_log)
+        self._failures = LoggedError(_log)
         self._calls = calls
         self._paces: dict[type[Transfer], Pace] = {
             FetchTransfer: Pace(),

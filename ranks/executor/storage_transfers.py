@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...coordinator.ballot import Capped, Ended, Landed, Progress
+from ...coordinator.ballot import Capped, Landed, Progress, TransferEnded
 from ...errors import InternalError, StorageError
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
@@ -349,7 +349,7 @@ class PersistTransfer(Transfer):
         return []
 
     def concluded(self) -> list[Progress]:
-        return [Ended(self.operation, self._done == self._pages and not self._failed)]
+        return [TransferEnded(self.operation, self._done == self._pages and not self._failed)]
 
     def _part(self, transfer: ObjectTransfer) -> ObjectTransfer:
         own = self._objects.own(transfer)

@@ -25,10 +25,10 @@ from ..protocol.config import CacheConfig
 from ..protocol.orders import KV_POOL
 from ..protocol.timed_events import Timeline
 from ..replica.operations.requests import LoadState
-from ..replica.tree.node import PASSING
+from ..replica.tree.node import NO_PERSIST_PREFIX
 from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, as_flag, require_text
-from .member.member import Listener
+from .member.group_rank import Listener
 from .member.rank_cache import RankCache
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Cache(RankCache):
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
 
-        from .control.opening import controlled  # noqa: PLC0415
+        from .control.control_opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
         group = collective or new_group(config)
@@ -127,7 +127,7 @@ class Cache(RankCache):
         """
         self._require_group()
         require_text(namespace)
-        if namespace.startswith(PASSING):
+        if namespace.startswith(NO_PERSIST_PREFIX):
             raise UsageError(
                 f"namespace {namespace!r} begins with NUL, so nothing would be persisted; rename it"
             )

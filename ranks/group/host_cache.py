@@ -24,6 +24,7 @@ from ...errors import GroupError, InternalError, UsageError
 from ..protocol.answers import Wait
 from ..protocol.config import HostCacheConfig
 from ..protocol.orders import KV_POOL, Direction, Fence
+from ..protocol.renamed import former_name
 from ..protocol.timed_events import Timeline
 from ..replica.core.pages import PageRun, page_run
 from ..replica.operations.lent import NO_PAGE
@@ -31,7 +32,7 @@ from ..replica.operations.requests import LoadState
 from ..replica.tree.node import HOST
 from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, as_seconds, require_text
-from .member.member import FLUSH_POLL_S, Flushed, Listener
+from .member.group_rank import FLUSH_POLL_S, Flushed, Listener
 from .member.rank_cache import RankCache
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class HostCache(RankCache):
         Full attention's pages may be given without a mapping. Otherwise as `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
-        from .control.opening import controlled  # noqa: PLC0415
+        from .control.control_opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
         group = collective or new_group(config)
@@ -87,7 +88,7 @@ class HostCache(RankCache):
         )
         return controlled(cls(config, group, *opened, listener=listener, timeline=timeline), group)
 
-    def hit(
+    def match_host(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
     ) -> int:
         """Return how many tokens `load` can load beyond the engine's own `device_tokens`.
@@ -98,7 +99,7 @@ class HostCache(RankCache):
         self._require_group()
         require_text(namespace)
         data, count = as_token_bytes(tokens), _start(device_tokens)
-        return self._follow(self._replica.hit(request, namespace, data, count))
+        return self._follow(self._replica.match_host(request, namespace, data, count))
 
     def load(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, *, device_tokens: int = 0
@@ -135,7 +136,7 @@ class HostCache(RankCache):
 
     def free_host_pages(self) -> int:
         """Return the number of free full-attention host pages; the same on every rank."""
-        return self._replica.prefixes.residence.pools[HOST][0].free
+        return self._replica.prefixes.allocator.pools[HOST][0].free
 
     def fetched(self, request: str) -> tuple[int, int]:
         """Return the range of tokens (first, end) that the request's prefetch read from storage.
@@ -182,7 +183,7 @@ class HostCache(RankCache):
         `tokens` are all tokens computed so far. `device_pages` hold their KV, including a partial last
         page and the working state. `load_state` is SAVING until every rank has copied everything, then
         SAVED. FAILED means that the request continues on its device pages. In both cases the copies are
-        finished, except a copy that hangs. While the request still `lends` pages, call `keep_off`
+        finished, except a copy that hangs. While its `has_copies_in_flight`, call `wait_for_copies`
         before overwriting them. Returns False, and the request continues, if host memory has no room.
         """
         self._require_group()
@@ -215,9 +216,9 @@ class HostCache(RankCache):
         if self._replica.knows(request):
             self._follow(self._replica.fence(request))
         else:
-            self.keep_off(request)
+            self.wait_for_copies(request)
 
-    def keep_off(self, request: str | None = None) -> None:
+    def wait_for_copies(self, request: str | None = None) -> None:
         """Block until no copy of this rank touches the request's device pages (None: any device page).
 
         For an engine that frees or unmaps pages before its next step. Not a command: each rank may call
@@ -234,23 +235,23 @@ class HostCache(RankCache):
         be used again before that. The pages of an unknown request are free.
         """
         if not self._replica.knows(request):
-            return not self.lends(request)
+            return not self.has_copies_in_flight(request)
         freed = self._follow(self._replica.release(request))
         self._observer.released(request)
         return freed
 
-    def lends(self, request: str) -> bool:
+    def has_copies_in_flight(self, request: str) -> bool:
         """Return whether copies on some rank may still touch the request's device pages."""
         return bool(self._replica.touching(request))
 
-    def awaits_room(self, request: str) -> bool:
+    def waits_for_host_pages(self, request: str) -> bool:
         """Return whether the request's last `back_up` was incomplete.
 
         The cause is no room in host memory or a failed copy. When `backup_is_due`, call `back_up` again
         with the same tokens and the pages that hold them then. A prompt longer than host memory takes
         several calls. `release` and `fence` cancel the rest of the backup, and the metrics count it.
         """
-        return self._replica.awaits_room(request)
+        return self._replica.waits_for_host_pages(request)
 
     def backup_is_due(self, request: str) -> bool:
         """Return whether to retry an incomplete backup, because an operation finished since."""
@@ -296,7 +297,7 @@ class HostCache(RankCache):
         """
         timeout_s = as_seconds(timeout_s, "timeout_s")
         try:
-            self._rounds.hurry(timeout_s)
+            self._rounds.shorten_timeout(timeout_s)
             self.step(idle_s=FLUSH_POLL_S)
         except (GroupError, InternalError) as error:
             return error
@@ -333,6 +334,11 @@ class HostCache(RankCache):
         if unknown:
             raise UsageError(f"there is no pool {unknown.pop()!r}; known: {', '.join(pools)}")
         return [_run(pages.get(pool, ())) for pool in pools]
+
+    hit = former_name("HostCache.hit", match_host)
+    lends = former_name("HostCache.lends", has_copies_in_flight)
+    keep_off = former_name("HostCache.keep_off", wait_for_copies)
+    awaits_room = former_name("HostCache.awaits_room", waits_for_host_pages)
 
 
 def _run(pages: Pages) -> PageRun:

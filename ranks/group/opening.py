@@ -33,7 +33,7 @@ from ..executor.host_memory import check_host_memory
 from ..executor.storage_transfers import RankObjects
 from ..executor.stores import StoreAccess
 from ..executor.writers import EVERYTHING, WriterShare
-from ..page_server.page_server import PageServer, ServerBounds
+from ..page_server.page_server import HostPageServer, ServerBounds
 from ..protocol.agreed_pools import (
     AgreedPool,
     agreed_pools,
@@ -41,11 +41,11 @@ from ..protocol.agreed_pools import (
     pool_layouts,
 )
 from ..protocol.config import CacheConfig, HostCacheConfig, RankCacheConfig
-from ..protocol.engine_settings import EngineSettings
+from ..protocol.network_config import Peers
 from ..protocol.orders import KV_POOL
-from ..protocol.outside import Peers
 from ..protocol.replica_config import ReplicaConfig
 from ..protocol.timed_events import Timeline
+from ..protocol.transfer_engine_settings import TransferEngineSettings
 
 Lent = EnginePages | Mapping[str, EnginePages]
 """The engine's device pages by pool name; without a mapping, full attention's."""
@@ -68,7 +68,7 @@ def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
 
     Collective over `group`, which belongs to the transport afterwards (`connecting.connect`).
     """
-    shape = BallotShape(world_size=group.world_size, seats=config.bounds.prefetches)
+    shape = BallotShape(world_size=group.world_size, prefetch_slots=config.bounds.prefetches)
     return connect(group, config.transport, lanes=shape.length, timeout_s=_longest_s(config))
 
 
@@ -277,7 +277,7 @@ def _reading_options(peers: Peers) -> str:
 
 def _page_server(
     config: RankCacheConfig, collective: Collective, executor: RankExecutor
-) -> PageServer | None:
+) -> HostPageServer | None:
     """Create the server of this rank's pages for the executor; return None without `peers`."""
     if config.peers is None:
         return None
@@ -292,7 +292,7 @@ def _page_server(
     # A stalled reader must be dropped before `quiesce_s`, or its pages are quarantined.
     bounds = ServerBounds()
     quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
-    server = PageServer(
+    server = HostPageServer(
         objects,
         peers.address,
         secret=peers.secret,
@@ -304,7 +304,7 @@ def _page_server(
     return server
 
 
-def _serving_engine(settings: EngineSettings | None, host: str) -> TransferEngine | None:
+def _serving_engine(settings: TransferEngineSettings | None, host: str) -> TransferEngine | None:
     """Return the transfer engine through which readers access this rank's pages; None without one.
 
     Raises `ConfigError` if the transfer engine fails and the settings require one.

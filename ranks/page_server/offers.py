@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class Offer:
     """Pages that are offered together, and withdrawn together."""
 
     number: int
@@ -40,13 +40,13 @@ class Operation:
 
 
 @dataclass(slots=True, eq=False)
-class Page:
+class HostPage:
     """One host page that can be read."""
 
     lease: PageLease
     header: bytes | None = None
     """The object's header, once somebody has read it: with the checksums of the bytes at that time."""
-    operations: list[Operation] = field(default_factory=list[Operation])
+    operations: list[Offer] = field(default_factory=list[Offer])
     """Those under which it is offered."""
 
 
@@ -54,28 +54,28 @@ class Offers:
     """What is offered, by operation and by object."""
 
     def __init__(self) -> None:
-        self._operations: dict[int, Operation] = {}
-        self.pages: dict[Key, dict[Place, Page]] = {}
+        self._operations: dict[int, Offer] = {}
+        self.pages: dict[Key, dict[Place, HostPage]] = {}
         """All that is offered now, by object and place."""
 
     def serve(self, number: int, offered: Iterable[OfferedPage]) -> None:
         """Offer more pages under an operation; nothing if that is being withdrawn."""
-        operation = self._operations.setdefault(number, Operation(number))
+        operation = self._operations.setdefault(number, Offer(number))
         if operation.is_withdrawn:
             return
         for key, lease in offered:
             place = lease.slot, lease.generation
-            page = self.pages.setdefault(key, {}).setdefault(place, Page(lease))
+            page = self.pages.setdefault(key, {}).setdefault(place, HostPage(lease))
             if (key, place) not in operation.pages:
                 page.operations.append(operation)
                 operation.pages.add((key, place))
 
-    def withdraw(self, number: int, on_quiet: OnQuiet) -> Operation | None:
+    def withdraw(self, number: int, on_quiet: OnQuiet) -> Offer | None:
         """Begin no more sends under an operation; return it while some of them have not ended.
 
         `on_quiet` is called when they have, at once if there are none.
         """
-        operation = self._operations.setdefault(number, Operation(number))
+        operation = self._operations.setdefault(number, Offer(number))
         operation.is_withdrawn = True
         operation.on_quiet.append(on_quiet)
         for key, place in operation.pages:
@@ -102,7 +102,7 @@ class Offers:
         """Say whether an object can be read now."""
         return self._current(key) is not None
 
-    def begin(self, key: Key) -> tuple[Page, Operation] | None:
+    def begin(self, key: Key) -> tuple[HostPage, Offer] | None:
         """Begin to send an object; None if it is not offered. `end` must follow for the operation."""
         page = self._current(key)
         if page is None:
@@ -111,17 +111,17 @@ class Offers:
         operation.sending += 1
         return page, operation
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: Offer) -> None:
         """Note that a send has ended: nothing touches its page any more on its behalf."""
         operation.sending -= 1
         self._settle(operation)
 
-    def _current(self, key: Key) -> Page | None:
+    def _current(self, key: Key) -> HostPage | None:
         """Return a page of an object whose slot still holds what was offered, if there is one."""
         copies = self.pages.get(key, {}).values()
         return next((each for each in copies if each.lease.is_current), None)
 
-    def _settle(self, operation: Operation) -> None:
+    def _settle(self, operation: Offer) -> None:
         if not operation.is_withdrawn or operation.sending:
             return
         self._operations.pop(operation.number, None)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
-from ...storage_backends.complaints import Trouble
+from ...storage_backends.error_log import LoggedError
 from ...storage_backends.peer.handshake import greet_reader
 from ...storage_backends.peer.transfer_engine import TransferEngine
 from ...storage_backends.peer.wire import Hello, PeerRank, encode
@@ -28,7 +28,7 @@ from ..protocol.host_port import (
     split_host,
 )
 from ..protocol.orders import ObjectTransfer
-from .offers import OfferedPage, Offers, OnQuiet, Operation
+from .offers import Offer, OfferedPage, Offers, OnQuiet
 from .reader import Reader
 from .served_pages import Sent, ServedPages
 
@@ -56,8 +56,8 @@ class ServerBounds:
     """How long each of them may take to show it."""
 
 
-class PageServer:
-    """Serves host pages of one rank while they are offered; see `executor.base.PageServer`.
+class HostPageServer:
+    """Serves host pages of one rank while they are offered; see `executor.base.HostPageServer`.
 
     Its methods are for one thread.
     """
@@ -87,7 +87,7 @@ class PageServer:
         self._readers: set[Reader] = set()
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Of readers who have not shown yet that they know the secret, the oldest first."""
-        self._accepts, self._refusals, self._cuts = (Trouble(_log) for _ in range(3))
+        self._accepts, self._refusals, self._cuts = (LoggedError(_log) for _ in range(3))
         self._hello = b""
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
@@ -180,8 +180,8 @@ class PageServer:
         if operation is not None:
             self._loop.call_later(self._bounds.quiet_s, self._cut_off, operation)
 
-    def _cut_off(self, operation: Operation) -> None:
-        for reader in [each for each in self._readers if each.holds(operation)]:
+    def _cut_off(self, operation: Offer) -> None:
+        for reader in [each for each in self._readers if each.ref_counts(operation)]:
             reader.end(f"it still reads what was withdrawn {self._bounds.quiet_s:g} s ago")
 
     def _run(self) -> None:

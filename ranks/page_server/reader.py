@@ -21,19 +21,19 @@ from ...storage_backends.peer.streams import FrameHead, Parser, Receiver, Sender
 from ...storage_backends.peer.wire import (
     FRAME_BYTES,
     REQUESTS_MAX,
-    Ask,
     Done,
-    Fetch,
     Forget,
-    Locate,
-    Located,
+    LocateReply,
+    LocateRequest,
+    LookupReply,
+    LookupRequest,
     Message,
-    Pages,
+    ReadReply,
+    ReadRequest,
     State,
-    Told,
     encode,
 )
-from .offers import Operation
+from .offers import Offer
 from .served_pages import Begun, ServedPages
 
 _GROUP_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ _GROUPS_AT_A_TIME: Final = 4
 class _Job:
     """A fetch, and how much of it has been answered."""
 
-    fetch: Fetch | Locate
+    fetch: ReadRequest | LocateRequest
     at: int = 0
     is_forgotten: bool = False
 
@@ -77,9 +77,9 @@ class Reader:
         self._answers: list[Message] = []
         """Those to questions, which go out between two frames of pages."""
         self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
-        self._held: list[Operation] = []
+        self._held: list[Offer] = []
         """The operations whose pages are in the frame that is being sent."""
-        self._located: dict[int, list[Operation]] = {}
+        self._located: dict[int, list[Offer]] = {}
         """Those of pages that the reader knows the places of, by the numbers of its requests."""
         self._sender = Sender(sock)
         self._receiver = Receiver(sock, self._requests())
@@ -94,7 +94,7 @@ class Reader:
         self._sender.put(*self._tagged(hello))
         self._pump()
 
-    def holds(self, operation: Operation) -> bool:
+    def ref_counts(self, operation: Offer) -> bool:
         """Say whether a page of this operation is being sent, or read by an engine."""
         return operation in self._held or any(operation in each for each in self._located.values())
 
@@ -136,11 +136,11 @@ class Reader:
             if head.attached_bytes:
                 raise StorageError("a request with something attached")
             match message:
-                case Ask():
-                    self._answers.append(Told(message.number, self._pages.told(message)))
-                case Fetch():
+                case LookupRequest():
+                    self._answers.append(LookupReply(message.number, self._pages.told(message)))
+                case ReadRequest():
                     self._jobs.append(_Job(message))
-                case Locate() if self._pages.by_engine:
+                case LocateRequest() if self._pages.by_engine:
                     self._jobs.append(_Job(message))
                 case Done() if message.number in self._located:
                     self._let_go(message.number)
@@ -221,11 +221,13 @@ class Reader:
 
     def _next_frame(self) -> Iterator[Sequence[memoryview | bytes]]:
         job = self._jobs[0]
-        if isinstance(job.fetch, Locate):
+        if isinstance(job.fetch, LocateRequest):
             return self._places_of(job, job.fetch)
         return self._frame_of(job)
 
-    def _places_of(self, job: _Job, locate: Locate) -> Iterator[Sequence[memoryview | bytes]]:
+    def _places_of(
+        self, job: _Job, locate: LocateRequest
+    ) -> Iterator[Sequence[memoryview | bytes]]:
         """Hold all that is wanted, and yield where it lies once its checksums are there."""
         if locate.number in self._located:
             raise StorageError("it asks under a number that it has not done with")
@@ -249,7 +251,7 @@ class Reader:
         self._jobs.popleft()
         states = bytes([State.ABSENT if one is None else one.state for one in begun])
         places = tuple([0 if one is None else address_of(one.page) for one in begun])
-        located = Located(locate.number, states, places)
+        located = LocateReply(locate.number, states, places)
         group = self._tagged(encode(located, HEADER_BYTES * len(headers)))
         if headers:
             attached = b"".join(headers)
@@ -273,7 +275,7 @@ class Reader:
             job.at += 1
         if job.at == len(fetch.keys):
             self._jobs.popleft()
-        control = encode(Pages(fetch.number, first, bytes(states)), attached_bytes)
+        control = encode(ReadReply(fetch.number, first, bytes(states)), attached_bytes)
         group = self._tagged(control)
         running = self._tags.sent.begin() if attached_bytes else None
         group_bytes = 0

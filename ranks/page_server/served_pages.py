@@ -8,9 +8,9 @@ from ...errors import InternalError, StorageError
 from ...page_format.object_header import HEADER_BYTES, encode_header, part_checksums
 from ...page_format.object_name import MARK_POOL, ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, Plan, part_table
-from ...storage_backends.peer.wire import Ask, Fetch, Locate, State
+from ...storage_backends.peer.wire import LocateRequest, LookupRequest, ReadRequest, State
 from ..executor.storage_transfers import RankObjects
-from .offers import Offers, Operation, Page
+from .offers import HostPage, Offer, Offers
 
 _FORMS_MAX: Final = 64
 """Choices of parts that readers ask for: those of their TP size and columns, so a few."""
@@ -27,7 +27,7 @@ class Begun(NamedTuple):
     page: memoryview
     wanted: Sequence[memoryview]
     """The parts of the page that are wanted, in order."""
-    operation: Operation
+    operation: Offer
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +70,7 @@ class ServedPages:
         """Of each pool, the shard's part of the objects' names; and the group's mark."""
         return (*self._shards.items(), (MARK_POOL, self._mark.shard))
 
-    def told(self, ask: Ask) -> bytes:
+    def told(self, ask: LookupRequest) -> bytes:
         """Return one byte for each key: 1 if the object can be read now."""
         if (ask.pool, ask.shard) == (MARK_POOL, self._mark.shard):
             return bytes([key == self._mark.key for key in ask.keys])
@@ -78,7 +78,7 @@ class ServedPages:
             return bytes(len(ask.keys))
         return bytes([self._offers.has((ask.pool, key)) for key in ask.keys])
 
-    def begin(self, fetch: Fetch | Locate, key: str) -> Begun | None:
+    def begin(self, fetch: ReadRequest | LocateRequest, key: str) -> Begun | None:
         """Begin to send what a fetch wants of an object; None if that is not offered.
 
         `end` must follow for its operation. Raises `StorageError` for nonsense.
@@ -95,21 +95,21 @@ class ServedPages:
         wanted = [view[run.offset : run.offset + run.nbytes] for run in runs]
         state = State.BARE if plan is None else State.WHOLE
         header = partial(self._header_of, fetch.pool, key, page)
-        by_engine = self.sent.by_engine + isinstance(fetch, Locate)
+        by_engine = self.sent.by_engine + isinstance(fetch, LocateRequest)
         self.sent = Sent(self.sent.objects + 1, by_engine)
         return Begun(state, header, view, wanted, operation)
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: Offer) -> None:
         """Note that the send of an object has ended that this operation holds."""
         self._offers.end(operation)
 
-    def _header_of(self, pool: str, key: str, page: Page) -> bytes:
+    def _header_of(self, pool: str, key: str, page: HostPage) -> bytes:
         if page.header is None:
             header = self._header(pool, key, page)
             page.header = header if page.lease.is_current else _UNSOUND
         return page.header
 
-    def _plan(self, fetch: Fetch | Locate) -> Plan | None:
+    def _plan(self, fetch: ReadRequest | LocateRequest) -> Plan | None:
         """Return where in a page the wanted parts lie; None if it does not have them."""
         form = (fetch.pool, fetch.table + fetch.held)
         if form not in self._plans:
@@ -118,7 +118,7 @@ class ServedPages:
             self._plans[form] = self._make_plan(fetch)
         return self._plans[form]
 
-    def _make_plan(self, fetch: Fetch | Locate) -> Plan | None:
+    def _make_plan(self, fetch: ReadRequest | LocateRequest) -> Plan | None:
         ours = self._shapes[fetch.pool]
         if fetch.table != self._tables[fetch.pool]:
             return None
@@ -128,7 +128,7 @@ class ServedPages:
             raise StorageError(f"it wants parts that cannot be: {error}") from None
         return None if wanted.lacks(ours.present) else wanted.plan(ours.present)
 
-    def _header(self, pool: str, key: str, page: Page) -> bytes:
+    def _header(self, pool: str, key: str, page: HostPage) -> bytes:
         shape = self._shapes[pool]
         name = ObjectName(self._namespace, key, pool, self._shards[pool])
         digest = name_digest(name)

@@ -8,7 +8,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from ...coordinator.settings import (
+from ...coordinator.stop_policy import StopPolicy
+from ...coordinator.transport import Transport
+from ...coordinator.validated_settings import (
     TIMEOUT_S_MAX,
     AtLeastOne,
     Count,
@@ -17,15 +19,13 @@ from ...coordinator.settings import (
     TaggedSettings,
     Text,
 )
-from ...coordinator.stop_policy import StopPolicy
-from ...coordinator.transport import Transport
 from ...errors import ConfigError
 from ...page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ...page_format.page_layout import PageLayout
 from .eviction_policies import find_policy
 from .model_description import FULL_ATTENTION, ModelDescription
+from .network_config import Control, Peers
 from .orders import KV_POOL
-from .outside import Control, Peers
 
 PAGES_MAX = (1 << 31) - 1
 """Maximum number of pages in a pool, because page numbers are int32."""
@@ -214,7 +214,7 @@ class NamespaceLimit(Settings):
         return f"limit of namespace {self.namespace!r}: "
 
     @property
-    def bounds_something(self) -> bool:
+    def limits_anything(self) -> bool:
         """Whether at least one limit is set."""
         return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...coordinator.expectations import Expectation
-from .notices import Notice
+from .events import Event
 from .orders import Order
 
 
@@ -42,9 +42,9 @@ class Effects(NamedTuple):
     decisions: tuple[Decision, ...] = ()
     freed: tuple[str, ...] = ()
     """Finished requests whose engine-owned device pages (lent) are free from now on."""
-    notices: tuple[Notice, ...] = ()
+    events: tuple[Event, ...] = ()
     """Events for statistics and subscribers."""
-    notices_before: int = 0
+    events_before: int = 0
     """The number of events emitted before these, so also the number of the first event here."""
     requests: int = 0
     """Every rank has received the requests up to this number. The driver issues each one not yet issued
@@ -62,7 +62,7 @@ class Outbox:
     """
 
     __slots__ = (
-        *("_noticed", "decisions", "expectations", "freed", "lost", "notices", "requests"),
+        *("_events_sent", "decisions", "expectations", "freed", "lost", "events", "requests"),
         "orders",
     )
 
@@ -72,25 +72,25 @@ class Outbox:
         self.orders: list[Order] = []
         self.decisions: list[Decision] = []
         self.freed: list[str] = []
-        self.notices: list[Notice] = []
+        self.events: list[Event] = []
         self.requests = 0
-        self._noticed = 0
+        self._events_sent = 0
 
     def collect(self) -> Effects:
         """Return the effects buffered since the last call."""
-        notices, expectations, orders = self.notices, self.expectations, self.orders
+        events, expectations, orders = self.events, self.expectations, self.orders
         rare = self.decisions or self.freed or self.lost or self.requests
-        if not (notices or expectations or orders or rare):
+        if not (events or expectations or orders or rare):
             return NOTHING
-        before = self._noticed
-        if notices:
-            self._noticed += len(notices)
-            self.notices = []
+        before = self._events_sent
+        if events:
+            self._events_sent += len(events)
+            self.events = []
         if expectations:
             self.expectations = []
         if orders:
             self.orders = []
-        told = tuple(expectations), tuple(orders), tuple(notices)
+        told = tuple(expectations), tuple(orders), tuple(events)
         if not rare:
             return Effects(None, told[0], told[1], (), (), told[2], before)
         lost, decisions, freed = self.lost, tuple(self.decisions), tuple(self.freed)

@@ -8,7 +8,7 @@ description raises `ConfigError` at construction.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
 
 FULL_ATTENTION = "full_attention"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...coordinator.settings import Settings, part_of
+from ...coordinator.validated_settings import Settings, part_of
 from .config import (
     CacheConfig,
     ComponentConfig,

@@ -16,8 +16,8 @@ from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..protocol.effects import Decision
 from ..protocol.orders import AttachStore, DetachStore
-from .core.basis import Basis
-from .operations.agenda import Agenda
+from .core.replica_parts import ReplicaParts
+from .operations.operation_table import OperationTable
 from .operations.persisting import Persisting
 from .operations.quarantine import Quarantine
 from .operations.store import Store
@@ -44,8 +44,8 @@ class Attaching:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        basis: Basis,
-        agenda: Agenda,
+        basis: ReplicaParts,
+        operation_table: OperationTable,
         store: Store,
         prefetching: Prefetching,
         persisting: Persisting,
@@ -53,7 +53,7 @@ class Attaching:
     ) -> None:
         self._open_s = basis.config.timeouts.open_s
         self._clock = basis.clock
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._store = store
         self._prefetching = prefetching
         self._persisting = persisting
@@ -103,7 +103,7 @@ class Attaching:
         elif proposed.readiness is Readiness.READY and not self._must_wait(proposed):
             self._decide(Decision(proposed.proposal))
             if change_of(proposed.proposal) is Change.ATTACH:
-                self._store.attach(self._agenda.next_id)
+                self._store.attach(self._operation_table.next_id)
                 self._outbox.orders.append(AttachStore(proposed.proposal))
             else:
                 self.detach()
@@ -120,7 +120,7 @@ class Attaching:
 
     def _end_draining(self) -> None:
         """Detach a draining store once only quarantined I/O is in flight."""
-        if self._store.draining and not self._agenda.working_for_store:
+        if self._store.draining and not self._operation_table.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from ...coordinator.operation import Phase, Queue
-from ...coordinator.seats import Seat
+from ...coordinator.prefetch_slots import PrefetchSlot
 from .operations.kinds import LoadBack, Moving, Persist, Prefetch, Resume
 from .operations.requests import Stage
 from .replica import Replica
 from .tree.components import Component
-from .tree.holds import Receipt
 from .tree.node import DEVICE, HOST, Node
-from .tree.residence import TIER_NAMES, TIERS, Residence
+from .tree.page_allocator import TIER_NAMES, TIERS, PageAllocator
+from .tree.ref_counts import LockHandle
 from .tree.tree import Tree
 
 _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
@@ -43,17 +43,17 @@ def check(replica: Replica) -> None:
         _check_node(prefixes.tree, node)
         if id(node) not in pinned:
             _check_locked(node)
-        _check_whole(prefixes.residence, node)
-    _check_counts(prefixes.tree, prefixes.residence, nodes)
+        _check_whole(prefixes.allocator, node)
+    _check_counts(prefixes.tree, prefixes.allocator, nodes)
     _check_operations(replica, nodes)
     _check_holds(replica, nodes)
-    _check_eviction(prefixes.residence, prefixes.components, nodes)
+    _check_eviction(prefixes.allocator, prefixes.components, nodes)
     _check_ownership(replica, nodes)
     _check_bounds(replica)
 
 
-def _require(holds: bool, number: int, sentence: str) -> None:
-    if not holds:
+def _require(ref_counts: bool, number: int, sentence: str) -> None:
+    if not ref_counts:
         raise InvariantViolation(number, sentence)
 
 
@@ -88,11 +88,11 @@ def _check_node(tree: Tree, node: Node) -> None:
     _require(node.has(0) or bool(held), 2, f"{name} is dead")
 
 
-def _check_whole(residence: Residence, node: Node) -> None:
+def _check_whole(allocator: PageAllocator, node: Node) -> None:
     """Check rule R15: a node is not divided from its only child without a reason."""
     parent = node.parent
     if parent is not None and parent.parent is not None and len(parent.children) == 1:
-        divided = residence.are_divided(parent, node)
+        divided = allocator.are_divided(parent, node)
         _require(divided, 11, f"nothing divides node {node.id} from node {parent.id} above it")
 
 
@@ -137,16 +137,16 @@ def _violated(number: int, node: Node, tier: int, what: str) -> NoReturn:
     raise InvariantViolation(number, f"node {node.id} {what}, on the {TIER_NAMES[tier]}")
 
 
-def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
+def _check_counts(tree: Tree, allocator: PageAllocator, nodes: list[Node]) -> None:
     for tier in TIERS:
         for index in range(len(tree.components)):
             runs = [(node, run) for node in nodes if (run := node.values[tier][index]) is not None]
             total = sum(len(run) for _, run in runs)
             kept = sum(len(run) for node, run in runs if node.held[tier][index])
-            name = residence.pools[tier][index].name
-            counted = residence.tree_pages[tier][index]
+            name = allocator.pools[tier][index].name
+            counted = allocator.tree_pages[tier][index]
             _require(counted == total, 6, f"the tree has {total} {name} pages and counts {counted}")
-            counted = residence.holds.kept_pages[tier][index]
+            counted = allocator.ref_counts.kept_pages[tier][index]
             _require(counted == kept, 6, f"{kept} {name} pages are held and {counted} counted")
     _require(tree.node_count == len(nodes), 6, "the tree has a wrong count of its nodes")
 
@@ -154,19 +154,19 @@ def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
 def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     owed: Counter[tuple[int, int, int]] = Counter()
     ends = Counter(id(p.awaits) for p in replica.pinning.pins.values() if p.awaits is not None)
-    for backlog in replica.prefixes.residence.backlogs:
+    for backlog in replica.prefixes.allocator.backlogs:
         ends.update(id(node) for node in backlog.nodes())
     begins: Counter[int] = Counter()
-    for receipt in _receipts(replica):
-        node, tier, component = receipt.node, receipt.tier, receipt.component
+    for lock_handle in _lock_handles(replica):
+        node, tier, component = lock_handle.node, lock_handle.tier, lock_handle.component
         ends[id(node)] += 1
         if not component:
             owed[id(node), tier, 0] += 1
             continue
         for each in node.path():
-            if each.start >= receipt.start:
+            if each.start >= lock_handle.start:
                 owed[id(each), tier, component] += 1
-                begins[id(each)] += each.start == receipt.start
+                begins[id(each)] += each.start == lock_handle.start
     for node in nodes:
         for tier in TIERS:
             if node.held[tier][0]:
@@ -178,37 +178,37 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
         _require(node.begins == begins[id(node)], 5, f"node {node.id} has a wrong count `begins`")
         for tier in TIERS:
             for component, count in enumerate(node.held[tier]):
-                receipts = owed.get((id(node), tier, component), 0)
-                if count != receipts:
+                lock_handles = owed.get((id(node), tier, component), 0)
+                if count != lock_handles:
                     _violated(
-                        5, node, tier, f"is held {count} times, and by {receipts} lock handles"
+                        5, node, tier, f"is held {count} times, and by {lock_handles} lock handles"
                     )
 
 
-def _receipts(replica: Replica) -> Iterator[Receipt]:
-    for operation in replica.agenda.in_flight.values():
-        yield from operation.receipts
+def _lock_handles(replica: Replica) -> Iterator[LockHandle]:
+    for operation in replica.operation_table.in_flight.values():
+        yield from operation.lock_handles
     for request in replica.requests:
         yield from request.locks
     for pin in replica.pinning.pins.values():
-        yield from pin.receipts
+        yield from pin.lock_handles
         yield from pin.locks
 
 
 def _check_eviction(
-    residence: Residence, components: Sequence[Component], nodes: list[Node]
+    allocator: PageAllocator, components: Sequence[Component], nodes: list[Node]
 ) -> None:
     for tier in TIERS:
-        for node in residence.limits.leaving(tier):
-            if node.values[tier][0] is None or residence.evictable(tier, 0, node):
+        for node in allocator.limits.leaving(tier):
+            if node.values[tier][0] is None or allocator.evictable(tier, 0, node):
                 _violated(6, node, tier, "counts as leaving, and is gone or evictable")
         for index in range(len(components)):
-            entries = residence.queues[tier][index].entries()
+            entries = allocator.queues[tier][index].entries()
             queued = set(map(id, entries))
             _require(len(queued) == len(entries), 6, "a node has two eviction entries")
             for node in nodes:
-                if residence.evictable(tier, index, node) and id(node) not in queued:
-                    name = residence.pools[tier][index].name
+                if allocator.evictable(tier, index, node) and id(node) not in queued:
+                    name = allocator.pools[tier][index].name
                     _require(
                         False, 6, f"{name} pages of node {node.id} are not queued for eviction"
                     )
@@ -219,10 +219,10 @@ def _check_eviction(
 def _owners(
     replica: Replica, nodes: list[Node], tier: int, index: int
 ) -> Iterator[tuple[Iterable[int], str, object]]:
-    yield replica.prefixes.residence.pools[tier][index].free_pages(), "the free list", ""
+    yield replica.prefixes.allocator.pools[tier][index].free_pages(), "the free list", ""
     for node in nodes:
         yield node.values[tier][index] or (), "node", node.id
-    for operation in replica.agenda.in_flight.values():
+    for operation in replica.operation_table.in_flight.values():
         yield operation.owned_pages(tier, index), "operation", operation.id
     for request in replica.requests:
         own = request.device_pages if tier == DEVICE else request.saved
@@ -231,7 +231,7 @@ def _owners(
 
 def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
     for tier in TIERS:
-        for index, pool in enumerate(replica.prefixes.residence.pools[tier]):
+        for index, pool in enumerate(replica.prefixes.allocator.pools[tier]):
             every: list[int] = []
             for pages, _, _ in _owners(replica, nodes, tier, index):
                 every.extend(pages)
@@ -244,7 +244,7 @@ def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
 
 def _name_the_owners(replica: Replica, nodes: list[Node], tier: int, index: int) -> None:
     owners: dict[int, str] = {}
-    pool = replica.prefixes.residence.pools[tier][index].name
+    pool = replica.prefixes.allocator.pools[tier][index].name
     for pages, kind, name in _owners(replica, nodes, tier, index):
         for page in pages:
             owner = f"{kind} {name}".strip()
@@ -254,7 +254,7 @@ def _name_the_owners(replica: Replica, nodes: list[Node], tier: int, index: int)
 
 
 def _check_operations(replica: Replica, nodes: list[Node]) -> None:
-    tree, in_flight = replica.prefixes.tree, replica.agenda.in_flight
+    tree, in_flight = replica.prefixes.tree, replica.operation_table.in_flight
     reachable = set(map(id, nodes)) | set(map(id, tree.roots.values()))
     expected: set[tuple[int, int]] = set()
     for operation in in_flight.values():
@@ -267,7 +267,7 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
             _check_segments(tree, operation, name)
     marked = {(id(node), mark.id) for node in nodes for mark in node.marks}
     _require(marked == expected, 8, "the marks of nodes and operations differ")
-    for queue, line in replica.agenda.queues().items():
+    for queue, line in replica.operation_table.queues().items():
         for _, number in line:
             _require(number in in_flight, 8, f"operation {number} in {queue.name} is not in flight")
 
@@ -275,11 +275,11 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
 def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
     lent = isinstance(operation, LoadBack | Resume) and operation.lent
     pinned = {
-        (id(node), receipt.component)
-        for receipt in operation.receipts
-        if receipt.tier == HOST
-        for node in receipt.node.path()
-        if node.start >= receipt.start
+        (id(node), lock_handle.component)
+        for lock_handle in operation.lock_handles
+        if lock_handle.tier == HOST
+        for node in lock_handle.node.path()
+        if node.start >= lock_handle.start
     }
     for (node, index), pages in operation.segments.items():
         owns = bool(pages) if isinstance(operation, Persist) else operation.fills is not None
@@ -291,23 +291,29 @@ def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
 
 
 def _check_bounds(replica: Replica) -> None:
-    agenda, prefetching = replica.agenda, replica.prefetching
-    in_flight = agenda.in_flight.values()
+    operation_table, prefetching = replica.operation_table, replica.prefetching
+    in_flight = operation_table.in_flight.values()
     budget = sum(each.budget for each in in_flight if isinstance(each, Prefetch))
     _require(prefetching.budget_used == budget, 9, "prefetches in flight use another budget")
     most = replica.config.bounds.prefetches
     _require(len(prefetching.active) <= most, 9, f"more than {most} prefetches are active")
     active = prefetching.active
-    seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
-    _require(agenda.seats().taken() == seated, 9, "the prefetch slots and active prefetches differ")
+    has_slot = {
+        each.prefetch_slot: PrefetchSlot(each.id, each.phase, each.bound) for each in active
+    }
+    _require(
+        operation_table.prefetch_slots().taken() == has_slot,
+        9,
+        "the prefetch slots and active prefetches differ",
+    )
     rest = (Phase.QUARANTINED, Phase.SERVING)
     working = Counter(each.kind for each in in_flight if each.phase not in rest)
     for_store = sum(each.is_for_store for each in in_flight if each.phase not in rest)
-    counted = agenda.working == working and agenda.working_for_store == for_store
+    counted = operation_table.working == working and operation_table.working_for_store == for_store
     _require(counted, 9, "the counts of working operations are wrong")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(replica.persisting.issued == issued, 9, "the count of persists in flight is wrong")
-    quarantined = len(agenda.queues()[Queue.QUARANTINE])
+    quarantined = len(operation_table.queues()[Queue.QUARANTINE])
     there = sum(each.phase is Phase.QUARANTINED for each in in_flight)
     _require(quarantined == there, 9, "the count of quarantined operations is wrong")
     for request in replica.requests:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from ..protocol.answers import Dropped
 from ..protocol.config import NamespaceLimit
-from ..protocol.notices import Cause, Reset
-from .core.basis import Basis
+from ..protocol.events import Cause, Reset
+from .core.replica_parts import ReplicaParts
 from .operations.requests import Requests
 from .operations.store import Store
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
 from .tree.node import Node
+from .tree.page_allocator import TIERS
 from .tree.prefixes import Prefixes
-from .tree.residence import TIERS
 
 
 class Clearing:
@@ -23,7 +23,7 @@ class Clearing:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
         requests: Requests,
         prefetching: Prefetching,
@@ -49,7 +49,7 @@ class Clearing:
         self._pinning.drop_all()
         self._store.forget_all_misses()
         requests.reset(weights_version)
-        self._outbox.notices.append(Reset(requests.generation, weights_version))
+        self._outbox.events.append(Reset(requests.generation, weights_version))
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
@@ -70,7 +70,7 @@ class Clearing:
         self._journal.record(
             "limit", limit.namespace, limit.device_pages, limit.host_pages, limit.ttl_s
         )
-        self._prefixes.residence.limit(limit)
+        self._prefixes.allocator.limit(limit)
 
     def _nodes(self, roots: Iterable[Node]) -> list[Node]:
         """Return all nodes below the roots, children first, as eviction needs them."""
@@ -78,7 +78,7 @@ class Clearing:
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:
         for tier in TIERS:
-            self._prefixes.residence.evict_all(tier, nodes, cause)
+            self._prefixes.allocator.evict_all(tier, nodes, cause)
 
 
 def _pages_of(nodes: Iterable[Node]) -> int:

@@ -10,7 +10,7 @@ from .operations.kinds import Prefetch
 from .operations.requests import LentRequest, OwnedRequest
 from .replica import Replica
 from .tree.node import Node
-from .tree.residence import TIERS
+from .tree.page_allocator import TIERS
 
 
 def state_digest(replica: Replica) -> int:
@@ -37,22 +37,22 @@ def state_digest(replica: Replica) -> int:
     add(attaching.proposal, attaching.proposed_ms)
     add(replica.hearing.agreed, replica.hearing.heard)
     for tier in TIERS:
-        for pool in prefixes.residence.pools[tier]:
+        for pool in prefixes.allocator.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())
-    for backlog in prefixes.residence.backlogs:
+    for backlog in prefixes.allocator.backlogs:
         add([node.id for node in backlog.nodes()], sorted(backlog.pages.items()))
         add(sorted(backlog.lost.items()), list(backlog.awaited.items()))
     for node in prefixes.tree.nodes():
         add(*_node(node))
-    for operation in replica.agenda.in_flight.values():
+    for operation in replica.operation_table.in_flight.values():
         add(operation.id, operation.kind, operation.phase, operation.ending)
         for tier in TIERS:
             for component in prefixes.components:
                 add(operation.owned_pages(tier, component.index).tobytes())
         if isinstance(operation, Prefetch):
             add(operation.bound, operation.votes, operation.landed, operation.keys)
-            add(operation.seat, operation.source)
-    for queue, line in replica.agenda.queues().items():
+            add(operation.prefetch_slot, operation.source)
+    for queue, line in replica.operation_table.queues().items():
         add(queue, line)
     for request in requests:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)

@@ -8,27 +8,27 @@ every rank.
 from dataclasses import dataclass, field
 
 from ...errors import UsageError
-from .core.basis import Basis
 from .core.deadlines import AgreedDeadlines
+from .core.replica_parts import ReplicaParts
 from .operations.backing_up import BackingUp
 from .operations.requests import Requests, require_name
-from .tree.holds import Receipt
 from .tree.matching import Missing, lacking, reach
-from .tree.node import DEVICE, HOST, Node, Place
+from .tree.node import DEVICE, HOST, Node, TreeIdentity
 from .tree.prefixes import Prefixes
+from .tree.ref_counts import LockHandle
 
 
 @dataclass(slots=True, eq=False)
-class Pin:
+class PinnedPrefix:
     """One pinned prefix."""
 
     name: str
     node: Node
-    receipts: list[Receipt]
+    lock_handles: list[LockHandle]
     pages: tuple[int, ...]
     """By component: how many pages the pin keeps."""
     ttl_ms: int
-    locks: list[Receipt] = field(default_factory=list[Receipt])
+    locks: list[LockHandle] = field(default_factory=list[LockHandle])
     """Locks on the pin's device pages, while host memory lacks some of the prefix."""
     awaits: Node | None = None
     """The node whose copy to host memory the pin awaits, or None if nothing is missing."""
@@ -38,36 +38,36 @@ class Pinning:
     """The pins by name. A step costs only the pins that end in it (rule R15)."""
 
     def __init__(
-        self, basis: Basis, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
+        self, basis: ReplicaParts, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
     ) -> None:
         self._config = basis.config
         self._clock = basis.clock
         self._prefixes = prefixes
-        self._residence = prefixes.residence
+        self._allocator = prefixes.allocator
         self._requests = requests
         self._backing_up = backing_up
         self._journal = basis.journal
-        self.pins: dict[str, Pin] = {}
+        self.pins: dict[str, PinnedPrefix] = {}
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: how many pages the pins keep."""
-        self._awaiting: dict[Node, dict[str, Pin]] = {}
+        self._awaiting: dict[Node, dict[str, PinnedPrefix]] = {}
         """Pins that also lock device pages, by the node whose copy to host memory each awaits."""
-        self._came: list[Pin] = []
+        self._came: list[PinnedPrefix] = []
         """Pins whose awaited node has reached host memory since the last `look_after`."""
-        self._deadlines: AgreedDeadlines[Pin] = AgreedDeadlines()
-        prefixes.residence.came_to_host = self._came_to_host
+        self._deadlines: AgreedDeadlines[PinnedPrefix] = AgreedDeadlines()
+        prefixes.allocator.came_to_host = self._came_to_host
 
-    def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
+    def pin(self, name: str, place: TreeIdentity, tokens: bytes, ttl_ms: int) -> int:
         """Pin the cached prefix of `tokens`; return its length in tokens.
 
         Returns 0, and makes no pin, if nothing is cached or the bound on pinned pages would be
         exceeded. Pages missing in host memory are copied there, under any write policy.
         """
-        prefixes, residence = self._prefixes, self._residence
+        prefixes, allocator = self._prefixes, self._allocator
         require_name("pin", name)
         if name in self.pins:
             raise UsageError(f"there is a pin {name!r} already; unpin it first")
-        self._requests.witness_tokens("pin", name, tokens)
+        self._requests.digest_tokens("pin", name, tokens)
         root = prefixes.root(place)
         nodes = prefixes.walk_to(root, tokens)
         _, best, _ = reach(prefixes.needs, nodes)
@@ -82,12 +82,12 @@ class Pinning:
         locks = bool(self._lacking(node))
         if not self._has_room(HOST, pages) or (locks and not self._has_room(DEVICE, pages)):
             return 0
-        pin = Pin(name, node, residence.hold(HOST, node), pages, ttl_ms)
+        pin = PinnedPrefix(name, node, allocator.hold(HOST, node), pages, ttl_ms)
         self._count(HOST, pin, 1)
         if locks:
-            pin.locks = residence.hold(DEVICE, node)
+            pin.locks = allocator.hold(DEVICE, node)
             self._count(DEVICE, pin, 1)
-            residence.stay(node, DEVICE)
+            allocator.stay(node, DEVICE)
             self._backing_up.write_through(node)
             self._await(pin)
         self.pins[name] = pin
@@ -101,10 +101,10 @@ class Pinning:
         if pin is None:
             return False
         self._journal.record("unpin", name)
-        self._release(pin.receipts)
+        self._release(pin.lock_handles)
         self._count(HOST, pin, -1)
         self._leave_device(pin)
-        self._residence.prune(pin.node)
+        self._allocator.prune(pin.node)
         self._deadlines.drop(pin)
         return True
 
@@ -127,7 +127,7 @@ class Pinning:
             node.ends -= 1
             self._came.append(pin)
 
-    def _await(self, pin: Pin) -> None:
+    def _await(self, pin: PinnedPrefix) -> None:
         """Wait for the pages of a pin that host memory lacks; release its device locks if none.
 
         Backups go from the top down, so the deepest missing node comes last.
@@ -140,14 +140,14 @@ class Pinning:
         pin.awaits.ends += 1
         self._awaiting.setdefault(pin.awaits, {})[pin.name] = pin
 
-    def _is_kept(self, pin: Pin) -> bool:
+    def _is_kept(self, pin: PinnedPrefix) -> bool:
         return self.pins.get(pin.name) is pin
 
-    def _leave_device(self, pin: Pin) -> None:
+    def _leave_device(self, pin: PinnedPrefix) -> None:
         if pin.awaits is not None:
             awaiting = self._awaiting[pin.awaits]
             pin.awaits.ends -= 1
-            self._residence.changed[pin.awaits] = None
+            self._allocator.changed[pin.awaits] = None
             del awaiting[pin.name]
             if not awaiting:
                 del self._awaiting[pin.awaits]
@@ -166,13 +166,13 @@ class Pinning:
         kept = self._kept[tier]
         return all(old + new <= bound for old, new, bound in zip(kept, pages, most, strict=True))
 
-    def _count(self, tier: int, pin: Pin, sign: int) -> None:
+    def _count(self, tier: int, pin: PinnedPrefix, sign: int) -> None:
         for component, pages in enumerate(pin.pages):
             self._kept[tier][component] += sign * pages
 
     def _lacking(self, node: Node) -> list[Missing]:
         return lacking(self._prefixes.components, node, HOST)
 
-    def _release(self, receipts: list[Receipt]) -> None:
-        self._residence.release(receipts)
-        receipts.clear()
+    def _release(self, lock_handles: list[LockHandle]) -> None:
+        self._allocator.release(lock_handles)
+        lock_handles.clear()

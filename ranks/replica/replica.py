@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
-from ...coordinator.operation import Kind, Queue
-from ...coordinator.seats import SeatTable
-from ...coordinator.verdict import Found, Verdict, Watermark
+from ...coordinator.operation import OperationKind, Queue
+from ...coordinator.prefetch_slots import PrefetchSlotTable
+from ...coordinator.verdict import PrefetchFound, Verdict, Watermark
 from ...errors import UsageError
 from ..protocol.answers import Admission, Dropped, Wait
 from ..protocol.config import NamespaceLimit
@@ -21,13 +21,13 @@ from ..protocol.orders import KV_POOL
 from ..protocol.replica_config import ReplicaConfig
 from .attaching import StoreState
 from .clearing import Clearing
-from .core.basis import Basis
 from .core.misses import Misses
 from .core.pages import PageRun
+from .core.replica_parts import ReplicaParts
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
-from .hearing import Hearing
+from .message_commit import MessageCommit
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
 from .operations.requests import LentRequest, LoadState, OwnedRequest, Request, require_name
@@ -68,38 +68,50 @@ class Replica:
         self.lost: str | None = None
         """Why the epoch must end, in the same words on all ranks; None while it can go on."""
         pages = config.host_pages + config.device_pages + config.engine_pages
-        basis = Basis(config, misses=Misses(pages))
+        basis = ReplicaParts(config, misses=Misses(pages))
         self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
         self.misses = basis.misses
         journal, outbox = basis.journal, basis.outbox
-        self.prefixes = prefixes = parts.prefixes(basis, parts.residence)
-        self.agenda = agenda = parts.agenda(basis, prefixes.residence)
+        self.prefixes = prefixes = parts.prefixes(basis, parts.allocator)
+        self.operation_table = operation_table = parts.operation_table(basis, prefixes.allocator)
         owned = bool(config.device_pages)
         asks = OwnedRequest if owned else LentRequest
         self.requests = requests = parts.requests(prefixes, journal, asks)
         self.store = store = parts.store(basis)
-        self.persisting = persisting = parts.persisting(basis, prefixes, agenda, store, requests)
+        self.persisting = persisting = parts.persisting(
+            basis, prefixes, operation_table, store, requests
+        )
         self.backing_up = backing_up = parts.backing_up(
-            basis, prefixes, agenda, requests, persisting
+            basis, prefixes, operation_table, requests, persisting
         )
-        self.retrying = parts.retrying(basis, prefixes, agenda, backing_up, persisting)
-        self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
-        self.prefetching = prefetching = parts.prefetching(basis, prefixes, agenda, store, requests)
-        self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
+        self.retrying = parts.retrying(basis, prefixes, operation_table, backing_up, persisting)
+        self.saving = saving = parts.saving(config, prefixes, operation_table, requests, backing_up)
+        self.prefetching = prefetching = parts.prefetching(
+            basis, prefixes, operation_table, store, requests
+        )
+        self.loading_back = loading_back = parts.loading_back(
+            prefixes, operation_table, requests, journal
+        )
         self.device: Device = (parts.owned if owned else parts.lent)(
-            basis, prefixes, agenda, requests, loading_back, backing_up, saving
+            basis, prefixes, operation_table, requests, loading_back, backing_up, saving
         )
-        self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
+        self.quarantine = quarantine = Quarantine(config, prefixes, operation_table, store)
         self.pinning = pinning = parts.pinning(basis, prefixes, requests, backing_up)
         self.clearing = Clearing(basis, prefixes, requests, prefetching, pinning, store)
-        self.hearing = Hearing(journal, outbox)
-        self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
-        self.serving = parts.serving(basis, prefixes, agenda, requests, backing_up, persisting)
-        self._follows: dict[Kind, Follows] = {
-            Kind.PREFETCH: Follows(prefetching.quiet),
-            Kind.BACKUP: Follows(agenda.finish, backing_up.settle, backing_up.failed),
-            Kind.PERSIST: Follows(persisting.quiet, persisting.ended, persisting.failed),
-            Kind.SERVE: Follows(self.serving.quiet),
+        self.hearing = MessageCommit(journal, outbox)
+        self.attaching = parts.attaching(
+            basis, operation_table, store, prefetching, persisting, quarantine
+        )
+        self.serving = parts.serving(
+            basis, prefixes, operation_table, requests, backing_up, persisting
+        )
+        self._follows: dict[OperationKind, Follows] = {
+            OperationKind.PREFETCH: Follows(prefetching.quiet),
+            OperationKind.BACKUP: Follows(
+                operation_table.finish, backing_up.settle, backing_up.failed
+            ),
+            OperationKind.PERSIST: Follows(persisting.quiet, persisting.ended, persisting.failed),
+            OperationKind.SERVE: Follows(self.serving.quiet),
             **self.device.follows(),
         }
 
@@ -111,7 +123,7 @@ class Replica:
     @property
     def idle(self) -> bool:
         """Whether only quarantined or serving operations are in flight and no retry is due."""
-        return not self.agenda.working.total() and not self.retrying.is_due
+        return not self.operation_table.working.total() and not self.retrying.is_due
 
     @property
     def store_state(self) -> StoreState:
@@ -128,9 +140,9 @@ class Replica:
         """Whether lent pages of released requests are in use and a verdict will free them."""
         return self._lent.waits
 
-    def seats(self) -> SeatTable:
+    def prefetch_slots(self) -> PrefetchSlotTable:
         """Return the prefetch slots of the next ballot; the same object while nothing changes."""
-        return self.agenda.seats()
+        return self.operation_table.prefetch_slots()
 
     def knows(self, name: str) -> bool:
         """Return whether a request is known. Changes nothing."""
@@ -159,26 +171,26 @@ class Replica:
         """Return the request's device pages of one pool in token order. Changes nothing."""
         return self._owned.page_table(self._owned_request(name), pool)
 
-    def awaits_room(self, name: str) -> bool:
+    def waits_for_host_pages(self, name: str) -> bool:
         """Return whether the last backup of a request's lent pages is incomplete. Changes nothing."""
         require_name("request", name)
-        return name in self.prefixes.residence.not_on_host.awaited
+        return name in self.prefixes.allocator.not_on_host.awaited
 
     def backup_is_due(self, name: str) -> bool:
         """Return whether a waiting backup of lent pages may find room now. Changes nothing."""
         require_name("request", name)
-        return self.backing_up.lender_is_due(name)
+        return self.backing_up.engine_is_due(name)
 
     @property
     def unwritten(self) -> dict[Undone, int]:
         """How many pages are still to be backed up or persisted under the write policy, by cause."""
-        not_on_host, not_stored = self.prefixes.residence.backlogs
+        not_on_host, not_stored = self.prefixes.allocator.backlogs
         return dict(not_on_host.pages + not_stored.pages)
 
     @property
-    def left_unwritten(self) -> dict[Undone, int]:
+    def lost_before_written(self) -> dict[Undone, int]:
         """How many pages were evicted before they were written, by cause."""
-        not_on_host, not_stored = self.prefixes.residence.backlogs
+        not_on_host, not_stored = self.prefixes.allocator.backlogs
         return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
@@ -189,7 +201,7 @@ class Replica:
         return self._lent.touching(name, awaited=awaited)
 
     @command
-    def witness(self, *facts: object) -> None:
+    def digest_facts(self, *facts: object) -> None:
         """Add facts of the engine to the digest that must be equal on every rank."""
         self.journal.record("engine", *facts)
 
@@ -212,7 +224,7 @@ class Replica:
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
-        self.requests.witness_tokens("prefetch", name, tokens)
+        self.requests.digest_tokens("prefetch", name, tokens)
         return self.prefetching.begin(request, tokens, source)
 
     @command
@@ -226,7 +238,7 @@ class Replica:
         assert isinstance(request, OwnedRequest)
         if request.admitted:
             raise UsageError(f"request {request.id!r} is admitted already; release it first")
-        requests.witness_tokens("load back", name, tokens)
+        requests.digest_tokens("load back", name, tokens)
         self.prefetching.stop(request)
         return owned.admit(request, tokens, reserve_tokens, priority)
 
@@ -278,14 +290,14 @@ class Replica:
         return self.pinning.unpin(name)
 
     @command
-    def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
+    def match_host(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can restore beyond `device_tokens`."""
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
         # The engine's cached tokens must be equal on every rank, or the batches differ.
         self.journal.record("hit", name, device_tokens)
-        return lent.hit(request, tokens, device_tokens)
+        return lent.match_host(request, tokens, device_tokens)
 
     @command
     def admit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> None:
@@ -365,20 +377,20 @@ class Replica:
         clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
         self.store.forget_old_misses()
         self.misses.settle()
-        for each in verdict.seats:
-            if isinstance(each, Found):
+        for each in verdict.prefetch_slots:
+            if isinstance(each, PrefetchFound):
                 self.prefetching.found(each)
             else:
                 self.prefetching.arrived(each)
         for watermark in verdict.watermarks:
             self._settle(watermark)
-        self.agenda.let_others_pass()
+        self.operation_table.requeue_behind_others()
         self.attaching.consider(verdict.proposed)
         self.hearing.reach(verdict.requests)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.serving.look_after()
-        self.prefixes.residence.enforce_limits(clock.agreed_ms)
+        self.prefixes.allocator.enforce_limits(clock.agreed_ms)
         self.retrying.after_verdict()
         self.device.after_verdict()
         self.prefixes.mend()
@@ -409,13 +421,13 @@ class Replica:
         return request
 
     def _enter(self, name: str, namespace: str) -> Request:
-        if isinstance(self.device, LentDevice) and self.device.is_leaving(name):
+        if isinstance(self.device, LentDevice) and self.device.is_finishing(name):
             raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
         return self.requests.enter(name, namespace)
 
     def _settle(self, watermark: Watermark) -> None:
         queue = watermark.queue
-        for operation, well in self.agenda.settled(watermark):
+        for operation, well in self.operation_table.settled(watermark):
             follows = self._follows[operation.kind]
             if queue is Queue.QUARANTINE or (well and queue is Queue.QUIESCE):
                 follows.quiet(operation)
@@ -428,7 +440,7 @@ class Replica:
 
     def _quarantine(self, operation: Operation, rank: int | None) -> None:
         """Quarantine an operation whose I/O did not end in time, and check the bounds."""
-        self.agenda.quarantine(operation, rank)
+        self.operation_table.quarantine(operation, rank)
         if isinstance(operation, Copy):
             self.device.quarantined(operation)
         elif isinstance(operation, Prefetch):
@@ -437,7 +449,7 @@ class Replica:
             if self.quarantine.store_keeps_too_much():
                 # A store whose I/O never ends would use up the host pool page by page.
                 self.attaching.detach(KEEPS_TOO_MUCH)
-        elif excess := self.quarantine.others_keep_too_much():
+        elif excess := self.quarantine.exceeds_budget():
             what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
             self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"
             self.outbox.lost = self.lost

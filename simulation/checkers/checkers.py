@@ -6,7 +6,7 @@ compare it with memory contents or with another rank's replica.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ...coordinator.operation import Kind, Phase
+from ...coordinator.operation import OperationKind, Phase
 from ...ranks.group.host_cache import HostCache
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.protocol.answers import Admission
@@ -15,11 +15,11 @@ from ...ranks.replica.check import InvariantViolation
 from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import Match
-from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
-from ...ranks.replica.tree.residence import TIER_NAMES
+from ...ranks.replica.tree.node import DEVICE, HOST, Node, TreeIdentity
+from ...ranks.replica.tree.page_allocator import TIER_NAMES
 from ..rank.conditions import LATE_US_MAX
 from ..rank.memory import Slots, SymbolicMemory
-from ..world.contents import Contents, describe
+from ..world.contents import ExpectedContents, describe
 from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
@@ -77,7 +77,7 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
 class TreeChecker:
     """Compares the tree's page tables with each rank's memory contents."""
 
-    def __init__(self, contents: Contents, config: RankCacheConfig) -> None:
+    def __init__(self, contents: ExpectedContents, config: RankCacheConfig) -> None:
         self._contents = contents
         self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
         self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
@@ -98,7 +98,7 @@ class TreeChecker:
                     _check_offered(memory.tiers[tier][component.pool], offered[tier])
 
     def _offered(
-        self, component: Component, nodes: Iterable[tuple[Place, Node, bytes]]
+        self, component: Component, nodes: Iterable[tuple[TreeIdentity, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
         """Return the expected content of each page, for each tier, according to the tree."""
         pool, index = component.pool, component.index
@@ -121,7 +121,7 @@ class TreeChecker:
                 offered[tier].update(zip(run, contents, strict=True))
         return offered
 
-    def _contents_of(self, pool: str, place: Place, width: int, prefix: bytes) -> list[int]:
+    def _contents_of(self, pool: str, place: TreeIdentity, width: int, prefix: bytes) -> list[int]:
         """Return the expected contents of a node's pages.
 
         The node is `width` pages long and ends at the end of `prefix`. A state is one page, whatever
@@ -139,7 +139,7 @@ class TreeChecker:
         return known
 
 
-def _below(root: Node) -> Iterator[tuple[Place, Node, bytes]]:
+def _below(root: Node) -> Iterator[tuple[TreeIdentity, Node, bytes]]:
     """Yield every node below a root, with the prefix that ends at the node's end."""
     waiting: list[tuple[Node, bytes]] = [(root, b"")]
     for node, above in waiting:
@@ -153,8 +153,8 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content in offered.items():
         if held[page] != content + shard:
-            offered_as, holds = describe(content + shard), describe(held[page])
-            raise Violated(f"{_offers(slots, page)} as {offered_as}, but it holds {holds}")
+            offered_as, ref_counts = describe(content + shard), describe(held[page])
+            raise Violated(f"{_offers(slots, page)} as {offered_as}, but it holds {ref_counts}")
         if writer[page] is not None:
             raise Violated(f"{_offers(slots, page)}, which a transfer may still write")
 
@@ -171,16 +171,16 @@ class DeadlineChecker:
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
-            (Kind.PREFETCH, Phase.WAITING): waits_s,
-            (Kind.PREFETCH, Phase.QUERY): times.lookup_s,
-            (Kind.PREFETCH, Phase.RESTORABLE): _STEPS_TO_AGREE * step_us_max / 1_000_000,
-            (Kind.PREFETCH, Phase.TRANSFER): config.stop_policy.cap_s,
-            (Kind.BACKUP, Phase.ISSUED): times.copy_s,
-            (Kind.LOAD_BACK, Phase.ISSUED): times.copy_s,
-            (Kind.RETRACT, Phase.ISSUED): times.copy_s,
-            (Kind.RESUME, Phase.ISSUED): times.copy_s,
-            (Kind.PERSIST, Phase.ISSUED): times.persist_s,
-            **{(kind, Phase.QUIESCE): times.quiesce_s for kind in Kind},
+            (OperationKind.PREFETCH, Phase.WAITING): waits_s,
+            (OperationKind.PREFETCH, Phase.QUERY): times.lookup_s,
+            (OperationKind.PREFETCH, Phase.RESTORABLE): _STEPS_TO_AGREE * step_us_max / 1_000_000,
+            (OperationKind.PREFETCH, Phase.TRANSFER): config.stop_policy.cap_s,
+            (OperationKind.BACKUP, Phase.ISSUED): times.copy_s,
+            (OperationKind.LOAD_BACK, Phase.ISSUED): times.copy_s,
+            (OperationKind.RETRACT, Phase.ISSUED): times.copy_s,
+            (OperationKind.RESUME, Phase.ISSUED): times.copy_s,
+            (OperationKind.PERSIST, Phase.ISSUED): times.persist_s,
+            **{(kind, Phase.QUIESCE): times.quiesce_s for kind in OperationKind},
         }
         self._step_us_max = step_us_max
         self._since: dict[int, tuple[Phase, int]] = {}
@@ -264,7 +264,7 @@ def check_loads(cache: HostCache) -> None:
     """Raise if an engine-owned load is quarantined, or a request waits for an ended load."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
-        loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
+        loads = operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESUME)
         if loads and operation.phase is Phase.QUARANTINED:
             raise Violated(
                 f"load {operation.id} is quarantined, but its pages belong to the engine"
@@ -317,7 +317,7 @@ def _check_pool_at_rest(
     `slots` are the pool's page slots on every rank.
     """
     prefixes = cache.inspection.prefixes
-    pool = prefixes.residence.pools[tier][component]
+    pool = prefixes.allocator.pools[tier][component]
     runs = [node.pages(tier, component) for node in prefixes.tree.nodes()]
     in_tree = sum(len(run) for run in runs if run is not None)
     in_flight = cache.inspection.in_flight.values()

@@ -11,7 +11,7 @@ from ...ranks.group.member.inspection import Inspection
 from ...ranks.protocol.answers import Admission
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE
-from ..world.contents import Contents
+from ..world.contents import ExpectedContents
 from ..world.faults import FAULT_PROFILES
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest
@@ -22,7 +22,7 @@ from ..world.world import World
 class Published:
     """Prefixes published or restored to the device in one epoch."""
 
-    def __init__(self, world: World, contents: Contents) -> None:
+    def __init__(self, world: World, contents: ExpectedContents) -> None:
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
@@ -103,7 +103,7 @@ class Published:
         assert every is not None
         used = len(self._ends) + self._loads + self._requests
         slots = min(
-            seen.prefixes.residence.pools[DEVICE][each.index].capacity
+            seen.prefixes.allocator.pools[DEVICE][each.index].capacity
             - sum(len(o.owned_pages(DEVICE, each.index)) for o in seen.in_flight.values())
             for each in seen.prefixes.components
             if not each.per_page

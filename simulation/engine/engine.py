@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 from ...ranks.group.member.rank_cache import RankCache
 from ..rank.cluster import Answer, ask
 from ..rank.memory import SymbolicMemory
-from ..world.contents import Contents
+from ..world.contents import ExpectedContents
 from ..world.faults import FaultSource
 from ..world.prompts import TOKEN_BYTES, Prompts
 from ..world.request import EngineRequest, EngineStage
 from ..world.world import World
-from .controls import Controls
+from .drawn_controls import DrawnControls
 from .every_rank import every_rank
-from .handed import Handover
-from .model import Model
+from .group_handoff import GroupHandoff
+from .model import SimulatedModel
 from .sampling_apart import Bringing, bring
 from .serving import ServesPeers
 
@@ -34,7 +34,7 @@ _PRIORITIES = (0, 0, 1, 5)
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 
-class Engine(ABC, Generic[CacheT]):
+class SimulatedEngine(ABC, Generic[CacheT]):
     """The engine of one schedule. It outlives the epochs; its requests do not."""
 
     kind: type[CacheT]
@@ -44,20 +44,20 @@ class Engine(ABC, Generic[CacheT]):
         self,
         world: World,
         *,
-        contents: Contents,
+        contents: ExpectedContents,
         faults: FaultSource,
         coverage: Counter[str],
         trace: Callable[[str], None] | None,
     ) -> None:
         self.requests: list[EngineRequest] = []
-        self.gives: Handover | None = None
+        self.gives: GroupHandoff | None = None
         """Passes finished requests to another group."""
-        self.takes: Handover | None = None
+        self.takes: GroupHandoff | None = None
         """Receives requests that another group has computed."""
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
-        self._model = Model(world.config, contents)
+        self._model = SimulatedModel(world.config, contents)
         self._faults = faults
         self._coverage = coverage
         self._trace = trace
@@ -65,7 +65,7 @@ class Engine(ABC, Generic[CacheT]):
         self._priorities = world.stream("priorities")
         self._prompts = Prompts(world)
         self._serves = ServesPeers(world)
-        self._controls = Controls(world)
+        self._controls = DrawnControls(world)
         self._named = 0
         self._old_names: list[str] = []
         self._caches: list[CacheT] = []

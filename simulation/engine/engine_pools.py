@@ -15,7 +15,7 @@ from ..world.contents import EMPTY
 from ..world.request import EngineRequest
 from .device_pages import AllocatedPages
 from .every_rank import NO_PAGE
-from .model import Layers, Model
+from .model import Layers, SimulatedModel
 
 Held = Mapping[str, Sequence[int]]
 """The former pages of a request, by pool."""
@@ -25,7 +25,11 @@ class EnginePools:
     """Tracks each request's pages and the device's prefix cache."""
 
     def __init__(
-        self, model: Model, memories: Sequence[SymbolicMemory], page_tokens: int, random: Random
+        self,
+        model: SimulatedModel,
+        memories: Sequence[SymbolicMemory],
+        page_tokens: int,
+        random: Random,
     ) -> None:
         self._page = page_tokens
         self._layers = model.layers

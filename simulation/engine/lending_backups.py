@@ -2,10 +2,10 @@
 
 from ..checkers.checkers import check_covered
 from ..world.request import EngineRequest
-from .lending import Lending
+from .lending_engine import LendingEngine
 
 
-class LendingBackups(Lending):
+class LendingBackups(LendingEngine):
     """Backs up requests' computed tokens from engine-owned device pages."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
@@ -41,7 +41,7 @@ class LendingBackups(Lending):
 
     def let_go(self, request: EngineRequest) -> None:
         """Free pages and state copies that only a backup still needed."""
-        if self.ask(request, "lends", lambda c: c.lends(request.name)):
+        if self.ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
             return
         request.lends_state = False
         self.pools.let_go_of_copies(request)

@@ -3,10 +3,10 @@
 from ...ranks.replica.operations.requests import LoadState
 from ..world.request import EngineRequest, EngineStage
 from ..world.violated import Violated
-from .lending import Lending
+from .lending_engine import LendingEngine
 
 
-class LendingLoads(Lending):
+class LendingLoads(LendingEngine):
     """Loads requests' cached prefixes. The engine checks its device prefix cache first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
@@ -16,7 +16,9 @@ class LendingLoads(Lending):
         hit = self.ask(
             request,
             "hit",
-            lambda c: c.hit(request.name, tokens, request.namespace, device_tokens=device_tokens),
+            lambda c: c.match_host(
+                request.name, tokens, request.namespace, device_tokens=device_tokens
+            ),
         )
         found = self.ask(request, "match", lambda c: c.match(tokens, request.namespace))
         expected = 0 if request.failed else max(0, found.host_tokens - device_tokens)

@@ -19,7 +19,7 @@ def misuse(
     wrong: list[WrongCall[HostCache]] = [
         ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
         ("load for an unknown name", lambda c: c.load(f"{name}?", tokens, [0])),
-        ("half a token", lambda c: c.hit(name, tokens + b"\0", namespace)),
+        ("half a token", lambda c: c.match_host(name, tokens + b"\0", namespace)),
         ("back_up of half a token", lambda c: c.back_up(name, tokens + b"\0", [], namespace)),
         ("back_up without pages", lambda c: c.back_up(f"{name}?", bytes(1 << 12), [], namespace)),
         ("a page that is no number", lambda c: c.load(name, tokens, [1 << 40])),
@@ -27,7 +27,7 @@ def misuse(
     if name in caches[0].inspection.requests:
         wrong.extend(
             [
-                ("another namespace", lambda c: c.hit(name, tokens, f"{namespace}?")),
+                ("another namespace", lambda c: c.match_host(name, tokens, f"{namespace}?")),
                 ("a load without pages", lambda c: c.load(name, tokens, [])),
                 ("a load of too much", lambda c: c.load(name, bytes(4 << 12), range(4 << 12))),
                 ("a retract without pages", lambda c: c.retract(name, bytes(4), [])),
@@ -53,6 +53,6 @@ def misuse(
             ]
         )
     if leaving:
-        wrong.append(("a name that is leaving", lambda c: c.hit(leaving[0], b"")))
+        wrong.append(("a name that is leaving", lambda c: c.match_host(leaving[0], b"")))
     what, command = random.choice(wrong)
     refuse(caches, f"{what} ({name})", command)

@@ -4,10 +4,10 @@ from ...coordinator.operation import Phase
 from ...ranks.protocol.answers import Wait
 from ...ranks.replica.operations.requests import LoadState
 from ..world.request import EngineRequest, EngineStage
-from .lending import Lending
+from .lending_engine import LendingEngine
 
 
-class LendingRetracts(Lending):
+class LendingRetracts(LendingEngine):
     """Retracts requests and resumes them."""
 
     def retract(self, request: EngineRequest) -> bool:
@@ -34,7 +34,7 @@ class LendingRetracts(Lending):
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1
-            self.ask(request, "keep_off", lambda c: c.keep_off(request.name))
+            self.ask(request, "wait_for_copies", lambda c: c.wait_for_copies(request.name))
         if state is LoadState.FAILED:
             self.coverage["retracts failed"] += 1
             return "failed"

@@ -19,7 +19,7 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest, EngineStage
 from ..world.violated import Violated, not_to_be_had
 from ..world.world import IDLE_S
-from .engine import PATIENCE, Engine
+from .engine import PATIENCE, SimulatedEngine
 from .engine_pools import EnginePools, Held
 from .lending_backups import LendingBackups
 from .lending_loads import LendingLoads
@@ -30,7 +30,7 @@ from .sampling_apart import Bringing, host_cache_commands
 _COMPUTES = (EngineStage.COMPUTING, EngineStage.ANSWERING)
 
 
-class LendingWorkload(Engine[HostCache]):
+class LendingWorkload(SimulatedEngine[HostCache]):
     """An engine that owns its device pages."""
 
     kind = HostCache
@@ -115,7 +115,7 @@ class LendingWorkload(Engine[HostCache]):
         self._ask_all("reset", lambda c: c.reset())
         prefixes = self._caches[0].inspection.prefixes
         nodes, roots = prefixes.tree.node_count, len(prefixes.tree.roots)
-        for host in prefixes.residence.pools[HOST]:
+        for host in prefixes.allocator.pools[HOST]:
             if host.free != host.capacity or nodes or roots:
                 left = f"{host.free} free after a reset, and a tree of {nodes} nodes, {roots} roots"
                 raise not_to_be_had(f"{host.capacity} {host.name} pages", left)
@@ -312,7 +312,7 @@ class LendingWorkload(Engine[HostCache]):
         """Release a finished request, or free only its device pages while it is served to others."""
         if not self._stays(request):
             self._release(request)
-        elif not self._ask(request, "lends", lambda c: c.lends(request.name)):
+        elif not self._ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
             held = self._pools.take_all(request)
             self._pools.give_back(held, overwrite=self._random.random() < 0.5)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...ranks.protocol.config import RankCacheConfig, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
-from ..world.contents import EMPTY, Contents
+from ..world.contents import EMPTY, ExpectedContents
 from ..world.request import EngineRequest
 from ..world.violated import Violated
 from .every_rank import NO_PAGE, EveryRank
@@ -22,7 +22,7 @@ class Layers(ABC):
     per_page = True
     """Whether a request's table has one entry per page of tokens, or a single entry."""
 
-    def __init__(self, pool: str, page_tokens: int, contents: Contents) -> None:
+    def __init__(self, pool: str, page_tokens: int, contents: ExpectedContents) -> None:
         self.pool = pool
         self._page = page_tokens
         self._contents = contents
@@ -66,7 +66,9 @@ class FullAttentionLayers(Layers):
 class SlidingWindowLayers(FullAttentionLayers):
     """Layers that read only the last tokens, so that earlier pages may be gone."""
 
-    def __init__(self, pool: str, page_tokens: int, contents: Contents, window_tokens: int) -> None:
+    def __init__(
+        self, pool: str, page_tokens: int, contents: ExpectedContents, window_tokens: int
+    ) -> None:
         super().__init__(pool, page_tokens, contents)
         self._window = window_tokens
 
@@ -95,10 +97,10 @@ class RecurrentLayers(Layers):
         return range(int(after > before))
 
 
-class Model:
+class SimulatedModel:
     """All layers of a model, on every rank's device memory."""
 
-    def __init__(self, config: RankCacheConfig, contents: Contents) -> None:
+    def __init__(self, config: RankCacheConfig, contents: ExpectedContents) -> None:
         self._page = page_tokens = config.layout.page_tokens
         self.layers: list[Layers] = [FullAttentionLayers(KV_POOL, page_tokens, contents)]
         for component in config.components:

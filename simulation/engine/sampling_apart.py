@@ -44,7 +44,7 @@ def host_cache_commands(
     """Return token-carrying commands for a `HostCache`."""
     commands: list[Bringing[HostCache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
-        ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
+        ("hit", prompt, lambda c, t: c.match_host(_NAME, t, namespace)),
         ("admit", prompt, lambda c, t: c.admit(_NAME, t, namespace)),
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]

@@ -18,16 +18,16 @@ from ..checkers.checkers import check_admission, check_match
 from ..checkers.published import Published
 from ..rank.cluster import ask
 from ..rank.memory import SymbolicMemory
-from ..world.contents import Contents
+from ..world.contents import ExpectedContents
 from ..world.faults import FaultSource, Mishap
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest, EngineStage
 from ..world.violated import Violated
 from ..world.world import World
-from .engine import PATIENCE, Engine
+from .engine import PATIENCE, SimulatedEngine
 from .every_rank import NO_PAGE
-from .keeping import Pins, Retracts
 from .misuse import misuse, refuse, refused_and_changed
+from .pins_and_retracts import Pins, Retracts
 from .probing import probe
 from .sampling_apart import Bringing, cache_commands
 from .serving_again import serve_again
@@ -36,7 +36,7 @@ _SERVED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
 """Stages in which an engine may serve a request's computed pages to other groups."""
 
 
-class Workload(Engine[Cache]):
+class Workload(SimulatedEngine[Cache]):
     """An engine whose device pages the cache owns."""
 
     kind = Cache
@@ -45,7 +45,7 @@ class Workload(Engine[Cache]):
         self,
         world: World,
         *,
-        contents: Contents,
+        contents: ExpectedContents,
         faults: FaultSource,
         coverage: Counter[str],
         trace: Callable[[str], None] | None,

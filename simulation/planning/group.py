@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...coordinator.expectations import Expectation, Forgotten, Queued, Seated
+from ...coordinator.expectations import Expectation, Forgotten, Queued, SlotAssigned
 from ...coordinator.operation import Phase, Queue
-from ...coordinator.verdict import Arrived, Found, SeatVerdict, Verdict, Watermark
+from ...coordinator.verdict import PrefetchArrived, PrefetchFound, SlotVerdict, Verdict, Watermark
 from ...ranks.executor.restorable import restorable
 from ...ranks.protocol.answers import Admission
 from ...ranks.protocol.effects import Effects
@@ -116,21 +116,24 @@ class InstantGroup:
     def _follow(self, effects: Effects) -> None:
         """Complete all orders and apply their verdicts, until nothing is in flight."""
         while effects.expectations or effects.orders:
-            seats = self._seats(effects.expectations, effects.orders)
+            prefetch_slots = self._prefetch_slots(effects.expectations, effects.orders)
             watermarks = _watermarks(effects.expectations)
             self._carry_out(effects.orders)
-            if not (watermarks or seats):
+            if not (watermarks or prefetch_slots):
                 return
             self._rounds += 1
             effects = self.replica.apply(
                 Verdict(
-                    round=self._rounds, time_ms=self._rounds, watermarks=watermarks, seats=seats
+                    round=self._rounds,
+                    time_ms=self._rounds,
+                    watermarks=watermarks,
+                    prefetch_slots=prefetch_slots,
                 )
             )
 
-    def _seats(
+    def _prefetch_slots(
         self, expectations: Iterable[Expectation], orders: Iterable[Order]
-    ) -> tuple[SeatVerdict, ...]:
+    ) -> tuple[SlotVerdict, ...]:
         """Return the results of lookups and reads, one per prefetch slot."""
         fetches: dict[int, Fetch] = {}
         for order in orders:
@@ -138,19 +141,21 @@ class InstantGroup:
                 self._lengths[order.operation] = self._restorable(order)
             elif isinstance(order, Fetch):
                 fetches[order.operation] = order
-        seats: list[SeatVerdict] = []
+        prefetch_slots: list[SlotVerdict] = []
         for each in expectations:
             if isinstance(each, Forgotten):
                 self._lengths.pop(each.operation, None)
-            elif not isinstance(each, Seated):
+            elif not isinstance(each, SlotAssigned):
                 continue
             elif each.phase is Phase.TRANSFER:
-                seats.append(self._read(fetches[each.operation]))
+                prefetch_slots.append(self._read(fetches[each.operation]))
             else:
                 lengths = self._lengths[each.operation]
                 pages = max((one for one in lengths if one <= each.bound), default=0)
-                seats.append(Found(each.operation, each.bound, pages, 0, pages, None))
-        return tuple(sorted(seats, key=_by_operation))
+                prefetch_slots.append(
+                    PrefetchFound(each.operation, each.bound, pages, 0, pages, None)
+                )
+        return tuple(sorted(prefetch_slots, key=_by_operation))
 
     def _restorable(self, order: LookUp) -> Sequence[int]:
         """Return the prefix lengths, in pages, that the store can restore for a lookup."""
@@ -160,15 +165,15 @@ class InstantGroup:
         longest, lengths = restorable(order, present)
         return lengths or range(longest + 1)
 
-    def _read(self, order: Fetch) -> Arrived:
+    def _read(self, order: Fetch) -> PrefetchArrived:
         assert self._store is not None
         landed = 0
         for transfer in order.transfers:
             there = self._store.read(transfer.pool, transfer.keys)
             landed += there
             if there < len(transfer.keys):
-                return Arrived(order.operation, landed, landed, 0, None)
-        return Arrived(order.operation, landed, None, None, None)
+                return PrefetchArrived(order.operation, landed, landed, 0, None)
+        return PrefetchArrived(order.operation, landed, None, None, None)
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
         """Count the pages that orders move, and write persisted pages to the store."""
@@ -197,7 +202,7 @@ def _watermarks(expectations: Iterable[Expectation]) -> tuple[Watermark, ...]:
     through: dict[Queue, int] = {}
     for each in expectations:
         if isinstance(each, Queued):
-            through[each.queue] = max(each.ticket, through.get(each.queue, 0))
+            through[each.queue] = max(each.queue_index, through.get(each.queue, 0))
     return tuple(
         Watermark(queue=queue, ended_through=through[queue], first_failed=None, failed_rank=None)
         for queue in sorted(through)

@@ -19,7 +19,7 @@ from .prompts import ID_BYTES, PagedPrompt
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class SharedPages:
     """Consecutive pages that occur only together: every prompt with one of them has all."""
 
     number: int
@@ -33,7 +33,7 @@ class Run:
 class _Branch:
     ids: bytes
     below: dict[bytes, "_Branch"] = field(default_factory=dict[bytes, "_Branch"])
-    run: Run | None = None
+    run: SharedPages | None = None
 
     def cut(self, at: int) -> None:
         """Split the branch after `at` bytes."""
@@ -45,9 +45,9 @@ class _Branch:
 class Path:
     """A prompt as a sequence of runs."""
 
-    usable: tuple[Run, ...]
+    usable: tuple[SharedPages, ...]
     """The runs that can be cache hits."""
-    whole: tuple[Run, ...]
+    whole: tuple[SharedPages, ...]
     """All runs that can be cached after the prompt was computed."""
 
 
@@ -61,13 +61,13 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
     found: list[Path] = []
     for prompt in prompts:
         branch, done = top, 0
-        whole: list[Run] = []
+        whole: list[SharedPages] = []
         usable = 0
         while done < len(prompt.ids):
             branch = branch.below[prompt.ids[done : done + ID_BYTES]]
             done += len(branch.ids)
             if branch.run is None:
-                branch.run = Run(runs, pages, len(branch.ids) // ID_BYTES)
+                branch.run = SharedPages(runs, pages, len(branch.ids) // ID_BYTES)
                 runs += 1
                 pages += branch.run.width
             whole.append(branch.run)
@@ -174,7 +174,7 @@ def _next_uses(prompts: Sequence[Path]) -> list[tuple[float, ...]]:
     return uses[::-1]
 
 
-def _leading(runs: Sequence[Run], held: dict[int, int]) -> int:
+def _leading(runs: Sequence[SharedPages], held: dict[int, int]) -> int:
     hit = 0
     for run in runs:
         there = held.get(run.number, 0)
@@ -204,7 +204,7 @@ def fifo(prompts: Sequence[Path], pages: int) -> list[int]:
     return hits
 
 
-def _leading_pages(runs: Sequence[Run], cached: bytearray) -> int:
+def _leading_pages(runs: Sequence[SharedPages], cached: bytearray) -> int:
     hit = 0
     for run in runs:
         missing = cached.find(0, run.first_page, run.first_page + run.width)

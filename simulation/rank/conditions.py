@@ -6,11 +6,11 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
+from ...coordinator.ballot import Progress, Quiesced, QuiesceExpired, TransferEnded
 from ..world.clock import Action, VirtualClock
 from ..world.faults import FaultSource, Mishap
 from ..world.violated import Record
-from .stores import Origin
+from .stores import PageSource
 
 LATE_US_MAX = 60_000
 """The maximum extra delay of a report."""
@@ -18,7 +18,7 @@ _SLOW_STORE_FACTOR = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ObjectPage:
     """One object of a fetch or persist, with its host page."""
 
     index: int
@@ -26,7 +26,7 @@ class Page:
     pool: str
     key: bytes
     page: int
-    origin: Origin | None = None
+    origin: PageSource | None = None
     """The group that the page is read from; None means the store in use."""
 
 
@@ -38,7 +38,7 @@ class OrderWork:
     kind: Literal["lookup", "fetch", "persist", "copy", "serve"]
     timeout_us: int
     slowness: int = 1
-    store: Origin | None = None
+    store: PageSource | None = None
     """The store or group of the order; None for a copy."""
     touching: int = 0
     """Number of transfers that run or can no longer be prevented."""
@@ -46,11 +46,11 @@ class OrderWork:
     gave_up_quiet: bool = False
     over: bool = False
     """Whether the outcome was reported."""
-    queue: deque[Page] = field(default_factory=deque[Page])
+    queue: deque[ObjectPage] = field(default_factory=deque[ObjectPage])
     """Pages whose transfer has not started; their slots are claimed already."""
     pending: list[bool] = field(default_factory=list[bool])
     """By page index of a fetch: whether the page has not landed yet."""
-    reading: list[Page] = field(default_factory=list[Page])
+    reading: list[ObjectPage] = field(default_factory=list[ObjectPage])
     """Pages that another group is sending; data that arrives after a cancel is discarded."""
     landed: int = 0
     ceiling: int | None = None
@@ -133,7 +133,7 @@ class Conditions:
         """Report the outcome of a copy or write, unless it was reported before."""
         if not work.over:
             work.over = True
-            self.say(Ended(work.operation, ok))
+            self.say(TransferEnded(work.operation, ok))
 
     def maybe_quiet(self, work: OrderWork) -> None:
         """Report quiesced if `work` was cancelled and no transfer of it is in flight."""

@@ -61,7 +61,7 @@ class Copies:
         self._seals: dict[tuple[str, int], int] = {}
 
     @property
-    def holds(self) -> bool:
+    def ref_counts(self) -> bool:
         """Whether any ordered copy still waits for the engine to start it."""
         return bool(self._held)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ...coordinator.collective import Collective
 from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
-from ...ranks.group.member.member import Substitutes
+from ...ranks.group.member.group_rank import Substitutes
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.group.member.request_log import RequestLog
 from ...ranks.protocol.replica_config import ReplicaConfig

@@ -33,13 +33,13 @@ from ...ranks.protocol.orders import (
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..world.contents import GARBAGE, TORN
 from ..world.faults import Mishap
-from .conditions import Conditions, OrderWork, Page
+from .conditions import Conditions, ObjectPage, OrderWork
 from .copies import Copies
-from .lookups import Lookups
 from .memory import SimulatedStore, Slots, SymbolicMemory
-from .opening import SimulatedStores
-from .serving import Serving
-from .stores import OpenStore, Origin
+from .simulated_lookups import SimulatedLookups
+from .simulated_page_server import SimulatedPageServer
+from .simulated_stores import SimulatedStores
+from .stores import OpenStore, PageSource
 
 
 class SimulatedExecutor:
@@ -67,12 +67,12 @@ class SimulatedExecutor:
         self._random = conditions.random
         self._page_bytes = page_bytes
         self.copies = copies(conditions, memory, page_bytes)
-        self.serving = Serving(conditions, memory, store)
+        self.serving = SimulatedPageServer(conditions, memory, store)
         self.address = ""
         """The address at which other groups read pages served by this rank."""
-        self.connect: Callable[[str], Origin] = self._reach_nobody
+        self.connect: Callable[[str], PageSource] = self._reach_nobody
         """Returns the group that serves pages at a URI."""
-        self._lookups = Lookups(conditions)
+        self._lookups = SimulatedLookups(conditions)
         self._works: dict[int, OrderWork] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
@@ -114,7 +114,7 @@ class SimulatedExecutor:
         return self.conditions.take_reports()
 
     def wait(self, timeout_s: float) -> None:
-        if not (self.conditions.has_reports or self.copies.holds):
+        if not (self.conditions.has_reports or self.copies.ref_counts):
             self.conditions.clock.advance_to_next(_us(timeout_s))
 
     def stage(self, proposal: Proposal) -> None:
@@ -151,7 +151,7 @@ class SimulatedExecutor:
         operation: int,
         kind: Literal["lookup", "fetch", "persist", "copy"],
         timeout_s: float,
-        origin: Origin | None = None,
+        origin: PageSource | None = None,
     ) -> OrderWork:
         before = self._works.get(operation)
         if before is not None and before.kind != "lookup":
@@ -168,10 +168,10 @@ class SimulatedExecutor:
     def _store(self) -> OpenStore:
         return self.stores.used
 
-    def _origin(self, source: str) -> Origin:
+    def _origin(self, source: str) -> PageSource:
         return self.connect(source) if source else self._store
 
-    def _reach_nobody(self, source: str) -> Origin:
+    def _reach_nobody(self, source: str) -> PageSource:
         rank = self.conditions.rank
         self.conditions.find(f"rank {rank}: {source} is read, and nobody serves")
         return self._store
@@ -249,15 +249,15 @@ class SimulatedExecutor:
         self,
         work: OrderWork,
         transfers: tuple[ObjectTransfer, ...],
-        origin: Origin | None = None,
+        origin: PageSource | None = None,
     ) -> None:
-        pages: list[Page] = []
+        pages: list[ObjectPage] = []
         for transfer in transfers:
             if len(transfer.keys) != len(transfer.pages):
                 counts = f"names {len(transfer.keys)} keys and {len(transfer.pages)} pages"
                 self._refuse(work.operation, counts)
             pages += [
-                Page(index, transfer.pool, key, page, origin)
+                ObjectPage(index, transfer.pool, key, page, origin)
                 for index, (key, page) in enumerate(
                     zip(transfer.keys, transfer.pages, strict=False), start=len(pages)
                 )
@@ -281,7 +281,7 @@ class SimulatedExecutor:
             return
         self.conditions.plan(self.conditions.duration_us(work, 20_000), ended)
 
-    def _end_read(self, work: OrderWork, page: Page) -> int | None:
+    def _end_read(self, work: OrderWork, page: ObjectPage) -> int | None:
         if page.origin is not None:
             work.reading.remove(page)
         slots = self._slots(page.pool)
@@ -291,7 +291,7 @@ class SimulatedExecutor:
         work.touching -= 1
         return content
 
-    def _read_ended(self, work: OrderWork, page: Page) -> None:
+    def _read_ended(self, work: OrderWork, page: ObjectPage) -> None:
         if page.origin is not None and page not in work.reading:
             return
         content = self._end_read(work, page)
@@ -308,7 +308,7 @@ class SimulatedExecutor:
         self._next_read(work)
         self.conditions.maybe_quiet(work)
 
-    def _read_object(self, page: Page) -> int | None:
+    def _read_object(self, page: ObjectPage) -> int | None:
         origin = page.origin or self._store
         content = origin.read(page.pool, page.key)
         if page.origin is not None:
@@ -356,7 +356,7 @@ class SimulatedExecutor:
         delay_us = self.conditions.duration_us(work, 30_000)
         self.conditions.plan(delay_us, partial(self._write_ended, work, page))
 
-    def _write_ended(self, work: OrderWork, page: Page) -> None:
+    def _write_ended(self, work: OrderWork, page: ObjectPage) -> None:
         slots = self._slots(page.pool)
         content = slots.content[page.page]
         slots.finish_reading(page.page)

@@ -43,8 +43,8 @@ class Slots:
 
     def nothing_to_copy(self, page: int, who: str) -> str:
         """Return the finding that a page without any prefix's content is copied."""
-        holds = describe(self.content[page])
-        return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {holds}"
+        ref_counts = describe(self.content[page])
+        return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
         """Record that `operation` will read the slot."""

@@ -10,7 +10,7 @@ FIRST_STORE = "memory://"
 OTHER_STORE = "memory://other"
 
 
-class Origin(Protocol):
+class PageSource(Protocol):
     """A source of pages: a store, or another group that serves them."""
 
     @property

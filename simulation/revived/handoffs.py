@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from ...ranks.protocol.orders import Need
-from ...ranks.replica.core.basis import Basis
-from ...ranks.replica.operations.agenda import Agenda
+from ...ranks.replica.core.replica_parts import ReplicaParts
 from ...ranks.replica.operations.kinds import Serving
+from ...ranks.replica.operations.operation_table import OperationTable
 from ...ranks.replica.operations.requests import Requests
 from ...ranks.replica.operations.serving_peers import ServingPeers
 from ...ranks.replica.operations.store import Store
 from ...ranks.replica.parts import Parts
-from ...ranks.replica.prefetch.lookups import Lookups
+from ...ranks.replica.prefetch.lookups import LookupPlanner
 from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.node import HOST, Node
@@ -28,13 +28,13 @@ def first_pages_of_a_window() -> Build:
 class _ReadsFirstPages(Prefetching):
     def __init__(
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         store: Store,
         requests: Requests,
     ) -> None:
-        super().__init__(basis, prefixes, agenda, store, requests)
+        super().__init__(basis, prefixes, operation_table, store, requests)
         self._lookups = _NamesFirstPages(basis, prefixes, store)
 
 
@@ -43,7 +43,7 @@ class _FirstPages(Need, frozen=True):
         return self.keys[: len(positions)]
 
 
-class _NamesFirstPages(Lookups):
+class _NamesFirstPages(LookupPlanner):
     def _need(
         self,
         component: Component,
@@ -66,9 +66,9 @@ def one_pin_for_all_ends() -> Build:
 
 class _PinsTheFarthestEnd(ServingPeers):
     def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
-        residence, before = self._prefixes.residence, operation.receipts
+        allocator, before = self._prefixes.allocator, operation.lock_handles
         last = max((*nodes, *(each.node for each in before)), key=lambda node: node.end)
-        operation.receipts = residence.hold(HOST, last, requested=True)
-        residence.release(before)
+        operation.lock_handles = allocator.hold(HOST, last, requested=True)
+        allocator.release(before)
         if not component.index:
             operation.last = last

@@ -29,7 +29,7 @@ def trust_for_good() -> Build:
 
 
 class _TrustsForGood(Store):
-    def doubt_old(self, node: Node) -> bool:
+    def invalidate_stored(self, node: Node) -> bool:
         del node
         return False
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...coordinator.operation import Phase
-from ...coordinator.verdict import Arrived
+from ...coordinator.verdict import PrefetchArrived
 from ...ranks.protocol.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
 from ...ranks.replica.core.pages import PageRun
 from ...ranks.replica.device.lent_device import LentDevice
@@ -17,7 +17,7 @@ from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import reach
 from ...ranks.replica.tree.node import DEVICE, HOST, Node
-from ...ranks.replica.tree.residence import TIERS, Leaving, Residence
+from ...ranks.replica.tree.page_allocator import TIERS, LeavingPages, PageAllocator
 from ..rank.conditions import Conditions, OrderWork
 from ..rank.copies import Copies
 from ..rank.epoch import Build, make_executor
@@ -91,8 +91,8 @@ def complete_without_the_other_pools() -> Build:
 
 
 class _WaitsForTheKvAlone(Prefetching):
-    def arrived(self, verdict: Arrived) -> None:
-        operation = self.seated(verdict.operation)
+    def arrived(self, verdict: PrefetchArrived) -> None:
+        operation = self.has_slot(verdict.operation)
         if operation is not None and operation.phase is Phase.TRANSFER:
             kv = sum(len(each.keys) for each in operation.wanted if not each.component)
             if kv and verdict.pages >= kv:
@@ -102,11 +102,11 @@ class _WaitsForTheKvAlone(Prefetching):
 
 def cascade_past_pins() -> Build:
     """Build incident D: the cascade stops at device locks only, and ignores pins."""
-    return Build(parts=Parts(residence=_LooksAtLocksOnly))
+    return Build(parts=Parts(allocator=_LooksAtLocksOnly))
 
 
-class _LooksAtLocksOnly(Residence):
-    def cascade(self, node: Node, leaving: Leaving) -> None:
+class _LooksAtLocksOnly(PageAllocator):
+    def cascade(self, node: Node, leaving: LeavingPages) -> None:
         while node.parent is not None and not (node.children or node.is_held_on(DEVICE)):
             if self._tree.is_whole(node):
                 return

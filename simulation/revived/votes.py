@@ -6,20 +6,20 @@ from functools import partial
 
 from msgspec import structs
 
-from ...coordinator.ballot import Ballot, Sightings
+from ...coordinator.ballot import Ballot, OperationProgress
 from ...coordinator.operation import Phase, Queue
-from ...coordinator.verdict import Found, Verdict
+from ...coordinator.verdict import PrefetchFound, Verdict
 from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.protocol.effects import Effects
 from ...ranks.protocol.orders import Fetch, Need, ObjectTransfer
-from ...ranks.replica.operations.agenda import Agenda
 from ...ranks.replica.operations.kinds import Moving, Operation, Prefetch
+from ...ranks.replica.operations.operation_table import OperationTable
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
-from ...ranks.replica.tree.residence import TIERS
-from ..rank.conditions import Page
+from ...ranks.replica.tree.page_allocator import TIERS
+from ..rank.conditions import ObjectPage
 from ..rank.epoch import Build, make_executor
 from ..rank.executor import SimulatedExecutor
 from ..world.contents import EMPTY
@@ -33,10 +33,10 @@ def free_on_local_evidence() -> Build:
 class _FreesAlone(RankCache):
     def open_round(self) -> None:
         super().open_round()
-        for operation in self._replica.agenda.in_flight.values():
-            if operation.phase is Phase.QUIESCE and self._ballot.sightings(operation.id).quiesced:
+        for operation in self._replica.operation_table.in_flight.values():
+            if operation.phase is Phase.QUIESCE and self._ballot.progress_of(operation.id).quiesced:
                 for tier in TIERS:
-                    for index, pool in enumerate(self._replica.prefixes.residence.pools[tier]):
+                    for index, pool in enumerate(self._replica.prefixes.allocator.pools[tier]):
                         pool.give_back(operation.owned_pages(tier, index))
                 if isinstance(operation, Moving):
                     operation.owned.clear()
@@ -52,7 +52,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 def count_without_names() -> Build:
     """Build backup votes that count without names: each rank settles that many of its own."""
-    parts = Parts(agenda=_ShowsItsLine, ballot=_Counts)
+    parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
 
@@ -63,7 +63,11 @@ class _Counts(Ballot):
         line = self._tickets[queue]
         ended = sum(self._has_ended(queue, operation) for _, operation in line.waiting)
         through = line.waiting[ended - 1][0] if ended else line.ended_through
-        failed = [ticket for ticket, each in line.waiting if self.sightings(each).failed_in(queue)]
+        failed = [
+            queue_index
+            for queue_index, each in line.waiting
+            if self.progress_of(each).failed_in(queue)
+        ]
         return through, failed[0] if failed else None
 
     @property
@@ -71,7 +75,7 @@ class _Counts(Ballot):
         return self._tickets[Queue.BACKUP].waiting
 
 
-class _ShowsItsLine(Agenda):
+class _ShowsItsLine(OperationTable):
     @property
     def backups(self) -> deque[tuple[int, int]]:
         return self._queues[Queue.BACKUP]
@@ -86,17 +90,17 @@ class _SettlesOwn(RankCache):
 
     def _let_own_settle(self, ended_through: int) -> None:
         """Assign the settling queue indices to copies that have completed on this rank."""
-        agenda, ballot = self._replica.agenda, self._ballot
-        assert isinstance(agenda, _ShowsItsLine)
+        operation_table, ballot = self._replica.operation_table, self._ballot
+        assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
-        tickets = [ticket for ticket, _ in agenda.backups]
-        line = [operation for _, operation in agenda.backups]
-        count = sum(ticket <= ended_through for ticket in tickets)
-        ended = [each for each in line if ballot.sightings(each).ended][:count]
+        queue_indexes = [queue_index for queue_index, _ in operation_table.backups]
+        line = [operation for _, operation in operation_table.backups]
+        count = sum(queue_index <= ended_through for queue_index in queue_indexes)
+        ended = [each for each in line if ballot.progress_of(each).ended][:count]
         others = [each for each in line if each not in ended]
-        for waiting in (agenda.backups, ballot.backups) if count else ():
+        for waiting in (operation_table.backups, ballot.backups) if count else ():
             waiting.clear()
-            waiting.extend(zip(tickets, ended + others, strict=True))
+            waiting.extend(zip(queue_indexes, ended + others, strict=True))
 
 
 class _SettlesOwnOwned(_SettlesOwn, Cache): ...
@@ -112,14 +116,14 @@ def return_before_the_vote() -> Build:
 
 class _ReturnsEarly(RankCache):
     def open_round(self) -> None:
-        in_flight = self._replica.agenda.in_flight.values()
+        in_flight = self._replica.operation_table.in_flight.values()
         if not in_flight or not all(
-            _is_over(operation, self._ballot.sightings(operation.id)) for operation in in_flight
+            _is_over(operation, self._ballot.progress_of(operation.id)) for operation in in_flight
         ):
             super().open_round()
 
 
-def _is_over(operation: Operation, seen: Sightings) -> bool:
+def _is_over(operation: Operation, seen: OperationProgress) -> bool:
     match operation.phase:
         case Phase.QUERY:
             return seen.answered is not None
@@ -156,8 +160,8 @@ class _UncommonFetch(Fetch, frozen=True):
 
 
 class _TakesTheSmallest(Prefetching):
-    def found(self, verdict: Found) -> None:
-        operation = self.seated(verdict.operation)
+    def found(self, verdict: PrefetchFound) -> None:
+        operation = self.has_slot(verdict.operation)
         super().found(verdict._replace(longest=verdict.pages) if verdict.pages else verdict)
         order = self._outbox.orders[-1] if self._outbox.orders else None
         if (
@@ -188,5 +192,5 @@ class _FetchesWhatIsThere(SimulatedExecutor):
                 keys = (*keys[:-1], there[-1] if there else b"")
             yield structs.replace(transfer, keys=keys)
 
-    def _read_object(self, page: Page) -> int | None:
+    def _read_object(self, page: ObjectPage) -> int | None:
         return super()._read_object(page) if page.key else EMPTY

@@ -32,7 +32,7 @@ def describe(held: int) -> str:
     return _NAMES.get(held) or f"content {content} of rank {rank}"
 
 
-class Contents:
+class ExpectedContents:
     """Numbers of token prefixes, equal only if pool, namespace, generation and all tokens are.
 
     Generations differ across resets, for example because the model got new weights.

@@ -20,8 +20,8 @@ from ...ranks.protocol.config import (
     SlidingWindow,
     Timeouts,
 )
+from ...ranks.protocol.network_config import Peers
 from ...ranks.protocol.orders import KV_POOL
-from ...ranks.protocol.outside import Peers
 from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
 from .policies import Policies, draw_policies

@@ -38,7 +38,7 @@ from msgspec import Meta
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..complaints import ROOM
+from ..error_log import ROOM
 from ..seen_names import SeenNames
 from ..threaded_backend import CLOSE_TIMEOUT_S, Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri

@@ -22,7 +22,7 @@ from ...page_format.object_name import OBJECTS, ObjectName, located
 from ...page_format.object_shape import ObjectShape
 from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..buffers import address_of, fitting
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop
 from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, entries, stored_as, unreadable
@@ -32,8 +32,8 @@ from .quick_reads import QuickReads
 from .sweep import SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, OwnDirectories, Trust, check_trust
-from .turns import Identity, Turns
 from .uses import UseTimes
+from .write_lock_slots import Identity, WriteLockSlots
 
 _WRITE_TRIES: Final = 256
 """A try fails only if another writer changed the file meanwhile."""
@@ -75,7 +75,7 @@ class ObjectFiles:
         text: str = "",
     ) -> None:
         self._root = root
-        self._complaints = Complaints(text or f"file://{root}")
+        self._complaints = ErrorLog(text or f"file://{root}")
         self._trust = trust
         self._own = OwnDirectories()
         self._durability = durability
@@ -102,7 +102,7 @@ class ObjectFiles:
         except BaseException:
             self.close()
             raise
-        self._turns = Turns(self._root_fd, QUARANTINE)
+        self._turns = WriteLockSlots(self._root_fd, QUARANTINE)
         self._quarantine = FileQuarantine(self._root_fd, self._turns)
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
@@ -137,7 +137,7 @@ class ObjectFiles:
         except FileNotFoundError:
             return True
         except IsADirectoryError:
-            return self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
+            return self._quarantine.move_to_quarantine(path, None, HeaderFinding.KIND, stop)
         except OSError:
             return False
         return True
@@ -176,7 +176,7 @@ class ObjectFiles:
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
             # The file stays open until it has moved, so that its inode number cannot be reused.
-            self._quarantine.put_away(path, _identity(os.fstat(fd)), finding, stop)
+            self._quarantine.move_to_quarantine(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
         finally:
@@ -211,7 +211,7 @@ class ObjectFiles:
         if stop.due():
             return WriteOutcome.TIMED_OUT
         if failure is not None:
-            self._complaints.say_failed("a page could not be written", failure.errno)
+            self._complaints.log_failure("a page could not be written", failure.errno)
         return WriteOutcome.FAILED
 
     def names(self) -> Iterator[StoredObject]:
@@ -236,17 +236,17 @@ class ObjectFiles:
         """Return whether an object's directories are the store's own; quarantine a link among them."""
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
-            self._quarantine.put_away(foreign, None, HeaderFinding.KIND, stop)
+            self._quarantine.move_to_quarantine(foreign, None, HeaderFinding.KIND, stop)
         return foreign is None
 
     def _no_read(self, path: str, error: OSError, stop: Stop) -> ReadOutcome:
         if error.errno == errno.ENOENT:
             return ReadOutcome.MISSING
         if error.errno in _NO_FILE:
-            self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
+            self._quarantine.move_to_quarantine(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
         # Direct I/O reports EINVAL for anything that is not a regular file.
-        if error.errno == errno.EINVAL and self._quarantine.put_away(
+        if error.errno == errno.EINVAL and self._quarantine.move_to_quarantine(
             path, None, HeaderFinding.KIND, stop
         ):
             return ReadOutcome.CORRUPT
@@ -276,7 +276,7 @@ class ObjectFiles:
             fd = os.open(new.path, READ_FLAGS, dir_fd=self._root_fd)
         except OSError as error:
             if error.errno in _NO_FILE:
-                self._quarantine.put_away(new.path, None, HeaderFinding.KIND, stop)
+                self._quarantine.move_to_quarantine(new.path, None, HeaderFinding.KIND, stop)
             elif error.errno != errno.ENOENT:
                 raise
             return None
@@ -292,7 +292,7 @@ class ObjectFiles:
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            self._quarantine.put_away(new.path, None, HeaderFinding.KIND, stop)
+            self._quarantine.move_to_quarantine(new.path, None, HeaderFinding.KIND, stop)
             return None
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
@@ -304,13 +304,13 @@ class ObjectFiles:
                 united = self._contents.unite(fd, new.buffers, new.shape, present, stop)
                 if united is None:
                     if not stop.due():
-                        self._quarantine.put_away(
+                        self._quarantine.move_to_quarantine(
                             new.path, _identity(status), HeaderFinding.PAYLOAD, stop
                         )
                     return None
                 new = new._replace(buffers=[united], shape=new.shape.with_columns(present))
             return WriteOutcome.OK if self._store(new, _identity(status), stop) else None
-        self._quarantine.put_away(new.path, _identity(status), finding, stop)
+        self._quarantine.move_to_quarantine(new.path, _identity(status), finding, stop)
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:

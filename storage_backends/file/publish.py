@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final
 
-from .turns import Lock, try_to_lock
+from .write_lock_slots import Lock, try_to_lock
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700

@@ -12,10 +12,10 @@ import secrets
 from typing import Final
 
 from ...page_format.object_header import HeaderFinding
-from ..complaints import Trouble
+from ..error_log import LoggedError
 from ..threaded_backend import Stop
 from .trees import remove_tree
-from .turns import Identity, Turns
+from .write_lock_slots import Identity, WriteLockSlots
 
 QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 class FileQuarantine:
     """The quarantine of one store. Thread-safe, and safe next to other processes."""
 
-    def __init__(self, root_fd: int, turns: Turns) -> None:
+    def __init__(self, root_fd: int, turns: WriteLockSlots) -> None:
         self._root_fd = root_fd
         self._turns = turns
         self._next = secrets.randbelow(PLACES)
-        self._found = Trouble(_log)
+        self._found = LoggedError(_log)
 
-    def put_away(
+    def move_to_quarantine(
         self, path: str, identity: Identity | None, finding: HeaderFinding, stop: Stop | None = None
     ) -> bool:
         """Move the file at `path` to the quarantine; return whether it was moved.

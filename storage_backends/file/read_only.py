@@ -21,7 +21,7 @@ class _NoQuarantine(FileQuarantine):
     def __init__(self) -> None:
         pass
 
-    def put_away(self, *_: object, **__: object) -> bool:
+    def move_to_quarantine(self, *_: object, **__: object) -> bool:
         """Move nothing and return False."""
         return False
 
@@ -57,5 +57,5 @@ class ReadOnlyFiles(ObjectFiles):
 
     def write(self, *_: object, **__: object) -> WriteOutcome:
         """Log that the store is read-only and return FAILED."""
-        self._complaints.say_read_only()
+        self._complaints.log_read_only()
         return WriteOutcome.FAILED

@@ -33,7 +33,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...page_format.object_name import OBJECTS, name_digest
 from ..records.catalogue import RECORD_BYTES, is_record
 from .contents import FileContents
@@ -41,7 +41,7 @@ from .listing import stored_as
 from .publish import FILE_MODE, sweep
 from .quarantine import QUARANTINE
 from .trees import remove_tree
-from .turns import Lock, try_to_lock
+from .write_lock_slots import Lock, try_to_lock
 
 HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""

@@ -27,7 +27,7 @@ from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
 from .client import MooncakeClient, MooncakeSettings, connect
@@ -123,7 +123,7 @@ class MooncakeBackend(ThreadedBackend):
         self._client = client = self._connect(self._settings)
         registered = RegisteredMemory(client, memory)
         self.reader = ObjectReader(client, registered)
-        complaints = Complaints(self._store)
+        complaints = ErrorLog(self._store)
         self._writer = ObjectWriter(client, registered, self.reader, complaints)
 
     def _give_back(self) -> None:

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
-from ...ranks.protocol.engine_settings import Protocol
+from ...ranks.protocol.transfer_engine_settings import Protocol
 from ..buffers import address_of
 from ..threaded_backend import Stop
-from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
+from .pieces import LEASES, BufferPiece, Code, Columns, complete, move, renewing
 
 if TYPE_CHECKING:
     from mooncake.store import MooncakeDistributedStore
@@ -119,7 +119,9 @@ class MooncakeClient:
                 self._expired.difference_update(over)
                 self._store.batch_get_session_end(over)
 
-    def fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+    def fetch(
+        self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
+    ) -> list[int]:
         """Read pieces of objects; each code is the number of bytes read, or negative."""
         with self._lock:
             slow = {at for at, key in enumerate(keys) if key in self._on_disk}
@@ -170,7 +172,7 @@ class MooncakeClient:
         with self._lock:
             return key in self._expired or self._reading[key] > 1
 
-    def _fetch_slowly(self, key: str, pieces: Sequence[Piece], stop: Stop) -> int:
+    def _fetch_slowly(self, key: str, pieces: Sequence[BufferPiece], stop: Stop) -> int:
         """Read pieces of an object on a disk, which the library returns only whole."""
         whole = self._whole_in_time(key, stop)
         if isinstance(whole, int):
@@ -235,7 +237,9 @@ class MooncakeClient:
                 self._writing.difference_update(keys[at] for at in ours if codes[at])
         return codes
 
-    def send(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+    def send(
+        self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
+    ) -> list[int]:
         """Write pieces of started objects; each code is the number of bytes written, or negative."""
         return move(self._store.batch_put_from_multi_buffer_ranges, keys, pieces, stop)
 

@@ -80,7 +80,7 @@ class RegisteredMemory:
         return True
 
     @property
-    def is_spent(self) -> bool:
+    def is_used_up(self) -> bool:
         """Return whether too much staging memory was written off, so that reads must stop."""
         return self._written_off >= WRITTEN_OFF_MAX
 
@@ -113,7 +113,9 @@ class RegisteredMemory:
         return found
 
 
-def in_rooms(buffers: Sequence[memoryview], plan: Plan) -> Iterator[tuple[int, list[memoryview]]]:
+def staging_views(
+    buffers: Sequence[memoryview], plan: Plan
+) -> Iterator[tuple[int, list[memoryview]]]:
     """Yield views of the buffers that fit into a room, each with its offset in the object."""
     runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, runs, strict=True):

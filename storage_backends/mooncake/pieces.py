@@ -45,7 +45,7 @@ class Code(IntEnum):
     """Also set by this module for an operation that was not started in time."""
 
 
-class Piece(NamedTuple):
+class BufferPiece(NamedTuple):
     """Bytes in registered memory, and their offset in an object."""
 
     address: int
@@ -59,7 +59,9 @@ Move = Callable[[list[str], Columns, Columns, Columns], list[int]]
 key."""
 
 
-def move(by: Move, keys: Sequence[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+def move(
+    by: Move, keys: Sequence[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
+) -> list[int]:
     """Move pieces of objects; each code is the number of bytes moved, or negative.
 
     After a failed piece, later pieces of the same object are skipped. Pieces not started when `stop` is
@@ -74,7 +76,7 @@ def move(by: Move, keys: Sequence[str], pieces: Sequence[Sequence[Piece]], stop:
                 codes[at] = codes[at] if codes[at] < 0 else Code.MASTER_LATE
             break
         end = _end_of_step(waiting, start) if prompt else start + 1
-        step: dict[int, list[Piece]] = {}
+        step: dict[int, list[BufferPiece]] = {}
         for at, piece in waiting[start:end]:
             if codes[at] >= 0:
                 step.setdefault(at, []).append(piece)
@@ -134,7 +136,7 @@ def _lost(code: int, key: str, dropped: Callable[[str], bool]) -> bool:
     return code == Code.LEASE_EXPIRED or (code == Code.INVALID and dropped(key))
 
 
-def _end_of_step(waiting: Sequence[tuple[int, Piece]], start: int) -> int:
+def _end_of_step(waiting: Sequence[tuple[int, BufferPiece]], start: int) -> int:
     end, nbytes = start, 0
     while end < min(start + STEP_PIECES, len(waiting)) and nbytes < STEP_BYTES:
         nbytes += waiting[end][1].nbytes
@@ -142,7 +144,7 @@ def _end_of_step(waiting: Sequence[tuple[int, Piece]], start: int) -> int:
     return end
 
 
-def _columns(pieces: Sequence[Sequence[Piece]]) -> tuple[Columns, Columns, Columns]:
+def _columns(pieces: Sequence[Sequence[BufferPiece]]) -> tuple[Columns, Columns, Columns]:
     return (
         [[piece.address for piece in each] for each in pieces],
         [[piece.nbytes for piece in each] for each in pieces],

@@ -27,9 +27,9 @@ from ...page_format.object_shape import ObjectShape, Plan
 from ..base import ReadOutcome
 from ..threaded_backend import Stop
 from .client import MooncakeClient
-from .memory import STAGING_BYTES, RegisteredMemory, StagingMemory, in_rooms
+from .memory import STAGING_BYTES, RegisteredMemory, StagingMemory, staging_views
 from .names import WantedObject
-from .pieces import Code, Piece
+from .pieces import BufferPiece, Code
 
 _GONE = (Code.NOT_FOUND, Code.NOT_READY)
 
@@ -52,7 +52,7 @@ class StagedReads:
         self, keys: Sequence[str], wanted: Sequence[WantedObject], stop: Stop
     ) -> list[ReadOutcome]:
         """Fill the buffers of all objects, with one query to the master, and verify them."""
-        if self._memory.is_spent:
+        if self._memory.is_used_up:
             return [ReadOutcome.FAILED] * len(keys)
         by_header: list[tuple[int, bytes]] = []
         with self._client.reading(list(keys)) as codes:
@@ -75,7 +75,7 @@ class StagedReads:
 
     def header(self, key: str, stop: Stop) -> bytes | int:
         """Return the header of an object, or a negative code; INVALID if it has no header."""
-        if self._memory.is_spent:
+        if self._memory.is_used_up:
             return Code.NOT_TRANSFERRED
         with self._client.reading([key]) as (found,):
             staging = self._memory.staging()
@@ -113,9 +113,9 @@ class StagedReads:
         plan = want.shape.plan(presence_bits(header))
         hashes = PartHashes(plan.sizes)
         staging = self._memory.staging()
-        for offset, views in in_rooms(want.buffers, plan):
+        for offset, views in staging_views(want.buffers, plan):
             nbytes = sum(map(len, views))
-            (code,) = self._fetch([key], [[Piece(staging.address, nbytes, offset)]], stop)
+            (code,) = self._fetch([key], [[BufferPiece(staging.address, nbytes, offset)]], stop)
             if code == Code.INVALID:
                 code = self._why(key, HEADER_BYTES + plan.payload_bytes, stop)
             if code < 0:
@@ -126,10 +126,12 @@ class StagedReads:
 
     def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
         """Fetch a header into `address`; return INVALID if the object is too short to have one."""
-        (code,) = self._fetch([key], [[Piece(address, HEADER_BYTES, 0)]], stop)
+        (code,) = self._fetch([key], [[BufferPiece(address, HEADER_BYTES, 0)]], stop)
         return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
 
-    def _fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+    def _fetch(
+        self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
+    ) -> list[int]:
         codes = self._client.fetch(keys, pieces, stop)
         if self._client.may_be_late and Code.NOT_TRANSFERRED in codes:
             self._memory.write_off()
@@ -182,22 +184,22 @@ def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Plac
     return places
 
 
-def _pieces(place: _Place, shape: ObjectShape) -> list[Piece]:
+def _pieces(place: _Place, shape: ObjectShape) -> list[BufferPiece]:
     """Return the pieces to stage of an object: its header, then the wanted parts.
 
     Usually the object has the reader's own columns, and all are wanted: then it is one piece.
     """
     address = place.address
     if not _is_staged(shape):
-        return [Piece(address, HEADER_BYTES, 0)]
-    at, end, pieces = 0, HEADER_BYTES, list[Piece]()
+        return [BufferPiece(address, HEADER_BYTES, 0)]
+    at, end, pieces = 0, HEADER_BYTES, list[BufferPiece]()
     for run in shape.plan(shape.present).runs:
         start = HEADER_BYTES + run.offset
         if start != end:
-            pieces.append(Piece(address, end - at, at))
+            pieces.append(BufferPiece(address, end - at, at))
             address, at = address + end - at, start
         end = start + run.nbytes
-    return [*pieces, Piece(address, end - at, at)]
+    return [*pieces, BufferPiece(address, end - at, at)]
 
 
 def _copy_out(

@@ -24,12 +24,12 @@ from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_obj
 from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, WriteOutcome
 from ..buffers import address_of
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop
 from .client import MooncakeClient
-from .memory import RegisteredMemory, in_rooms
+from .memory import RegisteredMemory, staging_views
 from .names import GENERATIONS, WantedObject, key_of
-from .pieces import Code, Piece
+from .pieces import BufferPiece, Code
 from .reads import ObjectReader
 
 _OTHER_WRITER_S: Final = 2.0
@@ -55,7 +55,7 @@ class ObjectWriter:
         client: MooncakeClient,
         memory: RegisteredMemory,
         reader: ObjectReader,
-        complaints: Complaints,
+        complaints: ErrorLog,
     ) -> None:
         self._client = client
         self._memory = memory
@@ -171,22 +171,22 @@ class ObjectWriter:
         """Transfer the started objects; return the bytes sent of each, or a negative code."""
         staging = self._memory.staging()
         straight: list[int] = []
-        pieces: list[list[Piece]] = []
+        pieces: list[list[BufferPiece]] = []
         sent = [int(Code.MASTER_LATE)] * len(news)
         for at, new in enumerate(news):
             want = new.want
             if stop.due():
                 break
             staging.block(at)[:] = encode_object(new.name, want.digest, want.buffers, want.shape)
-            header = Piece(staging.block_address(at), HEADER_BYTES, 0)
+            header = BufferPiece(staging.block_address(at), HEADER_BYTES, 0)
             if not self._memory.covers(want.buffers):
                 sent[at] = self._send_staged(keys[at], want, header, stop)
                 continue
             straight.append(at)
             offset = HEADER_BYTES
-            payload: list[Piece] = []
+            payload: list[BufferPiece] = []
             for view in want.buffers:
-                payload.append(Piece(address_of(view), len(view), offset))
+                payload.append(BufferPiece(address_of(view), len(view), offset))
                 offset += len(view)
             pieces.append([header, *payload])
         codes = self._client.send([keys[at] for at in straight], pieces, stop)
@@ -194,17 +194,17 @@ class ObjectWriter:
             sent[at] = code
         return sent
 
-    def _send_staged(self, key: str, want: WantedObject, header: Piece, stop: Stop) -> int:
+    def _send_staged(self, key: str, want: WantedObject, header: BufferPiece, stop: Stop) -> int:
         staging = self._memory.staging()
         (sent,) = self._client.send([key], [[header]], stop)
-        for offset, views in in_rooms(want.buffers, want.shape.plan(want.shape.present)):
+        for offset, views in staging_views(want.buffers, want.shape.plan(want.shape.present)):
             if sent < 0:
                 break
             at = 0
             for view in views:
                 staging.room[at : at + len(view)] = view
                 at += len(view)
-            piece = Piece(staging.room_address, at, offset)
+            piece = BufferPiece(staging.room_address, at, offset)
             (code,) = self._client.send([key], [[piece]], stop)
             sent = code if code < 0 else sent + code
         return sent

@@ -29,8 +29,8 @@ from msgspec import Meta
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName
 from ...ranks.protocol.allowed_sources import AllowedSources
-from ...ranks.protocol.engine_settings import EngineSettings, TransferSettings
 from ...ranks.protocol.host_port import split_address
+from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings, TransferSettings
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..uri import StoreUri
 from .calls import look_up, read_objects
@@ -59,7 +59,7 @@ class PeerBackend:
         text: str = "",
         connect_s: float = PeerOptions.connect_s,
         inflight_bytes: int = PeerOptions.inflight_bytes,
-        engine: EngineSettings | None = None,
+        engine: TransferEngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
         """`address` is host:port; `text` is the store's name in messages."""

@@ -12,10 +12,10 @@ from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome
 from ..buffers import fitting
 from .group import Address, PeerGroup
-from .requests import Question, Reading, Request, Wanted
+from .requests import LookupQuestion, PartsRead, PeerRequest, WantedParts
 from .wire import NAMES_MAX
 
-RequestT = TypeVar("RequestT", bound=Request)
+RequestT = TypeVar("RequestT", bound=PeerRequest)
 
 _REQUEST_BYTES: Final = 8 << 20
 """Maximum bytes of one request, or one object if that is larger."""
@@ -34,12 +34,12 @@ async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float
         rank = None if digest is None else group.rank_of(name, digest)
         if rank is not None:
             sheets.setdefault((rank, name.pool, name.shard), []).append(at)
-    asked: list[tuple[Question, list[int]]] = []
-    by_rank: dict[Address, list[Question]] = {}
+    asked: list[tuple[LookupQuestion, list[int]]] = []
+    by_rank: dict[Address, list[LookupQuestion]] = {}
     for (rank, pool, shard), positions in sheets.items():
         for first in range(0, len(positions), NAMES_MAX):
             some = positions[first : first + NAMES_MAX]
-            question = Question(pool, shard, [names[at].key for at in some])
+            question = LookupQuestion(pool, shard, [names[at].key for at in some])
             asked.append((question, some))
             by_rank.setdefault(rank, []).append(question)
     await _ask_ranks(group, by_rank, deadline)
@@ -63,7 +63,7 @@ async def read_objects(
         late = True
     except (OSError, LockstepError):
         return outcomes
-    sheets: dict[tuple[Address, str, str, int], list[tuple[int, Wanted]]] = {}
+    sheets: dict[tuple[Address, str, str, int], list[tuple[int, WantedParts]]] = {}
     shapes: dict[int, ObjectShape] = {}
     for at, (read, digest) in enumerate(zip(reads, digests, strict=True)):
         if digest is None:
@@ -80,16 +80,16 @@ async def read_objects(
         if rank is not None:
             # Comparing shapes is slow, and all reads of a batch share one object.
             shapes[id(shape)] = shape
-            wanted = Wanted(name.key, digest, buffers)
+            wanted = WantedParts(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
-    asked: list[tuple[Reading, list[int]]] = []
-    by_rank: dict[Address, list[Reading]] = {}
+    asked: list[tuple[PartsRead, list[int]]] = []
+    by_rank: dict[Address, list[PartsRead]] = {}
     for (rank, pool, shard, shape_id), items in sheets.items():
         shape = shapes[shape_id]
         step = max(1, min(NAMES_MAX, _REQUEST_BYTES // (shape.nbytes + HEADER_BYTES)))
         for first in range(0, len(items), step):
             some = items[first : first + step]
-            reading = Reading(pool, shard, shape, [wanted for _, wanted in some])
+            reading = PartsRead(pool, shard, shape, [wanted for _, wanted in some])
             asked.append((reading, [at for at, _ in some]))
             by_rank.setdefault(rank, []).append(reading)
     await _ask_ranks(group, by_rank, deadline)

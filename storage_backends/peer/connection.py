@@ -19,20 +19,20 @@ from ...ranks.protocol.allowed_sources import AllowedSources
 from ...ranks.protocol.host_port import is_loopback, split_address
 from .frame_tags import ConnectionTags
 from .handshake import greet_server, receive_exactly
-from .one_sided import OneSidedReads, Staged, headers_of
-from .requests import Question, Reading, Request
+from .one_sided import OneSidedReads, StagedReply, headers_of
+from .requests import LookupQuestion, PartsRead, PeerRequest
 from .streams import FrameHead, Parser, Receiver, Sender
 from .wire import (
     REQUESTS_MAX,
     Done,
-    Fetch,
     Forget,
     Hello,
-    Locate,
-    Located,
+    LocateReply,
+    LocateRequest,
+    LookupReply,
     Message,
-    Pages,
-    Told,
+    ReadReply,
+    ReadRequest,
     encode,
 )
 
@@ -105,17 +105,17 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._inflight_bytes_max = inflight_bytes
         self._broke = broke
-        self._waiting: deque[Request] = deque()
-        self._sent: dict[int, Request] = {}
+        self._waiting: deque[PeerRequest] = deque()
+        self._sent: dict[int, PeerRequest] = {}
         """Unanswered requests in the order of sending."""
         self._one_sided: OneSidedReads | None = None
         self._target = ""
-        self._staged: dict[int, Staged] = {}
+        self._staged: dict[int, StagedReply] = {}
         """Requests that a transfer engine is reading, by request number."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
-        self._receiving: Reading | None = None
+        self._receiving: PartsRead | None = None
         self._sender = Sender(sock)
         self._is_writing = False
         self._receiver = Receiver(sock, self._frames())
@@ -130,7 +130,7 @@ class Connection:
         """Read objects by a transfer engine from now on; the rank's engine is at `target`."""
         self._one_sided, self._target = one_sided, target
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: PeerRequest) -> None:
         """Send the request as soon as there is room; on a closed connection it finishes unanswered."""
         if not self.is_open:
             request.finish()
@@ -138,7 +138,7 @@ class Connection:
         self._waiting.append(request)
         self._send_waiting()
 
-    def abandon(self, request: Request) -> None:
+    def abandon(self, request: PeerRequest) -> None:
         """Stop touching the request's buffers at once, and ask the rank not to send the rest.
 
         Closes the connection if the rank has been silent for `SILENT_S`.
@@ -151,7 +151,7 @@ class Connection:
         number = next(number for number, each in self._sent.items() if each is request)
         request.abandon()
         if self._receiving is request:
-            self._receiver.divert()
+            self._receiver.discard_rest()
         if number in self._staged:
             # A queued call is cancelled now; a running one ends when the library returns.
             self._staged[number].call.cancel()
@@ -194,8 +194,8 @@ class Connection:
             self._sent[self._number] = request
             self._inflight_bytes += request.nbytes
             message: Message = request.message(self._number)
-            if self._one_sided is not None and isinstance(message, Fetch):
-                message = Locate(*structs.astuple(message))
+            if self._one_sided is not None and isinstance(message, ReadRequest):
+                message = LocateRequest(*structs.astuple(message))
             self._send(message)
             if not self.is_open:
                 return
@@ -234,15 +234,15 @@ class Connection:
             yield from head.receive()
             message, attached_bytes = head.message, head.attached_bytes
             match message:
-                case Told() if not attached_bytes:
+                case LookupReply() if not attached_bytes:
                     question = self._sent.get(message.number)
-                    if not isinstance(question, Question):
+                    if not isinstance(question, LookupQuestion):
                         raise StorageError("an answer without a request")
                     question.answer(message.there)
                     self._answered(message.number)
-                case Pages():
+                case ReadReply():
                     reading = self._sent.get(message.number)
-                    if not isinstance(reading, Reading) or message.number in self._staged:
+                    if not isinstance(reading, PartsRead) or message.number in self._staged:
                         raise StorageError("objects that were not requested")
                     self._receiving = reading
                     yield from self._receive_pages(reading, message, attached_bytes)
@@ -250,9 +250,9 @@ class Connection:
                     reading.take(message)
                     if reading.is_answered:
                         self._answered(message.number)
-                case Located():
+                case LocateReply():
                     reading = self._sent.get(message.number)
-                    if not isinstance(reading, Reading) or message.number in self._staged:
+                    if not isinstance(reading, PartsRead) or message.number in self._staged:
                         raise StorageError("locations that were not requested")
                     headers = headers_of(reading, message, attached_bytes)
                     yield [headers]
@@ -264,7 +264,7 @@ class Connection:
                 case _:
                     raise StorageError(f"unexpected message {type(message).__name__}")
 
-    def _receive_pages(self, reading: Reading, pages: Pages, attached_bytes: int) -> Parser:
+    def _receive_pages(self, reading: PartsRead, pages: ReadReply, attached_bytes: int) -> Parser:
         """Receive the attachment of `pages`, and verify its tag.
 
         For an abandoned reading the bytes are discarded without verification.
@@ -280,7 +280,7 @@ class Connection:
             if not reading.is_abandoned():
                 running.require(tag)
 
-    def _read(self, reading: Reading, located: Located, headers: memoryview) -> None:
+    def _read(self, reading: PartsRead, located: LocateReply, headers: memoryview) -> None:
         """Start the engine's read of the locations that the rank returned."""
         number = located.number
         if self._one_sided is None or reading.is_abandoned():
@@ -295,7 +295,7 @@ class Connection:
             self._engine_failed(self._one_sided, str(error))
             self._done(number)
 
-    def _came(self, one_sided: OneSidedReads, number: int, staged: Staged) -> None:
+    def _came(self, one_sided: OneSidedReads, number: int, staged: StagedReply) -> None:
         """Deliver the result of an engine's read if the request still waits for it."""
         if self.is_open:
             self._heard_at = time.monotonic()

@@ -12,8 +12,8 @@ from msgspec import structs
 from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.object_name import ObjectName
 from ...ranks.protocol.allowed_sources import AllowedSources
-from ...ranks.protocol.engine_settings import EngineSettings
-from ..complaints import Trouble
+from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
+from ..error_log import LoggedError
 from ..handshake import UNPROVEN_S, UnprovenError
 from .connection import Connection, connect
 from .one_sided import OneSidedReads
@@ -42,7 +42,7 @@ class PeerGroup:
         *,
         connect_s: float,
         inflight_bytes: int,
-        engine: EngineSettings | None = None,
+        engine: TransferEngineSettings | None = None,
         allowed: AllowedSources,
     ) -> None:
         """With `engine`, objects are read by a transfer engine from ranks that have one too.
@@ -62,9 +62,9 @@ class PeerGroup:
         self._hello: Hello | None = None
         self._places: Mapping[_Key, tuple[Address, ...]] = {}
         self._one_sided = None if engine is None else OneSidedReads(engine)
-        self._breaks = Trouble(_log)
-        self._engines = Trouble(_log)
-        self._namespaces = Trouble(_log)
+        self._breaks = LoggedError(_log)
+        self._engines = LoggedError(_log)
+        self._namespaces = LoggedError(_log)
         self._closed = False
 
     async def enter(self) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from ...errors import ConfigError, StorageError
 from ...ranks.protocol.host_port import canonical_address, split_address
-from ..handshake import NotAdmitted, UnprovenError, Why, admit, introduce
+from ..handshake import NotAdmitted, RefusalReason, UnprovenError, admit, introduce
 from .frame_tags import ConnectionTags
 from .wire import VERSION
 
@@ -42,11 +42,11 @@ async def greet_server(
     try:
         keys = await introduce(stream, magic=MAGIC, version=VERSION, secret=secret, meant=meant)
     except NotAdmitted as error:
-        if error.why is Why.FULL:
+        if error.why is RefusalReason.FULL:
             raise StorageError(f"store {store!r}: {error}") from None
-        if error.why is Why.SECRET:
+        if error.why is RefusalReason.SECRET:
             raise UnprovenError(f"store {store!r}: {error} (secret=)") from None
-        if error.why is Why.ADDRESS:
+        if error.why is RefusalReason.ADDRESS:
             raise UnprovenError(f"store {store!r}: {error} (reached_at of `peers`)") from None
         raise ConfigError(f"store {store!r}: {error}") from None
     return ConnectionTags.of_reader(secret, keys)
@@ -64,7 +64,7 @@ async def greet_reader(
     try:
         keys = await admit(stream, magic=MAGIC, version=VERSION, secret=secret, own=own, full=full)
     except NotAdmitted as error:
-        hint = " (reached_at of `peers`)" if error.why is Why.ADDRESS else ""
+        hint = " (reached_at of `peers`)" if error.why is RefusalReason.ADDRESS else ""
         raise StorageError(f"{error}{hint}") from None
     return ConnectionTags.of_server(secret, keys)
 

@@ -17,14 +17,14 @@ from typing import Final
 
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
-from ...ranks.protocol.engine_settings import EngineSettings
+from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
-from ..complaints import Trouble
+from ..error_log import LoggedError
 from ..threaded_backend import DaemonThreads
-from .requests import Reading
+from .requests import PartsRead
 from .streams import Parser
-from .transfer_engine import Piece, TransferEngine, shared_engine
-from .wire import Located, Pages, State
+from .transfer_engine import RemotePiece, TransferEngine, shared_engine
+from .wire import LocateReply, ReadReply, State
 
 THREADS: Final = 2
 """Maximum concurrent calls of the library per serving group. Over TCP each call keeps a core busy while
@@ -35,13 +35,13 @@ _AREA_BYTES_MIN: Final = 256 << 10
 class OneSidedReads:
     """The staging areas and threads for one serving group, used only by the event loop's thread."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: TransferEngineSettings) -> None:
         self.settings = settings
         self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
         self._free: dict[int, list[memoryview]] = {}
         """Free areas by length, which is a power of two."""
         self._engine: TransferEngine | None = None
-        self.failures: Final = Trouble()
+        self.failures: Final = LoggedError()
         """Rate-limited warnings about failed reads."""
         self._closed = False
 
@@ -65,17 +65,17 @@ class OneSidedReads:
     def begin(
         self,
         target: str,
-        reading: Reading,
-        located: Located,
+        reading: PartsRead,
+        located: LocateReply,
         headers: memoryview,
-        came: Callable[["Staged"], None],
-    ) -> "Staged":
+        came: Callable[["StagedReply"], None],
+    ) -> "StagedReply":
         """Read the located pages; `came` is called on the loop when the read has ended.
 
         The callee must return the area by `end`. Raises `StorageError` if no memory can be registered.
         """
         assert self._engine is not None
-        staged = Staged(reading, located, headers, self._area(reading.nbytes))
+        staged = StagedReply(reading, located, headers, self._area(reading.nbytes))
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
@@ -87,7 +87,7 @@ class OneSidedReads:
         staged.call.add_done_callback(ended)
         return staged
 
-    def end(self, staged: "Staged") -> None:
+    def end(self, staged: "StagedReply") -> None:
         """Return the area of a finished read."""
         self._free[len(staged.area)].append(staged.area)
         if self._closed:
@@ -116,19 +116,19 @@ class OneSidedReads:
         return area
 
 
-class Staged:
-    """One answer about objects, and the area they are read into, with the layout of `Pages`."""
+class StagedReply:
+    """One answer about objects, and the area they are read into, with the layout of `ReadReply`."""
 
     def __init__(
-        self, reading: Reading, located: Located, headers: memoryview, area: memoryview
+        self, reading: PartsRead, located: LocateReply, headers: memoryview, area: memoryview
     ) -> None:
         """Lay out the objects; an object with an invalid header gets no bytes.
 
-        The area has room for everything that the reading may bring (`Reading.nbytes`).
+        The area has room for everything that the reading may bring (`PartsRead.nbytes`).
         """
         self.area = area
         self.call: Future[bool] = Future()
-        self.pieces: list[Piece] = []
+        self.pieces: list[RemotePiece] = []
         self._reading = reading
         self._states = bytearray(located.states)
         self._nbytes = 0
@@ -139,12 +139,12 @@ class Staged:
             header = headers[taken : taken + HEADER_BYTES]
             taken += HEADER_BYTES
             self._put(header)
-            plan = reading.sound_plan(at, bytes(header)) if state == State.WHOLE else None
+            plan = reading.valid_plan(at, bytes(header)) if state == State.WHOLE else None
             if plan is None:
                 self._states[at] = State.BARE
                 continue
             for run in plan.runs:
-                self.pieces.append(Piece(base + self._nbytes, page + run.offset, run.nbytes))
+                self.pieces.append(RemotePiece(base + self._nbytes, page + run.offset, run.nbytes))
                 self._nbytes += run.nbytes
 
     @property
@@ -154,7 +154,7 @@ class Staged:
 
     def give(self) -> None:
         """Copy the received bytes into the reading's buffers, and verify them."""
-        pages = Pages(0, 0, bytes(self._states))
+        pages = ReadReply(0, 0, bytes(self._states))
         fill(self._reading.receive(pages, self._nbytes), self.area)
         self._reading.take(pages)
 
@@ -172,7 +172,7 @@ def fill(parser: Parser, source: memoryview) -> None:
             at += len(sink)
 
 
-def headers_of(reading: Reading, located: Located, attached_bytes: int) -> memoryview:
+def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) -> memoryview:
     """Return memory for the headers that are attached to an answer.
 
     Raises `StorageError` if the answer does not match this reading.

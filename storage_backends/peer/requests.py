@@ -23,7 +23,7 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, Plan, part_table, pieces_of
 from ..base import ReadOutcome
 from .streams import Sinks, scratch
-from .wire import Ask, Fetch, Pages, State
+from .wire import LookupRequest, ReadReply, ReadRequest, State
 
 _GROUP_BYTES: Final = 256 << 10
 """Objects up to this total are received together and hashed while they are in a core's cache."""
@@ -31,7 +31,7 @@ _PIECE_BYTES: Final = 256 << 10
 """Maximum bytes of a piece of a larger object, hashed while it is in a core's cache."""
 
 
-class Request:
+class PeerRequest:
     """A request, from when it is queued until every key is answered."""
 
     nbytes = 0
@@ -44,7 +44,7 @@ class Request:
         self.unanswered = ReadOutcome.FAILED
         """The outcome of keys that were not answered."""
 
-    def message(self, number: int) -> Ask | Fetch:
+    def message(self, number: int) -> LookupRequest | ReadRequest:
         """Return the message that sends this request."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class Request:
             self.done.set_result(None)
 
 
-class Question(Request):
+class LookupQuestion(PeerRequest):
     """A lookup of objects of one pool and shard."""
 
     def __init__(self, pool: str, shard: str, keys: Sequence[str]) -> None:
@@ -71,8 +71,8 @@ class Question(Request):
         self._shard = shard
         self.there = [False] * len(keys)
 
-    def message(self, number: int) -> Ask:
-        return Ask(number, self._pool, self._shard, self.keys)
+    def message(self, number: int) -> LookupRequest:
+        return LookupRequest(number, self._pool, self._shard, self.keys)
 
     def answer(self, there: bytes) -> None:
         """Record the answer; raises `StorageError` if it does not match the question."""
@@ -81,7 +81,7 @@ class Question(Request):
         self.there = [bool(each) for each in there]
 
 
-class Wanted(NamedTuple):
+class WantedParts(NamedTuple):
     """One object to read: its key, the digest of its name, and the buffers of its parts."""
 
     key: str
@@ -89,10 +89,12 @@ class Wanted(NamedTuple):
     buffers: list[memoryview]
 
 
-class Reading(Request):
+class PartsRead(PeerRequest):
     """A read of parts of objects of one pool, shard and shape into the caller's buffers."""
 
-    def __init__(self, pool: str, shard: str, shape: ObjectShape, wanted: Sequence[Wanted]) -> None:
+    def __init__(
+        self, pool: str, shard: str, shape: ObjectShape, wanted: Sequence[WantedParts]
+    ) -> None:
         super().__init__([each.key for each in wanted])
         self._pool = pool
         self._shard = shard
@@ -106,9 +108,9 @@ class Reading(Request):
         """Outcomes by position of objects whose tag has not been verified yet."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
-    def message(self, number: int) -> Fetch:
+    def message(self, number: int) -> ReadRequest:
         table, held = part_table(self._shape.parts), bytes(self._shape.held)
-        return Fetch(number, self._pool, self._shard, table, held, self.keys)
+        return ReadRequest(number, self._pool, self._shard, table, held, self.keys)
 
     @property
     def is_answered(self) -> bool:
@@ -120,7 +122,7 @@ class Reading(Request):
         super().abandon()
         self._wanted.clear()
 
-    def receive(self, pages: Pages, attached_bytes: int) -> Generator[Sinks, None, None]:
+    def receive(self, pages: ReadReply, attached_bytes: int) -> Generator[Sinks, None, None]:
         """Yield the memory into which the objects of `pages` are received, and verify each object.
 
         The outcomes count from `take` on. Yielded memory is not written before the next step, unless
@@ -150,7 +152,7 @@ class Reading(Request):
                     group = []
         yield from self._receive_group(group)
 
-    def take(self, pages: Pages) -> None:
+    def take(self, pages: ReadReply) -> None:
         """Make the outcomes of the received `pages` valid."""
         for at, outcome in self._received:
             self.outcomes[at] = outcome
@@ -209,7 +211,7 @@ class Reading(Request):
     def _note(self, at: int, outcome: ReadOutcome) -> None:
         self._received.append((at, outcome))
 
-    def sound_plan(self, at: int, header: bytes) -> Plan | None:
+    def valid_plan(self, at: int, header: bytes) -> Plan | None:
         """Return where the wanted parts of an object with this header lie; None if it is invalid."""
         finding, plan = self._found(at, header)
         return plan if finding is HeaderFinding.SOUND else None

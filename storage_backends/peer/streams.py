@@ -60,7 +60,7 @@ class Receiver:
                 break
         return received
 
-    def divert(self) -> None:
+    def discard_rest(self) -> None:
         """Redirect the bytes still due for the present sinks to a discard buffer.
 
         The memory of the present sinks is no longer touched.

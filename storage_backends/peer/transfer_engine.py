@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 from ...errors import StorageError
-from ...ranks.protocol.engine_settings import EngineSettings
 from ...ranks.protocol.host_port import joined_address
+from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
@@ -21,7 +21,7 @@ _METADATA: Final = "P2PHANDSHAKE"
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
-class Piece(NamedTuple):
+class RemotePiece(NamedTuple):
     """Bytes to read, with the local and the remote address."""
 
     here: int
@@ -78,7 +78,7 @@ class TransferEngine:
             self._engine.unregister_memory(address)
             del self._registered[address]
 
-    def read(self, target: str, pieces: Sequence[Piece]) -> bool:
+    def read(self, target: str, pieces: Sequence[RemotePiece]) -> bool:
         """Read pieces of another engine's memory; return whether all were read. Blocks.
 
         `target` is the other engine's address without its protocol. The local memory must be
@@ -105,7 +105,7 @@ _shared: dict[tuple[str, str, str], TransferEngine | StorageError] = {}
 _sharing: Final = threading.Lock()
 
 
-def shared_engine(settings: EngineSettings, host: str) -> TransferEngine:
+def shared_engine(settings: TransferEngineSettings, host: str) -> TransferEngine:
     """Return this process's engine for reads; the first call starts it.
 
     `host` is the address of this host for other hosts. Blocks while the library starts. Raises

@@ -6,24 +6,25 @@ A connection begins with a handshake of fixed length (`handshake`). Then each si
     8 bytes   length of the attachment, little-endian
     control   one msgpack array: the number of its kind (the tag of a `Message`), then its fields
     tag       16 bytes, over all of the above (`frame_tags`)
-    attached  raw bytes; only `Pages` and `Located` have any
+    attached  raw bytes; only `ReadReply` and `LocateReply` have any
     tag       16 bytes, over the attachment, if there is one
 
 Without a secret there are no tags. A wrong tag ends the connection: its control is not executed, and
 nothing of its attachment counts as read.
 
-The server sends `Hello` once, first. It answers each `Ask` by one `Told`, and each `Fetch` by one or
-more `Pages` with consecutive keys. `Pages` attaches for each key: nothing if it is ABSENT; the object's
-header if it is BARE; the header and the wanted parts in order if it is WHOLE. After `Forget` the rest
-of that fetch is ABSENT. A fetch's part table (`object_shape.part_table`) lists all parts that the
-reader expects such objects to have. If the server's parts differ, or the page lacks a wanted part, the
-object is BARE, and its header shows the reason.
+The server sends `Hello` once, first. It answers each `LookupRequest` by one `LookupReply`, and each
+`ReadRequest` by one or more `ReadReply` with consecutive keys. `ReadReply` attaches for each key:
+nothing if it is ABSENT; the object's header if it is BARE; the header and the wanted parts in order if
+it is WHOLE. After `Forget` the rest of that fetch is ABSENT. A fetch's part table
+(`object_shape.part_table`) lists all parts that the reader expects such objects to have. If the
+server's parts differ, or the page lacks a wanted part, the object is BARE, and its header shows the
+reason.
 
-A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`) answers each `Locate` by one
-`Located`, which attaches the headers of all objects that are not ABSENT. The reader reads the parts
-with its own engine, at places that follow from the header. The pages stay unchanged until the reader
-sends `Done`, once for each `Located`, or disconnects, or is cut off. After `Forget` an unanswered
-`Locate` is answered with ABSENT.
+A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`) answers each `LocateRequest`
+by one `LocateReply`, which attaches the headers of all objects that are not ABSENT. The reader reads
+the parts with its own engine, at places that follow from the header. The pages stay unchanged until the
+reader sends `Done`, once for each `LocateReply`, or disconnects, or is cut off. After `Forget` an
+unanswered `LocateRequest` is answered with ABSENT.
 
 The meaning of kinds and the order of fields never change. An addition raises `VERSION`, which the
 handshake compares. Invalid input raises `StorageError`, before any allocation of a claimed size, and
@@ -39,8 +40,8 @@ from msgspec import Meta
 from ...coordinator.codec import Codec, Record
 from ...errors import ConfigError, StorageError
 from ...page_format.object_shape import PARTS_MAX
-from ...ranks.protocol.engine_settings import require_engine_address
 from ...ranks.protocol.host_port import split_address
+from ...ranks.protocol.transfer_engine_settings import require_engine_address
 
 VERSION: Final = 3
 CONTROL_BYTES_MAX: Final = 256 << 10
@@ -54,8 +55,8 @@ ADDRESS_MAX: Final = 280
 REQUESTS_MAX: Final = 64
 """Maximum number of unanswered requests per connection."""
 FRAME_BYTES: Final = 4 << 20
-"""A `Pages` frame ends with the first object that reaches this size. Withdrawing pages waits for its
-end."""
+"""A `ReadReply` frame ends with the first object that reaches this size. Withdrawing pages waits for
+its end."""
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size
@@ -106,7 +107,7 @@ class Hello(Record, frozen=True, tag=1):
             raise ConfigError(f"Hello is from rank {self.rank} of {len(self.ranks)} ranks")
 
 
-class Ask(Record, frozen=True, tag=2):
+class LookupRequest(Record, frozen=True, tag=2):
     """Asks which objects exist."""
 
     number: Number
@@ -127,7 +128,7 @@ class PartsRequest(Record, frozen=True):
     keys: Keys
 
 
-class Fetch(PartsRequest, frozen=True, tag=3):
+class ReadRequest(PartsRequest, frozen=True, tag=3):
     """Requests that parts of objects are sent."""
 
 
@@ -137,14 +138,14 @@ class Forget(Record, frozen=True, tag=4):
     number: Number
 
 
-class Told(Record, frozen=True, tag=5):
-    """Answers `Ask`: states for each key whether the object exists."""
+class LookupReply(Record, frozen=True, tag=5):
+    """Answers `LookupRequest`: states for each key whether the object exists."""
 
     number: Number
     there: States
 
 
-class Pages(Record, frozen=True, tag=6):
+class ReadReply(Record, frozen=True, tag=6):
     """Announces attached objects, for consecutive keys of a fetch."""
 
     number: Number
@@ -152,12 +153,12 @@ class Pages(Record, frozen=True, tag=6):
     states: States
 
 
-class Locate(PartsRequest, frozen=True, tag=7):
+class LocateRequest(PartsRequest, frozen=True, tag=7):
     """Requests the addresses of parts of objects, which must then stay in place."""
 
 
-class Located(Record, frozen=True, tag=8):
-    """Answers `Locate`: the addresses of the pages."""
+class LocateReply(Record, frozen=True, tag=8):
+    """Answers `LocateRequest`: the addresses of the pages."""
 
     number: Number
     states: States
@@ -171,7 +172,17 @@ class Done(Record, frozen=True, tag=9):
     number: Number
 
 
-Message = Hello | Ask | Fetch | Forget | Told | Pages | Locate | Located | Done
+Message = (
+    Hello
+    | LookupRequest
+    | ReadRequest
+    | Forget
+    | LookupReply
+    | ReadReply
+    | LocateRequest
+    | LocateReply
+    | Done
+)
 MESSAGES: Final[Codec[Message]] = Codec(Message, bytes_max=CONTROL_BYTES_MAX, error=StorageError)
 RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
 """Codec of a rank, for the ranks of a group to exchange their addresses."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
 from ..uri import StoreUri, without_secrets
 

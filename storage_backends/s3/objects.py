@@ -24,7 +24,7 @@ from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
-from ..complaints import Trouble
+from ..error_log import LoggedError
 from .ranges import Elsewhere, Range, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
@@ -57,7 +57,7 @@ class S3Objects:
         self._requests = requests
         self._concurrency = concurrency
         self._read_only = read_only
-        self._found, self._failures = Trouble(_log), Trouble(_log)
+        self._found, self._failures = LoggedError(_log), LoggedError(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Set for each name whether a file exists under it."""
@@ -313,10 +313,10 @@ async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency:
     """Run the work for each number below `count`, `concurrency` at a time; raises only for bugs."""
     numbers = iter(range(count))
 
-    async def work_off() -> None:
+    async def run_queue() -> None:
         for number in numbers:
             await work(number)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(count, concurrency)):
-            group.create_task(work_off())
+            group.create_task(run_queue())

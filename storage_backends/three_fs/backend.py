@@ -27,7 +27,7 @@ from ...errors import ConfigError, StorageError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..seen_names import SeenNames
 from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
@@ -70,7 +70,7 @@ class ThreeFsBackend(ThreadedBackend):
         options: ThreeFsOptions | None = None,
         *,
         lease_s: float = LEASE_S,
-        make_transfers: Callable[[Path, int, Complaints], Transfers] = choose_transfers,
+        make_transfers: Callable[[Path, int, ErrorLog], Transfers] = choose_transfers,
         text: str = "",
     ) -> None:
         options = options or ThreeFsOptions()
@@ -82,7 +82,7 @@ class ThreeFsBackend(ThreadedBackend):
         self._options = options
         self._lease_s = lease_s
         self.read_only = options.read_only
-        self._complaints = Complaints(text or f"3fs://{root}", _ROOM)
+        self._complaints = ErrorLog(text or f"3fs://{root}", _ROOM)
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
         self._make_transfers = make_transfers
@@ -142,7 +142,7 @@ class ThreeFsBackend(ThreadedBackend):
         """Write the objects, each whole and at once."""
         closed = self._ready() is None
         if self.read_only:
-            self._complaints.say_read_only()
+            self._complaints.log_read_only()
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT

@@ -78,16 +78,16 @@ def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
             return str(mode)
 
 
-def why_not_opened(error: Exception, path: Path) -> str:
+def open_error(error: Exception, path: Path) -> str:
     """Return the reason why the index cannot be opened, and the remedy."""
     if _has_no_room(error, path):
-        return why_no_answer(error, path)
+        return query_error(error, path)
     if isinstance(error, FileNotFoundError) and error.filename is None:
         return str(error.strerror)
     return f"{error}; give the path of a file on a local filesystem that this process may write"
 
 
-def why_no_answer(error: Exception, path: Path) -> str:
+def query_error(error: Exception, path: Path) -> str:
     """Return the reason why the index does not answer, with a remedy if its filesystem is full."""
     if _has_no_room(error, path):
         return f"the filesystem of {path.parent} is full ({error}); make room on it"

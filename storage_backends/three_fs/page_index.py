@@ -39,7 +39,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import ConfigError, StorageError
-from .index_file import make_file, use_wal, why_no_answer, why_not_opened
+from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
 """Placeholder for the generation of an entry that does not exist."""
@@ -228,7 +228,7 @@ class PageIndex:
             self._reading.database.execute("PRAGMA query_only = ON")
         except (OSError, ValueError, TypeError, sqlite3.Error, StorageError) as error:
             self.close()
-            why = why_not_opened(error, self._path)
+            why = open_error(error, self._path)
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
@@ -441,7 +441,7 @@ class PageIndex:
                 raise StorageError(f"index {self.text} is not open")
             yield connection.database
         except sqlite3.Error as error:
-            why = why_no_answer(error, self._path)
+            why = query_error(error, self._path)
             raise StorageError(f"index {self.text} does not answer: {why}") from error
         except (ValueError, TypeError, OverflowError) as error:
             raise StorageError(f"index {self.text} is damaged: {error}") from error

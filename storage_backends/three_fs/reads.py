@@ -23,21 +23,21 @@ from ...page_format.object_header import (
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ..base import Read, ReadOutcome, StoredObject
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop
 from .files import SlotFiles, WrongFileError
 from .index_calls import IndexCalls, LateError
 from .page_index import Entry, PageIndex, SlotSizes
-from .transfers import Extent, Moved, Transfers
+from .transfers import Extent, MovedObject, Transfers
 
 _READ_TRIES: Final = 8
 """A try fails only if a writer has replaced the object meanwhile."""
 _READ_AT_A_TIME: Final = 256
 
 _OUTCOMES: Final = {
-    Moved.SHORT: ReadOutcome.CORRUPT,
-    Moved.FAILED: ReadOutcome.FAILED,
-    Moved.LATE: ReadOutcome.TIMED_OUT,
+    MovedObject.SHORT: ReadOutcome.CORRUPT,
+    MovedObject.FAILED: ReadOutcome.FAILED,
+    MovedObject.LATE: ReadOutcome.TIMED_OUT,
 }
 
 
@@ -49,7 +49,7 @@ class OpenSlots:
     index: IndexCalls
     transfers: Transfers
     settings: SlotSizes
-    complaints: Complaints
+    complaints: ErrorLog
 
 
 class PlacedRead(NamedTuple):
@@ -126,11 +126,11 @@ class SlotReads:
                 [extents[at] for at in there], stop, stop.deadline, reads=True
             )
             for at, each in zip(there, moved, strict=True):
-                if each in (Moved.FAILED, Moved.LATE):
-                    why = "cannot be read" if each is Moved.FAILED else "was not read in time"
+                if each in (MovedObject.FAILED, MovedObject.LATE):
+                    why = "cannot be read" if each is MovedObject.FAILED else "was not read in time"
                     raise StorageError(f"{some[at].entry.place} {why}")
                 said = read_statement(headers[at])
-                if each is not Moved.WHOLE or isinstance(said, HeaderFinding):
+                if each is not MovedObject.WHOLE or isinstance(said, HeaderFinding):
                     continue
                 if name_digest(said.name) == some[at].entry.key:
                     age_s = some[at].age_s
@@ -205,7 +205,7 @@ class SlotReads:
         # Each object is verified on arrival, while it is still in the core's cache.
         moved = self._slots.transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
         for (at, _, _), each in zip(moves, moved, strict=True):
-            if each is not Moved.WHOLE:
+            if each is not MovedObject.WHOLE:
                 outcomes[at] = _OUTCOMES[each]
         return outcomes
 
@@ -226,7 +226,7 @@ class SlotReads:
             )
             return ReadOutcome.CORRUPT
         except OSError as error:
-            self._slots.complaints.say_failed(f"{entry.place} cannot be opened", error.errno)
+            self._slots.complaints.log_failure(f"{entry.place} cannot be opened", error.errno)
             return ReadOutcome.FAILED
 
 

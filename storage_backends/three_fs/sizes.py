@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
 from ...page_format.object_header import HEADER_BYTES
 from ..file.trust import Trust

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from ..buffers import move_all
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop
 
 
@@ -28,7 +28,7 @@ class Extent(NamedTuple):
         return sum(map(len, self.views))
 
 
-class Moved(IntEnum):
+class MovedObject(IntEnum):
     """The outcome of moving an object's extents."""
 
     WHOLE = 0
@@ -66,7 +66,7 @@ class Transfers(Protocol):
         *,
         reads: bool,
         arrived: Callable[[int], None] | None = None,
-    ) -> list[Moved]:
+    ) -> list[MovedObject]:
         """Move all extents of each object; return the outcome of each object.
 
         Stops at `deadline` or when `stop` is due. After the return nothing touches the views. `arrived`
@@ -89,7 +89,7 @@ class Preadv:
     lets_go = True
     objects_at_a_time = 1
 
-    def __init__(self, why: str, complaints: Complaints) -> None:
+    def __init__(self, why: str, complaints: ErrorLog) -> None:
         self.text = f"preadv and pwritev, because {why}"
         self._complaints = complaints
 
@@ -107,18 +107,20 @@ class Preadv:
         *,
         reads: bool,
         arrived: Callable[[int], None] | None = None,
-    ) -> list[Moved]:
-        moved = [Moved.LATE] * len(objects)
+    ) -> list[MovedObject]:
+        moved = [MovedObject.LATE] * len(objects)
         for at, extents in enumerate(objects):
             if stop.due() or time.monotonic() >= deadline:
                 break
             try:
-                moved[at] = max((_move(each, reads=reads) for each in extents), default=Moved.WHOLE)
+                moved[at] = max(
+                    (_move(each, reads=reads) for each in extents), default=MovedObject.WHOLE
+                )
             except OSError as error:
-                moved[at] = Moved.FAILED
+                moved[at] = MovedObject.FAILED
                 kind = "reads" if reads else "writes"
-                self._complaints.say_failed(f"{kind} of slots fail", error.errno)
-            if arrived is not None and moved[at] is Moved.WHOLE:
+                self._complaints.log_failure(f"{kind} of slots fail", error.errno)
+            if arrived is not None and moved[at] is MovedObject.WHOLE:
                 arrived(at)
         return moved
 
@@ -126,8 +128,8 @@ class Preadv:
         """See `Transfers`."""
 
 
-def _move(extent: Extent, *, reads: bool) -> Moved:
+def _move(extent: Extent, *, reads: bool) -> MovedObject:
     """Move all bytes, up to the end of the file. Raises OSError."""
     system_call = os.preadv if reads else os.pwritev
     done = move_all(system_call, extent.fd, extent.views, extent.offset)
-    return Moved.WHOLE if done == extent.nbytes else Moved.SHORT
+    return MovedObject.WHOLE if done == extent.nbytes else MovedObject.SHORT

@@ -25,9 +25,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from ..complaints import Complaints
+from ..error_log import ErrorLog
 from ..threaded_backend import Stop
-from .transfers import Extent, Moved, Preadv, Transfers
+from .transfers import Extent, MovedObject, Preadv, Transfers
 
 ENTRIES: Final = 128
 """Maximum operations in a ring; more than one object can need (see `PARTS_MAX`)."""
@@ -95,7 +95,7 @@ def load_client() -> UsrbioClient | None:
         return None
 
 
-def choose_transfers(directory: Path, slot_bytes: int, complaints: Complaints) -> Transfers:
+def choose_transfers(directory: Path, slot_bytes: int, complaints: ErrorLog) -> Transfers:
     """Return USRBIO if its client is installed and `directory` is on a mounted 3FS, else `Preadv`.
 
     Failures with slots of `slot_bytes` are logged through `complaints`.
@@ -118,7 +118,7 @@ class UsrbioTransfers:
     objects_at_a_time = ENTRIES
 
     def __init__(
-        self, client: UsrbioClient, mount: str, slot_bytes: int, complaints: Complaints
+        self, client: UsrbioClient, mount: str, slot_bytes: int, complaints: ErrorLog
     ) -> None:
         self.text = f"USRBIO rings on {mount}"
         self._client = client
@@ -149,13 +149,13 @@ class UsrbioTransfers:
         *,
         reads: bool,
         arrived: Callable[[int], None] | None = None,
-    ) -> list[Moved]:
-        moved = [Moved.LATE] * len(objects)
+    ) -> list[MovedObject]:
+        moved = [MovedObject.LATE] * len(objects)
         try:
             ring = self._ring(reads=reads)
         except OSError as error:
             self._complaints.say(f"no ring: {error}", "no ring could be made: %s", error)
-            return [Moved.FAILED] * len(objects)
+            return [MovedObject.FAILED] * len(objects)
         for wave in _waves(objects, ring):
             if stop.due() or not ring.drain(deadline):
                 break
@@ -164,7 +164,7 @@ class UsrbioTransfers:
                 one.run(stop, deadline)
                 for number in one.failures:
                     kind = "reads" if reads else "writes"
-                    self._complaints.say_failed(f"{kind} of slots fail", number)
+                    self._complaints.log_failure(f"{kind} of slots fail", number)
             except OSError as error:
                 self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
                 # The ring may still complete its operations, so the objects of this wave stay LATE.
@@ -316,7 +316,7 @@ class _Wave:
         ring: UsrbioRing,
         objects: Sequence[Sequence[Extent]],
         wave: range,
-        moved: list[Moved],
+        moved: list[MovedObject],
         arrived: Callable[[int], None] | None,
         *,
         reads: bool,
@@ -328,7 +328,7 @@ class _Wave:
         self._extents = [(at, extent) for at in wave for extent in objects[at]]
         self._staged: list[memoryview] = []
         self._left = {at: len(objects[at]) for at in wave}
-        self._worst = dict.fromkeys(wave, Moved.WHOLE)
+        self._worst = dict.fromkeys(wave, MovedObject.WHOLE)
         self.failures: set[int] = set()
         """The errnos of failed operations."""
 
@@ -353,16 +353,16 @@ class _Wave:
     def _note(self, token: int, result: int) -> None:
         at, extent = self._extents[token]
         if result < 0:
-            self._worst[at] = Moved.FAILED
+            self._worst[at] = MovedObject.FAILED
             self.failures.add(-result)
         elif result != extent.nbytes:
-            self._worst[at] = max(self._worst[at], Moved.SHORT)
+            self._worst[at] = max(self._worst[at], MovedObject.SHORT)
         elif self._reads:
             _copy(extent.views, self._staged[token], into=False)
         self._left[at] -= 1
         if not self._left[at]:
             self._moved[at] = self._worst[at]
-            if self._arrived is not None and self._worst[at] is Moved.WHOLE:
+            if self._arrived is not None and self._worst[at] is MovedObject.WHOLE:
                 self._arrived(at)
 
 

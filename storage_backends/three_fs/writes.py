@@ -25,7 +25,7 @@ from .index_calls import LateError
 from .page_index import NOTHING, Commit, CommitOutcome, Entry, PageIndex, Reservation
 from .reads import OpenSlots, PlacedRead, SlotReads, may_be
 from .sizes import slot_bytes_for
-from .transfers import Extent, Moved
+from .transfers import Extent, MovedObject
 
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
@@ -73,7 +73,7 @@ class SlotWrites:
             buffers = fitting(write.buffers, write.shape.nbytes)
             if digest is not None and buffers is not None and self._fits(write.shape):
                 new.append(_New(at, write.name, digest, buffers, write.shape))
-        self._complain_of_waste(new)
+        self._log_waste(new)
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
@@ -209,12 +209,12 @@ class SlotWrites:
         for start in range(0, len(sent), step):
             some = sent[start : start + step]
             for (new, lent), each in zip(some, self._move(some, stop, deadline), strict=True):
-                if each is Moved.WHOLE:
+                if each is MovedObject.WHOLE:
                     written.append((new, self._wish(new, lent)))
                     continue
-                if each is Moved.LATE:
+                if each is MovedObject.LATE:
                     outcomes[new.at] = WriteOutcome.TIMED_OUT
-                if each is not Moved.LATE or self._slots.transfers.lets_go:
+                if each is not MovedObject.LATE or self._slots.transfers.lets_go:
                     unused.append(lent)
         wishes, index = [wish for _, wish in written], self._slots.index
         ends = index.call(lambda index: index.commit(wishes), stop) if wishes else []
@@ -231,9 +231,9 @@ class SlotWrites:
 
     def _move(
         self, some: Sequence[tuple[_New, Reservation]], stop: Stop, deadline: float
-    ) -> list[Moved]:
+    ) -> list[MovedObject]:
         """Write objects into their slots; return the outcome of each."""
-        moved = [Moved.LATE] * len(some)
+        moved = [MovedObject.LATE] * len(some)
         extents: list[list[Extent]] = []
         there: list[int] = []
         for at, (new, lent) in enumerate(some):
@@ -243,8 +243,8 @@ class SlotWrites:
             try:
                 fd = self._slots.files.fd(place, create=True)
             except OSError as error:
-                self._slots.complaints.say_failed(f"{place} cannot be written", error.errno)
-                moved[at] = Moved.FAILED
+                self._slots.complaints.log_failure(f"{place} cannot be written", error.errno)
+                moved[at] = MovedObject.FAILED
                 continue
             header = memoryview(encode_object(new.name, new.digest, new.buffers, new.shape))
             extents.append([Extent(fd, offset, [header, *filter(len, new.buffers)])])
@@ -275,7 +275,7 @@ class SlotWrites:
         )
         return False
 
-    def _complain_of_waste(self, new: Sequence[_New]) -> None:
+    def _log_waste(self, new: Sequence[_New]) -> None:
         """Warn if pages leave most of their slots empty, as with an unsuitable `slot_bytes`."""
         if len(new) < _PAGES_MIN:
             return

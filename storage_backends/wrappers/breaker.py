@@ -25,7 +25,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Read, StorageBackend, Write
 from ..buffers import fitting

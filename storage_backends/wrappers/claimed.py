@@ -9,7 +9,7 @@ from ...page_format.page_layout import PageLayout
 from ...ranks.protocol.orders import KV_POOL
 from ..base import StorageBackend
 from ..records.manifest import claim_model
-from ..uri import telling_no_secrets, without_secrets
+from ..uri import hiding_secrets, without_secrets
 from .base import Wrapper
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ClaimedBackend(Wrapper):
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Open the store; raise an error that names it if it has this model in other layouts."""
-        with telling_no_secrets(self._uri):
+        with hiding_secrets(self._uri):
             await self.behind.open(memory)
         try:
             await self._claim(self._weights_version, self._layouts)

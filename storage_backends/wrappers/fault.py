@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ...coordinator.settings import Settings
+from ...coordinator.validated_settings import Settings
 from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, StorageBackend, WriteOutcome
 from ..latencies import Histogram, Latencies

@@ -46,7 +46,7 @@ def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path
     assert report["transport"].startswith("shm" if transport == "auto" else transport)
     assert report["collectives_per_step"] == 1
     assert (report["ranks"], report["operations"], report["work_us"]) == (2, 3, 10)
-    assert report["lanes"] == BallotShape(world_size=2, seats=3).length
+    assert report["lanes"] == BallotShape(world_size=2, prefetch_slots=3).length
     assert [each for each in TIMES if not 0 < report[each]["p50"] <= report[each]["p99"]] == []
     assert report["limit_us"]["gloo"] > 0
     assert report["limit_us"]["shm"] > 0

@@ -9,9 +9,9 @@ import pytest
 
 from lockstep.benchmarks.path import report as benchmark
 from lockstep.benchmarks.path.bare_files import BareFiles, StoredPage, fresh_memory, pages_of_files
+from lockstep.benchmarks.path.path_settings import PathSettings
 from lockstep.benchmarks.path.rank import RankSpans
 from lockstep.benchmarks.path.report import PathReport
-from lockstep.benchmarks.path.settings import PathSettings
 from lockstep.benchmarks.rank_processes import Measurement, Say, run_ranks
 from lockstep.launch.cli.interruption import Interrupted
 from lockstep.page_format.object_header import HEADER_BYTES

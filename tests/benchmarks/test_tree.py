@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
-from lockstep.benchmarks.tree import LEAVES, OPS, Point
+from lockstep.benchmarks.tree import LEAVES, OPS, TreePoint
 from tests.kit.launch.in_process import Run, run_lockstep
 
 TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
@@ -38,7 +38,7 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
 
     report = json.loads(path.read_text(encoding="utf-8"))
     assert status == 0
-    assert all(set(point) == set(Point.__annotations__) for point in report["points"])
+    assert all(set(point) == set(TreePoint.__annotations__) for point in report["points"])
     paths = {(point["tokens"], point["path_nodes"]) for point in report["points"]}
     assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
     # Each prompt is matched, inserted and locked with each model; there is one eviction.

@@ -13,36 +13,38 @@ from lockstep.coordinator.ballot import (
     Answered,
     Ballot,
     Capped,
-    Ended,
     Expired,
     Landed,
+    OperationProgress,
     Progress,
     Quiesced,
     QuiesceExpired,
-    Sightings,
+    TransferEnded,
 )
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     NEUTRAL,
     NO_ANSWER,
-    SEAT_LANES,
+    SLOT_LANES,
     BallotShape,
     LaneLayout,
     Voter,
 )
 from lockstep.coordinator.operation import Phase, Queue
-from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
+from lockstep.coordinator.prefetch_slots import UNBOUNDED, PrefetchSlot, PrefetchSlots
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.simulation.schedule import run_schedule
 
-SHAPE = BallotShape(world_size=3, seats=4)
+SHAPE = BallotShape(world_size=3, prefetch_slots=4)
 RANK = 1
-LAYOUT = LaneLayout(epoch=1, round=1, state_digest=0, seats=Seats(SHAPE.seats).freeze())
+LAYOUT = LaneLayout(
+    epoch=1, round=1, state_digest=0, prefetch_slots=PrefetchSlots(SHAPE.prefetch_slots).freeze()
+)
 OPERATIONS = st.integers(1, 8)
 PAGES = st.integers(0, 9)
 
-ACTIONS = ("unseat", "enqueue", "enqueue", "settle", "forget")
+ACTIONS = ("free_slot", "enqueue", "enqueue", "settle", "forget")
 
 REPORTS: st.SearchStrategy[Progress] = st.one_of(
     st.builds(Answered, OPERATIONS, PAGES),
@@ -50,21 +52,23 @@ REPORTS: st.SearchStrategy[Progress] = st.one_of(
     st.builds(Landed, OPERATIONS, PAGES),
     st.builds(Capped, OPERATIONS, PAGES),
     st.builds(Expired, OPERATIONS),
-    st.builds(Ended, OPERATIONS, st.booleans()),
+    st.builds(TransferEnded, OPERATIONS, st.booleans()),
     st.builds(Quiesced, OPERATIONS),
     st.builds(QuiesceExpired, OPERATIONS),
 )
 
 
-def seat_lanes(seat: Seat, seen: Sightings, world_size: int, rank: int) -> list[int]:
+def slot_lanes(
+    prefetch_slot: PrefetchSlot, seen: OperationProgress, world_size: int, rank: int
+) -> list[int]:
     """Return the expected lanes of a prefetch slot, computed from the progress seen."""
     deadline = -(rank + 1) if seen.expired else 0
-    if seat.phase is Phase.TRANSFER:
+    if prefetch_slot.phase is Phase.TRANSFER:
         ceiling = NEUTRAL if seen.ceiling == UNBOUNDED else seen.ceiling * world_size + rank
         return [seen.landed, ceiling, deadline]
     if seen.answered is None:
         return [NO_ANSWER, NEUTRAL, deadline]
-    longest = seen.answered.longest(seat.bound)
+    longest = seen.answered.longest(prefetch_slot.bound)
     return [longest * world_size + rank, -longest, deadline]
 
 
@@ -72,7 +76,7 @@ def queue_lanes(
     queue: Queue,
     line: list[tuple[int, int]],
     through: int,
-    seen: Callable[[int], Sightings | None],
+    seen: Callable[[int], OperationProgress | None],
     named: Callable[[int], int],
 ) -> list[int]:
     """Return the expected lanes of a queue, computed from scratch; `line` has the unsettled tickets.
@@ -80,16 +84,16 @@ def queue_lanes(
     An operation that is no longer expected has ended on every rank, so the lanes count it as ended
     here.
     """
-    outcomes = [(ticket, outcome(queue, seen(operation))) for ticket, operation in line]
-    for ticket, ended in outcomes:
+    outcomes = [(queue_index, outcome(queue, seen(operation))) for queue_index, operation in line]
+    for queue_index, ended in outcomes:
         if ended is not True:
             break
-        through = ticket
-    failed = [ticket for ticket, ended in outcomes if ended is False]
+        through = queue_index
+    failed = [queue_index for queue_index, ended in outcomes if ended is False]
     return [through, named(min(failed)) if failed else NEUTRAL]
 
 
-def outcome(queue: Queue, seen: Sightings | None) -> bool | None:
+def outcome(queue: Queue, seen: OperationProgress | None) -> bool | None:
     """Return whether an operation succeeded in its queue, or None while it is in flight."""
     if seen is None:
         return True
@@ -105,12 +109,12 @@ class Kept:
     """A ballot that changes step by step, and a plain record of all its changes."""
 
     ballot: Ballot = field(default_factory=lambda: Ballot(SHAPE, RANK))
-    seats: dict[int, Seat] = field(default_factory=dict[int, Seat])
+    prefetch_slots: dict[int, PrefetchSlot] = field(default_factory=dict[int, PrefetchSlot])
     lines: dict[Queue, list[tuple[int, int]]] = field(
         default_factory=lambda: {queue: [] for queue in Queue}
     )
     settled: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(Queue, 0))
-    ticket: int = 0
+    queue_index: int = 0
     expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
     """Progress reported for each operation since it was expected."""
     names: dict[int, int] = field(default_factory=dict[int, int])
@@ -130,25 +134,28 @@ class Kept:
         for queue in Queue:
             line, through = self.lines[queue], self.settled[queue]
             lanes += queue_lanes(queue, line, through, self.seen, self.named)
-        for number in range(SHAPE.seats):
-            seat = self.seats.get(number)
+        for number in range(SHAPE.prefetch_slots):
+            prefetch_slot = self.prefetch_slots.get(number)
             lanes += (
-                [NEUTRAL] * SEAT_LANES
-                if seat is None
-                else seat_lanes(
-                    seat, self.seen(seat.operation) or Sightings(), SHAPE.world_size, RANK
+                [NEUTRAL] * SLOT_LANES
+                if prefetch_slot is None
+                else slot_lanes(
+                    prefetch_slot,
+                    self.seen(prefetch_slot.operation) or OperationProgress(),
+                    SHAPE.world_size,
+                    RANK,
                 )
             )
         return lanes
 
-    def seen(self, operation: int) -> Sightings | None:
+    def seen(self, operation: int) -> OperationProgress | None:
         """Return the progress that the reports add up to, or None if the operation was forgotten."""
         reports = self.expected.get(operation)
         if reports is None:
             return None
         answers = [each for each in reports if isinstance(each, Answered)]
-        ends = [each.ok for each in reports if isinstance(each, Ended)]
-        return Sightings(
+        ends = [each.ok for each in reports if isinstance(each, TransferEnded)]
+        return OperationProgress(
             answered=answers[0] if answers else None,
             landed=max((each.pages for each in reports if isinstance(each, Landed)), default=0),
             ceiling=min(
@@ -169,25 +176,27 @@ class Kept:
         if progress.operation in self.expected:
             self.expected[progress.operation].append(progress)
 
-    def seat(self, operation: int, phase: Phase, bound: int) -> None:
+    def assign_slot(self, operation: int, phase: Phase, bound: int) -> None:
         """Give an operation a free prefetch slot, or change the phase and bound of its slot."""
-        theirs = [at for at, each in self.seats.items() if each.operation == operation]
-        free = [at for at in range(SHAPE.seats) if at not in self.seats]
+        theirs = [at for at, each in self.prefetch_slots.items() if each.operation == operation]
+        free = [at for at in range(SHAPE.prefetch_slots) if at not in self.prefetch_slots]
         for at in (theirs or free)[:1]:
-            self.ballot.seat(operation, at, phase, bound)
-            self.seats[at] = Seat(operation, phase, bound)
+            self.ballot.assign_slot(operation, at, phase, bound)
+            self.prefetch_slots[at] = PrefetchSlot(operation, phase, bound)
             self.expected.setdefault(operation, [])
 
-    def unseat(self, operation: int) -> None:
-        self.ballot.unseat(operation)
-        self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
+    def free_slot(self, operation: int) -> None:
+        self.ballot.free_slot(operation)
+        self.prefetch_slots = {
+            at: each for at, each in self.prefetch_slots.items() if each.operation != operation
+        }
 
     def enqueue(self, operation: int, queue: Queue) -> None:
         if any(operation == each for line in self.lines.values() for _, each in line):
             return
-        self.ticket += 1
-        self.ballot.enqueue(queue, self.ticket, operation)
-        self.lines[queue].append((self.ticket, operation))
+        self.queue_index += 1
+        self.ballot.enqueue(queue, self.queue_index, operation)
+        self.lines[queue].append((self.queue_index, operation))
         self.expected.setdefault(operation, [])
 
     def settle(self, queue: Queue) -> None:
@@ -201,7 +210,9 @@ class Kept:
         self.names[number] = operation + 100
         self.ballot.forget(operation)
         self.expected.pop(operation, None)
-        self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
+        self.prefetch_slots = {
+            at: each for at, each in self.prefetch_slots.items() if each.operation != operation
+        }
 
 
 @given(data=st.data())
@@ -218,18 +229,18 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
     kept = Kept()
     votes: list[tuple[list[int], list[int]]] = []
     for _ in range(data.draw(st.integers(1, 40))):
-        match data.draw(st.sampled_from(["note"] * 4 + ["seat"] * 2 + [*ACTIONS, "vote"])):
+        match data.draw(st.sampled_from(["note"] * 4 + ["prefetch_slot"] * 2 + [*ACTIONS, "vote"])):
             case "note":
                 kept.note(data.draw(REPORTS))
-            case "seat":
+            case "prefetch_slot":
                 phase = data.draw(st.sampled_from([Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER]))
-                kept.seat(
+                kept.assign_slot(
                     kept.operation(data.draw(OPERATIONS)),
                     phase,
                     data.draw(PAGES | st.just(UNBOUNDED)),
                 )
-            case "unseat":
-                kept.unseat(kept.operation(data.draw(OPERATIONS)))
+            case "free_slot":
+                kept.free_slot(kept.operation(data.draw(OPERATIONS)))
             case "enqueue":
                 kept.enqueue(
                     kept.operation(data.draw(OPERATIONS)), data.draw(st.sampled_from(Queue))
@@ -263,7 +274,7 @@ def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[
         for _ in range(draw.randrange(3)):
             other = draw.randrange(max(1, operation - 60), operation + 1)
             kept.note(
-                draw.choice((Ended(other, ok=draw.random() < 0.8), QuiesceExpired(other)))
+                draw.choice((TransferEnded(other, ok=draw.random() < 0.8), QuiesceExpired(other)))
                 if draw.random() < 0.6
                 else Quiesced(other)
             )
@@ -291,18 +302,18 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         with monkeypatch.context() as patched:
             patched.setattr(Ballot, "fill", watched)
             open_round(self)
-        seats = self.inspection.seats.taken()
-        taken.append(len(seats))
-        at = self.inspection.lanes - SEAT_LANES * self._rounds.shape.seats  # pyright: ignore[reportPrivateUsage]
-        lanes = given[0][at:].reshape(-1, SEAT_LANES).tolist()
+        prefetch_slots = self.inspection.prefetch_slots.taken()
+        taken.append(len(prefetch_slots))
+        at = self.inspection.lanes - SLOT_LANES * self._rounds.shape.prefetch_slots  # pyright: ignore[reportPrivateUsage]
+        lanes = given[0][at:].reshape(-1, SLOT_LANES).tolist()
         for number, said in enumerate(lanes):
-            seat = seats.get(number)
+            prefetch_slot = prefetch_slots.get(number)
             assert said == (
-                [NEUTRAL] * SEAT_LANES
-                if seat is None
-                else seat_lanes(
-                    seat,
-                    self._ballot.sightings(seat.operation),  # pyright: ignore[reportPrivateUsage]
+                [NEUTRAL] * SLOT_LANES
+                if prefetch_slot is None
+                else slot_lanes(
+                    prefetch_slot,
+                    self._ballot.progress_of(prefetch_slot.operation),  # pyright: ignore[reportPrivateUsage]
                     self.world_size,
                     self.rank,
                 )
@@ -314,7 +325,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_seat_says_what_the_replica_takes_it_to_mean_in_every_round(
+def test_a_prefetch_slot_says_what_the_replica_takes_it_to_mean_in_every_round(
     compared: list[int], seed: int, depth: int
 ) -> None:
     result = run_schedule(seed, depth=depth, profile=("llama", "gemma", "qwen-next")[seed % 3])

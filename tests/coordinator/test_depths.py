@@ -84,7 +84,7 @@ class Play:
             cached=cache.match(PROMPT).host_tokens // PAGE_TOKENS,
             landed=min(self.landed),
             disturbed=self.aborted or self.schedule.deadline is not None,
-            free=cache.inspection.prefixes.residence.pools[1][0].free,
+            free=cache.inspection.prefixes.allocator.pools[1][0].free,
             ended=sum(cache.stats().operations["prefetch"].values()),
             fetches=sum(len(executor.given(Fetch)) for executor in self.ranks.executors),
             steps=cache.stats().steps,

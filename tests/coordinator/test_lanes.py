@@ -17,8 +17,8 @@ from lockstep.coordinator.lanes import (
     QUEUE_LANES,
     READINESS,
     REQUESTS,
-    SEAT_LANES,
-    SEATS_AT,
+    SLOT_LANES,
+    SLOTS_AT,
     TIME,
     BallotShape,
     LaneLayout,
@@ -28,14 +28,14 @@ from lockstep.coordinator.lanes import (
     read_header,
 )
 from lockstep.coordinator.operation import Phase, Queue
-from lockstep.coordinator.proposal import Readiness, Staged
-from lockstep.coordinator.seats import Seats, SeatTable
+from lockstep.coordinator.prefetch_slots import PrefetchSlots, PrefetchSlotTable
+from lockstep.coordinator.proposal import Readiness, StagedLanes
 from lockstep.errors import InternalError
 
-SHAPE = BallotShape(world_size=4, seats=3)
+SHAPE = BallotShape(world_size=4, prefetch_slots=3)
 RANK = 2
 VOTER = Voter(healthy=True, time_ms=1234)
-NO_SEATS = Seats(SHAPE.seats).freeze()
+NO_SEATS = PrefetchSlots(SHAPE.prefetch_slots).freeze()
 
 votable = st.sampled_from([Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER])
 vectors = st.lists(
@@ -43,8 +43,12 @@ vectors = st.lists(
 ).map(lambda lanes: np.array(lanes, dtype=np.int64))
 
 
-def layout(seats: SeatTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 99) -> LaneLayout:
-    return LaneLayout(epoch=epoch, round=17, state_digest=state_digest, seats=seats)
+def layout(
+    prefetch_slots: PrefetchSlotTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 99
+) -> LaneLayout:
+    return LaneLayout(
+        epoch=epoch, round=17, state_digest=state_digest, prefetch_slots=prefetch_slots
+    )
 
 
 @given(phases=st.lists(votable, max_size=3), left=st.sets(st.integers(0, 2)))
@@ -53,23 +57,25 @@ def test_the_vector_has_the_length_of_its_shape_whatever_is_in_it(
 ) -> None:
     """Rule R1: every round of an epoch has the same length; lanes of a free slot are neutral."""
     ballot = Ballot(SHAPE, RANK)
-    for seat, phase in enumerate(phases):
-        ballot.seat(100 + seat, seat, phase)
-    for seat in left:
-        ballot.unseat(100 + seat)
+    for prefetch_slot, phase in enumerate(phases):
+        ballot.assign_slot(100 + prefetch_slot, prefetch_slot, phase)
+    for prefetch_slot in left:
+        ballot.free_slot(100 + prefetch_slot)
     vector = ballot.fill(layout(), VOTER)
 
     assert vector.dtype == np.int64
     assert vector.shape == (SHAPE.length,) == (HEADER_LANES + QUEUE_LANES * len(Queue) + 9,)
-    lanes = vector[SEATS_AT:].reshape(SHAPE.seats, SEAT_LANES)
+    lanes = vector[SLOTS_AT:].reshape(SHAPE.prefetch_slots, SLOT_LANES)
     free = (lanes == NEUTRAL).all(axis=1).nonzero()[0].tolist()
     assert set(free) == set(range(3)) - (set(range(len(phases))) - left)
 
 
-@pytest.mark.parametrize("seat", [-1, 3])
-def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int) -> None:
-    with pytest.raises(InternalError, match=f"prefetch slot is {seat}, must be 0 to 2"):
-        Ballot(SHAPE, RANK).seat(1, seat, Phase.QUERY)
+@pytest.mark.parametrize("prefetch_slot", [-1, 3])
+def test_a_prefetch_slot_that_the_shape_has_no_room_for_is_a_bug_that_is_named(
+    prefetch_slot: int,
+) -> None:
+    with pytest.raises(InternalError, match=f"prefetch slot is {prefetch_slot}, must be 0 to 2"):
+        Ballot(SHAPE, RANK).assign_slot(1, prefetch_slot, Phase.QUERY)
 
 
 @pytest.mark.parametrize(
@@ -77,20 +83,20 @@ def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int)
 )
 def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> None:
     with pytest.raises(InternalError, match=f"phase {phase.name} has no prefetch slot"):
-        Ballot(SHAPE, RANK).seat(1, 0, phase)
+        Ballot(SHAPE, RANK).assign_slot(1, 0, phase)
 
 
 def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() -> None:
     """Rule R2: each equality travels as a pair (x, -x)."""
-    seats = Seats(SHAPE.seats)
-    seats.take(1, Phase.QUERY)
-    header = layout(seats.freeze(), epoch=3, state_digest=(1 << 63) - 1)
+    prefetch_slots = PrefetchSlots(SHAPE.prefetch_slots)
+    prefetch_slots.take(1, Phase.QUERY)
+    header = layout(prefetch_slots.freeze(), epoch=3, state_digest=(1 << 63) - 1)
     vector = Ballot(SHAPE, RANK).fill(header, VOTER)
 
     pairs = {name: vector[at : at + 2].tolist() for name, at in PAIRS.items()}
     assert pairs["epoch"] == [3, -3]
     assert pairs["round"] == [17, -17]
-    digest = seats.freeze().digest
+    digest = prefetch_slots.freeze().digest
     assert pairs["layout digest"] == [digest, -digest]
     assert pairs["state digest"] == [(1 << 63) - 1, 1 - (1 << 63)]
     assert (vector[HEALTH], vector[TIME]) == (0, 1234)
@@ -102,7 +108,7 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
         (msgspec.structs.replace(VOTER, requests=9), [REQUESTS]),
         (msgspec.structs.replace(VOTER, newest=9), [NEWEST]),
         (
-            msgspec.structs.replace(VOTER, staged=Staged((1 << 62) + 1, Readiness.READY)),
+            msgspec.structs.replace(VOTER, staged=StagedLanes((1 << 62) + 1, Readiness.READY)),
             [PROPOSAL, PROPOSAL + 1, READINESS],
         ),
     ],
@@ -121,7 +127,7 @@ def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_
 def test_a_vector_that_was_given_away_is_not_written_again() -> None:
     """The transport owns a vector after launch, and may still be reading it."""
     ballot = Ballot(SHAPE, RANK)
-    ballot.seat(5, 0, Phase.TRANSFER)
+    ballot.assign_slot(5, 0, Phase.TRANSFER)
     first = ballot.fill(layout(), VOTER)
     before = first.tolist()
     ballot.note(Landed(5, 3))

@@ -13,8 +13,8 @@ from lockstep.coordinator.collectives.in_process import InProcessCollective, InP
 from lockstep.coordinator.divergence import Recorder
 from lockstep.coordinator.lanes import BallotShape, Voter
 from lockstep.coordinator.operation import Phase
+from lockstep.coordinator.prefetch_slots import PrefetchSlots, PrefetchSlotTable
 from lockstep.coordinator.round import Rounds
-from lockstep.coordinator.seats import Seats, SeatTable
 from lockstep.errors import (
     CollectiveTimeout,
     DivergenceError,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 ROOM = 4
 
-NO_SEATS: SeatTable = Seats(ROOM).freeze()
+NO_SEATS: PrefetchSlotTable = PrefetchSlots(ROOM).freeze()
 
 STEPS_MAX = 2000
 
@@ -162,10 +162,12 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: 
 
     def run(rank: int) -> str:
         header = headers[rank]
-        seats, (ballot,) = Seats(ROOM), ballots_of(1)
-        ballot.seat(1, seats.take(1, header.phase), header.phase)
+        prefetch_slots, (ballot,) = PrefetchSlots(ROOM), ballots_of(1)
+        ballot.assign_slot(1, prefetch_slots.take(1, header.phase), header.phase)
         rounds[rank].count = header.rounds
-        rounds[rank].open(seats.freeze(), header.digest, ballot, Voter(healthy=True, time_ms=0))
+        rounds[rank].open(
+            prefetch_slots.freeze(), header.digest, ballot, Voter(healthy=True, time_ms=0)
+        )
         with pytest.raises(DivergenceError) as raised:
             rounds[rank].close()
         assert rounds[rank].ended_by is raised.value
@@ -209,7 +211,7 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
     """P5, R3: free lists are replicated state, so a difference of one page shows in the next round."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.compute("warm", prompt(1))
-    ranks.caches[0].inspection.prefixes.residence.pools[1][0].take(1)
+    ranks.caches[0].inspection.prefixes.allocator.pools[1][0].take(1)
     rounds = ranks.caches[0].inspection.rounds
 
     def run(rank: int) -> tuple[int, str]:
@@ -315,7 +317,7 @@ def prefetch_everywhere(ranks: RanksInTurn, number: int) -> bool:
 
 
 def ballots_of(world_size: int) -> list[Ballot]:
-    shape = BallotShape(world_size=world_size, seats=ROOM)
+    shape = BallotShape(world_size=world_size, prefetch_slots=ROOM)
     return [Ballot(shape, rank) for rank in range(world_size)]
 
 
@@ -327,7 +329,7 @@ def group_of_rounds(
     return [
         Rounds(
             member,
-            BallotShape(world_size=world_size, seats=ROOM),
+            BallotShape(world_size=world_size, prefetch_slots=ROOM),
             timeout_s=20.0,
             recorder=Recorder(),
             epoch=epoch,

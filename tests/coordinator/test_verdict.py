@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
+from lockstep.coordinator.ballot import Answered, Ballot, Capped, Expired, Landed, TransferEnded
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, fold, read_header
 from lockstep.coordinator.operation import Phase, Queue
-from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
+from lockstep.coordinator.prefetch_slots import UNBOUNDED, PrefetchSlot, PrefetchSlots
 from lockstep.coordinator.verdict import (
-    Arrived,
-    Found,
+    PrefetchArrived,
+    PrefetchFound,
     Verdict,
     Verdicts,
     Watermark,
@@ -27,24 +27,26 @@ pages = st.integers(0, 1 << 20)
 
 class Group:
     def __init__(self, ranks: int) -> None:
-        shape = BallotShape(world_size=ranks, seats=ROOM)
-        self.seats = Seats(ROOM)
+        shape = BallotShape(world_size=ranks, prefetch_slots=ROOM)
+        self.prefetch_slots = PrefetchSlots(ROOM)
         self.ballots = [Ballot(shape, rank) for rank in range(ranks)]
         self.rounds = 5
         self._verdicts = Verdicts(shape)
 
-    def take(self, *seats: Seat) -> list[int]:
+    def take(self, *prefetch_slots: PrefetchSlot) -> list[int]:
         """Give each operation a prefetch slot, in the order given; return the slot numbers."""
         numbers: list[int] = []
-        for each in seats:
-            numbers.append(self.seats.take(each.operation, each.phase, each.bound))
+        for each in prefetch_slots:
+            numbers.append(self.prefetch_slots.take(each.operation, each.phase, each.bound))
             for ballot in self.ballots:
-                ballot.seat(each.operation, numbers[-1], each.phase, each.bound)
+                ballot.assign_slot(each.operation, numbers[-1], each.phase, each.bound)
         return numbers
 
     def vote(self, *, times_ms: Sequence[int] | None = None) -> Verdict:
         self.rounds += 1
-        layout = LaneLayout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
+        layout = LaneLayout(
+            epoch=1, round=self.rounds, state_digest=1, prefetch_slots=self.prefetch_slots.freeze()
+        )
         vectors = [
             ballot.fill(layout, Voter(healthy=True, time_ms=times_ms[rank] if times_ms else 0))
             for rank, ballot in enumerate(self.ballots)
@@ -61,13 +63,13 @@ def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
     answers: list[int],
 ) -> None:
     group = Group(len(answers))
-    group.take(Seat(3, Phase.QUERY))
+    group.take(PrefetchSlot(3, Phase.QUERY))
     for ballot, answer in zip(group.ballots, answers, strict=True):
         ballot.note(Answered(3, answer))
     fewest, rank = lowest(answers)
 
-    assert group.vote().seats == (
-        Found(
+    assert group.vote().prefetch_slots == (
+        PrefetchFound(
             operation=3,
             bound=UNBOUNDED,
             pages=fewest,
@@ -83,15 +85,15 @@ def test_a_lookup_that_one_rank_has_not_answered_is_no_news_but_for_its_deadline
     answers: list[int | None],
 ) -> None:
     group = Group(len(answers))
-    group.take(Seat(3, Phase.QUERY))
+    group.take(PrefetchSlot(3, Phase.QUERY))
     answered = [(rank, answer) for rank, answer in enumerate(answers) if answer is not None]
     for rank, answer in answered:
         group.ballots[rank].note(Answered(3, answer))
-    assert group.vote().seats == ()
+    assert group.vote().prefetch_slots == ()
     group.ballots[-1].note(Expired(3))
 
-    assert group.vote().seats == (
-        Found(
+    assert group.vote().prefetch_slots == (
+        PrefetchFound(
             operation=3,
             bound=UNBOUNDED,
             pages=None,
@@ -107,7 +109,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
     ranks: list[tuple[int, int | None]],
 ) -> None:
     group = Group(len(ranks))
-    group.take(Seat(3, Phase.TRANSFER))
+    group.take(PrefetchSlot(3, Phase.TRANSFER))
     for ballot, (landed, _) in zip(group.ballots, ranks, strict=True):
         ballot.note(Landed(3, landed))
     ceilings = [(ceiling, rank) for rank, (_, ceiling) in enumerate(ranks) if ceiling is not None]
@@ -115,7 +117,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
         group.ballots[rank].note(Capped(3, ceiling))
     lowest_ceiling, ceiling_rank = min(ceilings, default=(None, None))
     fewest = min(landed for landed, _ in ranks)
-    arrived = Arrived(
+    arrived = PrefetchArrived(
         operation=3,
         pages=fewest,
         ceiling=lowest_ceiling,
@@ -124,7 +126,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
     )
 
     # A verdict is empty while nothing has landed and no page is known to be missing.
-    assert group.vote().seats == ((arrived,) if fewest or ceilings else ())
+    assert group.vote().prefetch_slots == ((arrived,) if fewest or ceilings else ())
 
 
 @given(
@@ -139,18 +141,18 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
 ) -> None:
     """Section 7: each list is one rank's outcomes of tickets 1 to 6; None is still in flight."""
     group = Group(len(ranks))
-    for ballot, ticket in product(group.ballots, range(1, 7)):
-        ballot.enqueue(Queue.LOAD_BACK, ticket, 50 + ticket)
+    for ballot, queue_index in product(group.ballots, range(1, 7)):
+        ballot.enqueue(Queue.LOAD_BACK, queue_index, 50 + queue_index)
     ended = [
-        (ticket, rank, ok)
+        (queue_index, rank, ok)
         for rank, outcomes in enumerate(ranks)
-        for ticket, ok in enumerate(outcomes, start=1)
+        for queue_index, ok in enumerate(outcomes, start=1)
         if ok is not None
     ]
-    for ticket, rank, ok in ended:
-        group.ballots[rank].note(Ended(50 + ticket, ok=ok))
+    for queue_index, rank, ok in ended:
+        group.ballots[rank].note(TransferEnded(50 + queue_index, ok=ok))
     runs = [next((at for at, ok in enumerate(each) if ok is not True), 6) for each in ranks]
-    failed = [(ticket, rank) for ticket, rank, ok in ended if not ok]
+    failed = [(queue_index, rank) for queue_index, rank, ok in ended if not ok]
     first_failed, failed_rank = min(failed, default=(None, None))
 
     assert group.vote().watermarks == tuple(
@@ -166,43 +168,51 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
     )
 
 
-def test_seats_are_read_in_the_order_of_their_operations() -> None:
+def test_prefetch_slots_are_read_in_the_order_of_their_operations() -> None:
     """Section 2: the replica applies verdicts in operation order, whatever the slot order."""
     group = Group(2)
-    group.take(Seat(3, Phase.TRANSFER), Seat(2, Phase.QUERY), Seat(1, Phase.TRANSFER))
+    group.take(
+        PrefetchSlot(3, Phase.TRANSFER),
+        PrefetchSlot(2, Phase.QUERY),
+        PrefetchSlot(1, Phase.TRANSFER),
+    )
     for ballot in group.ballots:
         ballot.note(Answered(2, 20))
         ballot.note(Landed(3, 30))
         ballot.note(Landed(1, 10))
 
-    seats = group.vote().seats
+    prefetch_slots = group.vote().prefetch_slots
 
-    assert [(each.operation, each.pages) for each in seats] == [(1, 10), (2, 20), (3, 30)]
+    assert [(each.operation, each.pages) for each in prefetch_slots] == [(1, 10), (2, 20), (3, 30)]
 
 
 def test_what_is_as_it_was_is_no_news() -> None:
     group = Group(2)
-    group.take(Seat(1, Phase.TRANSFER), Seat(2, Phase.QUERY))
+    group.take(PrefetchSlot(1, Phase.TRANSFER), PrefetchSlot(2, Phase.QUERY))
     for ballot in group.ballots:
         ballot.note(Landed(1, 10))
         ballot.note(Answered(2, 20))
-    assert len(group.vote().seats) == 2
+    assert len(group.vote().prefetch_slots) == 2
 
     again = group.vote()
 
-    assert (again.seats, again.watermarks, again.round) == ((), (), 7)
+    assert (again.prefetch_slots, again.watermarks, again.round) == ((), (), 7)
 
 
-def test_a_seat_is_news_when_its_lanes_differ_and_the_others_are_not() -> None:
+def test_a_prefetch_slot_is_news_when_its_lanes_differ_and_the_others_are_not() -> None:
     group = Group(2)
-    group.take(Seat(1, Phase.TRANSFER), Seat(2, Phase.QUERY), Seat(3, Phase.TRANSFER))
+    group.take(
+        PrefetchSlot(1, Phase.TRANSFER),
+        PrefetchSlot(2, Phase.QUERY),
+        PrefetchSlot(3, Phase.TRANSFER),
+    )
     group.vote()
     group.ballots[0].note(Landed(1, 5))
-    assert group.vote().seats == (), "the smallest is what it was"
+    assert group.vote().prefetch_slots == (), "the smallest is what it was"
     group.ballots[1].note(Landed(1, 4))
     group.ballots[0].note(Expired(3))
 
-    news = group.vote().seats
+    news = group.vote().prefetch_slots
 
     assert [(each.operation, each.pages, each.expired_rank) for each in news] == [
         (1, 4, None),
@@ -210,58 +220,60 @@ def test_a_seat_is_news_when_its_lanes_differ_and_the_others_are_not() -> None:
     ]
 
 
-@pytest.mark.parametrize("after", [Seat(1, Phase.RESTORABLE, 9), Seat(1, Phase.QUERY, 9)])
-def test_equal_lanes_are_news_under_another_phase_or_bound(after: Seat) -> None:
+@pytest.mark.parametrize(
+    "after", [PrefetchSlot(1, Phase.RESTORABLE, 9), PrefetchSlot(1, Phase.QUERY, 9)]
+)
+def test_equal_lanes_are_news_under_another_phase_or_bound(after: PrefetchSlot) -> None:
     group = Group(1)
-    (seat,) = group.take(Seat(1, Phase.QUERY, 10))
+    (prefetch_slot,) = group.take(PrefetchSlot(1, Phase.QUERY, 10))
     group.ballots[0].note(Answered(1, 9))
     first = group.vote()
-    group.seats.change(seat, after.phase, after.bound)
-    group.ballots[0].seat(1, seat, after.phase, after.bound)
+    group.prefetch_slots.change(prefetch_slot, after.phase, after.bound)
+    group.ballots[0].assign_slot(1, prefetch_slot, after.phase, after.bound)
 
     second = group.vote()
 
-    assert [(each.operation, each.pages) for each in first.seats] == [(1, 9)]
-    assert [(each.operation, each.pages) for each in second.seats] == [(1, 9)]
+    assert [(each.operation, each.pages) for each in first.prefetch_slots] == [(1, 9)]
+    assert [(each.operation, each.pages) for each in second.prefetch_slots] == [(1, 9)]
 
 
 def test_equal_lanes_are_news_when_they_are_those_of_another_operation() -> None:
     group = Group(1)
-    (seat,) = group.take(Seat(1, Phase.QUERY, 10))
+    (prefetch_slot,) = group.take(PrefetchSlot(1, Phase.QUERY, 10))
     group.ballots[0].note(Answered(1, 9))
     first = group.vote()
-    group.seats.give_back(seat)
+    group.prefetch_slots.give_back(prefetch_slot)
     group.ballots[0].forget(1)
-    assert group.take(Seat(2, Phase.QUERY, 10)) == [seat]
+    assert group.take(PrefetchSlot(2, Phase.QUERY, 10)) == [prefetch_slot]
     group.ballots[0].note(Answered(2, 9))
 
     second = group.vote()
 
-    assert [(each.operation, each.pages) for each in first.seats] == [(1, 9)]
-    assert [(each.operation, each.pages) for each in second.seats] == [(2, 9)]
+    assert [(each.operation, each.pages) for each in first.prefetch_slots] == [(1, 9)]
+    assert [(each.operation, each.pages) for each in second.prefetch_slots] == [(2, 9)]
 
 
-def test_a_seat_that_became_free_is_no_news() -> None:
+def test_a_prefetch_slot_that_became_free_is_no_news() -> None:
     group = Group(2)
-    (seat,) = group.take(Seat(1, Phase.TRANSFER))
+    (prefetch_slot,) = group.take(PrefetchSlot(1, Phase.TRANSFER))
     group.vote()
-    group.seats.give_back(seat)
+    group.prefetch_slots.give_back(prefetch_slot)
     for ballot in group.ballots:
         ballot.forget(1)
 
-    assert group.vote().seats == ()
+    assert group.vote().prefetch_slots == ()
 
 
 def test_a_queue_is_news_when_either_of_its_lanes_differs() -> None:
     group = Group(2)
     for ballot in group.ballots:
-        for ticket in (1, 2, 3):
-            ballot.enqueue(Queue.PERSIST, ticket, ticket)
+        for queue_index in (1, 2, 3):
+            ballot.enqueue(Queue.PERSIST, queue_index, queue_index)
     group.vote()
-    group.ballots[1].note(Ended(2, ok=False))
+    group.ballots[1].note(TransferEnded(2, ok=False))
     (failed,) = group.vote().watermarks
     for ballot in group.ballots:
-        ballot.note(Ended(1, ok=True))
+        ballot.note(TransferEnded(1, ok=True))
     (ended,) = group.vote().watermarks
 
     assert failed == Watermark(queue=Queue.PERSIST, ended_through=0, first_failed=2, failed_rank=1)
@@ -279,8 +291,8 @@ def test_agreed_time_is_the_slowest_clock(times_ms: list[int]) -> None:
 
 @given(healthy=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
-    shape = BallotShape(world_size=len(healthy), seats=0)
-    layout = LaneLayout(epoch=1, round=1, state_digest=0, seats=Seats(0).freeze())
+    shape = BallotShape(world_size=len(healthy), prefetch_slots=0)
+    layout = LaneLayout(epoch=1, round=1, state_digest=0, prefetch_slots=PrefetchSlots(0).freeze())
     folded = fold(
         [
             Ballot(shape, rank).fill(layout, Voter(healthy=well, time_ms=0))
@@ -294,11 +306,11 @@ def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
 
 def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:
     """Rules R6, R7: a verdict is immutable and shares no memory with the vector."""
-    shape = BallotShape(world_size=1, seats=1)
-    seats, ballot, verdicts = Seats(1), Ballot(shape, 0), Verdicts(shape)
-    ballot.seat(3, seats.take(3, Phase.QUERY), Phase.QUERY)
+    shape = BallotShape(world_size=1, prefetch_slots=1)
+    prefetch_slots, ballot, verdicts = PrefetchSlots(1), Ballot(shape, 0), Verdicts(shape)
+    ballot.assign_slot(3, prefetch_slots.take(3, Phase.QUERY), Phase.QUERY)
     ballot.note(Answered(3, 5))
-    layout = LaneLayout(epoch=1, round=1, state_digest=0, seats=seats.freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=0, prefetch_slots=prefetch_slots.freeze())
     vector = ballot.fill(layout, Voter(healthy=True, time_ms=7))
     kept = vector.copy()
     verdict = verdicts.read(layout, vector)
@@ -307,6 +319,8 @@ def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:
     vector[:] = np.int64(0)
 
     assert repr(verdict) == before
-    assert verdicts.read(layout, kept).seats == (), "the vector that was read is compared, not this"
+    assert verdicts.read(layout, kept).prefetch_slots == (), (
+        "the vector that was read is compared, not this"
+    )
     with pytest.raises(AttributeError):
         verdict.time_ms = 8  # type: ignore[misc]

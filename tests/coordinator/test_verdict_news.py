@@ -6,8 +6,8 @@ from operator import attrgetter
 import pytest
 
 from lockstep.coordinator.collective import Vector
-from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, LaneLayout
-from lockstep.coordinator.seats import NOBODY, OPERATION
+from lockstep.coordinator.lanes import SLOT_LANES, SLOTS_AT, BallotShape, LaneLayout
+from lockstep.coordinator.prefetch_slots import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.simulation.result import ScheduleResult
@@ -33,7 +33,7 @@ def run(
 
     def read_and_count(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
         verdict = read(self, layout, folded)
-        named.append(len(verdict.seats))
+        named.append(len(verdict.prefetch_slots))
         return verdict
 
     with monkeypatch.context() as patched:
@@ -47,16 +47,18 @@ def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Verdicts.read
 
     def read_everything(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
-        rows = layout.seats.rows.tolist()
-        Verdicts.__init__(self, BallotShape(world_size=RANKS, seats=len(rows)))
+        rows = layout.prefetch_slots.rows.tolist()
+        Verdicts.__init__(self, BallotShape(world_size=RANKS, prefetch_slots=len(rows)))
         verdict = read(self, layout, folded)
-        votes = folded[SEATS_AT:].reshape(-1, SEAT_LANES).tolist()
-        seats = [
-            self._read_seat(row, vote)  # pyright: ignore[reportPrivateUsage]
+        votes = folded[SLOTS_AT:].reshape(-1, SLOT_LANES).tolist()
+        prefetch_slots = [
+            self._read_slot(row, vote)  # pyright: ignore[reportPrivateUsage]
             for row, vote in zip(rows, votes, strict=True)
             if row[OPERATION] != NOBODY
         ]
-        return replace(verdict, seats=tuple(sorted(seats, key=attrgetter("operation"))))
+        return replace(
+            verdict, prefetch_slots=tuple(sorted(prefetch_slots, key=attrgetter("operation")))
+        )
 
     monkeypatch.setattr(Verdicts, "read", read_everything)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lockstep.integrations.items import (
-    Item,
     ItemNames,
     Items,
+    RequestItem,
     content_digest,
     item_ids,
     named_by_content,
@@ -24,8 +24,8 @@ PAIRS = 10_000
 PIXELS = torch.arange(6, dtype=torch.int32)
 
 
-def cat(start: int, length: int, content: bytes = b"cat") -> Item:
-    return Item("cat", start, start + length, content)
+def cat(start: int, length: int, content: bytes = b"cat") -> RequestItem:
+    return RequestItem("cat", start, start + length, content)
 
 
 def ids_of(tokens: int, items: Items, page_tokens: int) -> list[int]:
@@ -63,7 +63,7 @@ def drawn(random: Random) -> Drawn:
         for start, after in zip(starts, [*starts[1:], length], strict=True)
     ]
     items = tuple(
-        Item(at, start, end, random.randbytes(32))
+        RequestItem(at, start, end, random.randbytes(32))
         for at, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
     changed = random.randrange(len(items))

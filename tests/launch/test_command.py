@@ -11,12 +11,12 @@ import pytest
 from lockstep import __version__
 from lockstep.errors import ConfigError
 from lockstep.launch.cli.environment import read_rank_environment
-from lockstep.launch.cli.settings import ReplaySettings, with_replay_durability
+from lockstep.launch.cli.replay_settings import ReplaySettings, with_replay_durability
 from tests.kit.launch.in_process import Run, refusal
 
 SAYS_ITS_MODULES = """
 import sys
-from lockstep.launch.command import main
+from lockstep.launch.lockstep_command import main
 try:
     main()
 finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from lockstep.launch.command import app
+from lockstep.launch.lockstep_command import app
 from tests.kit.launch.in_process import Run, refusal, run_lockstep
 
 Words = tuple[str, ...]

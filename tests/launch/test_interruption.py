@@ -104,7 +104,7 @@ def test_a_signal_that_a_library_takes_for_a_failed_import_is_an_interruption(
             signal.raise_signal(signal.SIGINT)
         raise ImportError("cannot load module more than once per process")
 
-    monkeypatch.setattr("lockstep.launch.doctor.command.examine", swallow)
+    monkeypatch.setattr("lockstep.launch.doctor.doctor_command.examine", swallow)
 
     assert lockstep("doctor") == (130, "", "lockstep: interrupted\n")
 

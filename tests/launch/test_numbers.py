@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from lockstep.errors import ConfigError
 from lockstep.launch.cli.options import numbers_of
-from lockstep.launch.command import app
+from lockstep.launch.lockstep_command import app
 from tests.kit.launch.in_process import Run, refusal, run_lockstep
 from tests.launch.test_help import ALL, Words
 

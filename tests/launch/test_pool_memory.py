@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.replay.pool_memory import check_pool_memory
 
 FAR_TOO_MANY = 999_999_999

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.launch.cli.exits import EXIT_GROUP
 from lockstep.launch.cli.rank_processes import run_ranks
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.replay.report import Report
 from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.workload import synthetic_requests

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.launch.cli.exits import EXIT_GROUP, exit_code
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.cli.report_files import check_that_writable, write_text
-from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.replay.outcome import Replayed, conclude
 from lockstep.launch.replay.report import make_report
 from tests.kit.launch.rank_results import result

@@ -11,7 +11,7 @@ OPERATIONS = {
     "ranks/executor/flights.py _flights": "its order, deadline and copy",
     "ranks/executor/storage_loop.py _running": "the tasks of lookups and transfers",
     "ranks/page_server/offers.py _operations": "the pages that are offered",
-    "ranks/replica/operations/agenda.py in_flight": "the operation itself",
+    "ranks/replica/operations/operation_table.py in_flight": "the operation itself",
     "ranks/replica/operations/requests.py copies": "the copies of a request that lends pages",
     "telemetry/tracer.py _operations": "its span, where somebody wants spans",
 }

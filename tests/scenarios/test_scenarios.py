@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from lockstep.coordinator.expectations import Expectation
-from lockstep.ranks.protocol.notices import Notice
+from lockstep.ranks.protocol.events import Event
 from lockstep.ranks.protocol.orders import Order
 from tests.kit.scenarios.language import parse
 from tests.kit.scenarios.run import run_here
@@ -51,13 +51,13 @@ def test_one_replica_and_ranks_in_processes_of_their_own_do_the_same(
     assert workers.run(parse(file.read_text())) == file.read_text()
 
 
-def test_every_order_expectation_and_notice_is_told_by_some_scenario() -> None:
+def test_every_order_expectation_and_event_appears_in_some_scenario() -> None:
     lines = [line for file in FILES for line in file.read_text().splitlines()]
-    told = {re.sub(r"^notice \d+", "notice", line) for line in lines}
+    told = {re.sub(r"^event \d+", "event", line) for line in lines}
 
     missing = [
         f"{start}: {spaced(kind.__name__)}"
-        for start, kinds in (("order", Order), ("expect", Expectation), ("notice", Notice))
+        for start, kinds in (("order", Order), ("expect", Expectation), ("event", Event))
         for kind in get_args(kinds)
         if not any(line.startswith(f"{start}: {spaced(kind.__name__)}") for line in told)
     ]

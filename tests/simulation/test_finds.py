@@ -12,30 +12,30 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordinator.ballot import Ended, Landed, Progress, Quiesced
+from lockstep.coordinator.ballot import Landed, Progress, Quiesced, TransferEnded
 from lockstep.coordinator.operation import Outcome
-from lockstep.coordinator.verdict import Arrived
+from lockstep.coordinator.verdict import PrefetchArrived
 from lockstep.errors import CollectiveTimeout
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.member import Substitutes
+from lockstep.ranks.group.member.group_rank import Substitutes
 from lockstep.ranks.protocol.answers import Admission, Wait
-from lockstep.ranks.protocol.notices import Cause, Why
+from lockstep.ranks.protocol.events import Cause, MissReason
 from lockstep.ranks.protocol.orders import Cancel, Fetch, Order
 from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.device.owned import OwnedDevice
-from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
 from lockstep.ranks.replica.operations.kinds import Backup, Moving, Operation, Prefetch
+from lockstep.ranks.replica.operations.operation_table import OperationTable
 from lockstep.ranks.replica.operations.requests import OwnedRequest, Requests
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.ranks.replica.tree import prefixes as prefixes_module
 from lockstep.ranks.replica.tree import tree as tree_module
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
+from lockstep.ranks.replica.tree.page_allocator import PageAllocator
 from lockstep.ranks.replica.tree.prefixes import Prefixes
-from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
-from lockstep.simulation.rank.conditions import Conditions, Page
+from lockstep.simulation.rank.conditions import Conditions, ObjectPage
 from lockstep.simulation.rank.epoch import Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.rank.memory import SimulatedStore, SymbolicMemory
@@ -51,7 +51,7 @@ class _ReversesAFreeList(Cache):
     def open_round(self) -> None:
         super().open_round()
         if self.rank == 1:
-            self.inspection.prefixes.residence.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
+            self.inspection.prefixes.allocator.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
 
 
 class _LosesReleases(Cache):
@@ -66,7 +66,7 @@ class _LosesAHostPage(Cache):
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
         if self.rank == 0:
-            self.inspection.prefixes.residence.pools[HOST][0]._free.pop()  # pyright: ignore[reportPrivateUsage]
+            self.inspection.prefixes.allocator.pools[HOST][0]._free.pop()  # pyright: ignore[reportPrivateUsage]
 
 
 class _LosesPriorities(Cache):
@@ -82,7 +82,7 @@ class _GathersInAStep(Cache):
 
 
 class _CountsTokens(Requests):
-    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
+    def digest_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
         self._journal.record("tokens", command, name, len(tokens), *facts)
         return 0
 
@@ -131,7 +131,7 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
     made: list[SimulatedExecutor] = []
 
     class ReadsOfRank0(SimulatedExecutor):
-        def _read_object(self, page: Page) -> int | None:
+        def _read_object(self, page: ObjectPage) -> int | None:
             return SimulatedExecutor._read_object(made[-2], page)
 
     def make(
@@ -178,7 +178,7 @@ def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(l1: str) ->
 
 
 class _SettlesAll(Prefetching):
-    def _settle(self, operation: Prefetch, why: Why | None) -> None:
+    def _settle(self, operation: Prefetch, why: MissReason | None) -> None:
         operation.landed = operation.wanted_count
         super()._settle(operation, why)
 
@@ -186,37 +186,37 @@ class _SettlesAll(Prefetching):
 class _TakesItsCeilingForTheGroups(Prefetching):
     """Counts one rank's ceiling of readable pages as pages landed on all ranks."""
 
-    def arrived(self, verdict: Arrived) -> None:
-        operation = self.seated(verdict.operation)
+    def arrived(self, verdict: PrefetchArrived) -> None:
+        operation = self.has_slot(verdict.operation)
         if operation is not None and verdict.ceiling is not None:
             operation.landed = verdict.ceiling
         super().arrived(verdict)
 
 
-class _FreesWhenItStops(Agenda):
+class _FreesWhenItStops(OperationTable):
     def stop(self, operation: Operation, outcome: Outcome) -> None:
         super().stop(operation, outcome)
-        self.release_receipts(operation)
-        self._residence.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
+        self.release_locks(operation)
+        self._allocator.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
         if isinstance(operation, Moving):
             operation.owned.clear()
         elif isinstance(operation, Prefetch):
             operation.assign(())
 
 
-class _EvictsWhatIsLocked(Residence):
+class _EvictsWhatIsLocked(PageAllocator):
     def evictable(self, tier: int, component: int, node: Node) -> bool:
         return node.values[tier][component] is not None and not node.occupied_children[tier]
 
 
 class _ForgetsOperations(Prefixes):
     def split(self, node: Node, pages: int) -> None:
-        self.residence.was_split(self.tree.split(node, pages))
+        self.allocator.was_split(self.tree.split(node, pages))
 
 
 class _LosesAPage(OwnedDevice):
     def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
-        pool = self._residence.pools[DEVICE][0]
+        pool = self._allocator.pools[DEVICE][0]
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
@@ -225,7 +225,7 @@ class _LosesAPage(OwnedDevice):
         return shared
 
 
-class _KeepsNothing(Residence):
+class _KeepsNothing(PageAllocator):
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
         leaving = self.leaving(Cause.RESET)
         while (victim := self.queues[tier][0].next_victim()) is not None:
@@ -240,8 +240,8 @@ class _TakesFailuresForBackups(BackingUp):
 
 
 class _WaitsForAll(Prefetching):
-    def arrived(self, verdict: Arrived) -> None:
-        operation = self.seated(verdict.operation)
+    def arrived(self, verdict: PrefetchArrived) -> None:
+        operation = self.has_slot(verdict.operation)
         if operation is not None and verdict.pages == operation.wanted_count:
             super().arrived(verdict)
 
@@ -257,18 +257,18 @@ def test_pages_that_have_not_landed_and_are_offered_are_found(seeds: range) -> N
 def test_a_count_of_this_rank_taken_for_the_group_is_found(seeds: range) -> None:
     build = Build(parts=Parts(prefetching=_TakesItsCeilingForTheGroups))
     found = violations(build, faults="storage", seeds=seeds)
-    assert_found(found, "the tree offers host kv page", "still writes", "holds")
+    assert_found(found, "the tree offers host kv page", "still writes", "ref_counts")
 
 
 @seeds_from(7)
 def test_pages_freed_without_waiting_for_quiet_are_found(seeds: range) -> None:
-    build = Build(parts=Parts(agenda=_FreesWhenItStops))
+    build = Build(parts=Parts(operation_table=_FreesWhenItStops))
     found = violations(build, faults="storage", seeds=seeds)
     assert_found(found, "still writes it", "still read it")
 
 
 def test_an_unlocked_prefix_that_is_evicted_under_a_request_is_found() -> None:
-    found = violations(Build(parts=Parts(residence=_EvictsWhatIsLocked)), faults="pressure")
+    found = violations(Build(parts=Parts(allocator=_EvictsWhatIsLocked)), faults="pressure")
     assert_found(found, "of a request", "page table", "locked", "AssertionError")
 
 
@@ -296,7 +296,7 @@ def test_a_leaked_page_is_found() -> None:
 
 
 def test_a_cache_that_never_hits_is_found() -> None:
-    found = violations(Build(parts=Parts(residence=_KeepsNothing)))
+    found = violations(Build(parts=Parts(allocator=_KeepsNothing)))
     assert_found(found, "never had to leave", "could be evicted")
 
 
@@ -338,13 +338,13 @@ class _Mute(SimulatedExecutor):
     """Never reports the end of a copy or write."""
 
     def progress(self) -> list[Progress]:
-        return [each for each in super().progress() if not isinstance(each, Ended)]
+        return [each for each in super().progress() if not isinstance(each, TransferEnded)]
 
 
 class _Careless(SimulatedExecutor):
     """Accepts any content under an object's name, without a checksum."""
 
-    def _read_object(self, page: Page) -> int | None:
+    def _read_object(self, page: ObjectPage) -> int | None:
         content = super()._read_object(page)
         return 1_000_000 if content is None else content
 
@@ -358,7 +358,7 @@ def test_an_executor_that_does_not_wait_for_its_transfers_is_found(seeds: range)
 @seeds_from(5)
 def test_an_executor_that_reports_a_page_too_early_is_found(seeds: range) -> None:
     found = violations(making(_Hasty), seeds=seeds)
-    assert_found(found, "the tree offers host kv page", "still writes it", "holds")
+    assert_found(found, "the tree offers host kv page", "still writes it", "ref_counts")
 
 
 def test_an_executor_that_never_answers_is_found() -> None:

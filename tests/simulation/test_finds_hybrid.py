@@ -8,7 +8,7 @@ import pytest
 from lockstep.ranks.protocol.orders import KV_POOL, Fork, Order
 from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.tree.components import RecurrentComponent, SlidingWindowComponent
-from lockstep.simulation.rank.conditions import Page
+from lockstep.simulation.rank.conditions import ObjectPage
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
 
@@ -55,7 +55,7 @@ class _Forgetful(SimulatedExecutor):
 class _WrongPool(SimulatedExecutor):
     """Reads full-attention objects into window pages, because both have the same keys."""
 
-    def _read_object(self, page: Page) -> int | None:
+    def _read_object(self, page: ObjectPage) -> int | None:
         return super()._read_object(replace(page, pool=KV_POOL) if page.pool == WINDOW else page)
 
 

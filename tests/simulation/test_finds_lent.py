@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from lockstep.coordinator.ballot import Ended
+from lockstep.coordinator.ballot import TransferEnded
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyTransfer, Fence, Order
 from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.device.lent_device import LentDevice
@@ -11,18 +11,18 @@ from lockstep.ranks.replica.operations.kinds import LoadBack, Resume
 from lockstep.ranks.replica.operations.lent import Lent
 from lockstep.ranks.replica.operations.loading_back import LoadingBack
 from lockstep.ranks.replica.operations.requests import (
-    Event,
     LentRequest,
     LoadState,
     Request,
+    RequestEvent,
     Requests,
 )
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.tree.components import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
-from lockstep.ranks.replica.tree.node import Node, Place
+from lockstep.ranks.replica.tree.node import Node, TreeIdentity
+from lockstep.ranks.replica.tree.page_allocator import PageAllocator
 from lockstep.ranks.replica.tree.prefixes import Prefixes
-from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.ranks.replica.tree.tokens import namespace_seed
 from lockstep.simulation.rank.conditions import OrderWork
 from lockstep.simulation.rank.copies import Copies
@@ -44,7 +44,7 @@ class _FreesAtOnce(LentDevice):
 
 class _FreesWhatIsStopped(LentDevice):
     def after_verdict(self) -> None:
-        table = self._agenda.in_flight
+        table = self._operation_table.in_flight
         for name, request in list(self.leaving.items()):
             if all(each not in table or table[each].ending is not None for each in request.copies):
                 del self.leaving[name]
@@ -56,7 +56,7 @@ class _TellsOfFailuresAtOnce(LentDevice):
         super()._load_failed(operation)
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._requests.move(request, Event.QUIET)
+            self._requests.move(request, RequestEvent.QUIET)
             request.waits_for = None
 
 
@@ -109,7 +109,7 @@ class _RecordsLentPages(LoadingBack):
         return super()._transfer(node, component, destinations)
 
 
-class _PrunesNothing(Residence):
+class _PrunesNothing(PageAllocator):
     def prune(self, node: Node) -> None:
         del node
 
@@ -122,7 +122,7 @@ class _ResetsNothing(Requests):
 class _KeepsItsKeys(Prefixes):
     """Keeps its keys after a reset, so storage would serve pages from before the reset."""
 
-    def root(self, place: Place) -> Node:
+    def root(self, place: TreeIdentity) -> Node:
         seed = namespace_seed(self._config.model_digest, place.namespace)
         return self.tree.roots.get(place) or self.tree.plant(place, seed)
 
@@ -134,7 +134,7 @@ class _HastyLoads(SimulatedExecutor):
         super().carry_out(orders)
         for order in orders:
             if isinstance(order, CopyToDevice):
-                self.conditions.say(Ended(order.operation, ok=True))
+                self.conditions.say(TransferEnded(order.operation, ok=True))
 
 
 class _Unfenced(SimulatedExecutor):
@@ -144,7 +144,7 @@ class _Unfenced(SimulatedExecutor):
         for order in orders:
             if isinstance(order, Fence):
                 for operation in order.operations or ():
-                    self.conditions.say(Ended(operation, ok=True))
+                    self.conditions.say(TransferEnded(operation, ok=True))
         super().carry_out(orders)
 
 
@@ -197,7 +197,7 @@ def test_device_pages_in_the_digest_are_found() -> None:
 
 
 def test_a_dead_tombstone_is_found() -> None:
-    found = violations(Build(parts=Parts(residence=_PrunesNothing)), l1=ENGINE)
+    found = violations(Build(parts=Parts(allocator=_PrunesNothing)), l1=ENGINE)
     assert_found(found, "is dead")
 
 

@@ -8,9 +8,9 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.simulation.engine.every_rank import NO_PAGE, every_rank
-from lockstep.simulation.engine.model import Model
+from lockstep.simulation.engine.model import SimulatedModel
 from lockstep.simulation.rank.memory import SymbolicMemory
-from lockstep.simulation.world.contents import Contents
+from lockstep.simulation.world.contents import ExpectedContents
 from lockstep.simulation.world.request import EngineRequest
 from lockstep.simulation.world.violated import Violated
 
@@ -40,9 +40,9 @@ class Served:
             host_pages=8,
         )
         self.findings: list[str] = []
-        self.contents = Contents()
+        self.contents = ExpectedContents()
         self.memory = SymbolicMemory(config.pool_sizes(), self.findings.append)
-        self.model = Model(config, self.contents)
+        self.model = SimulatedModel(config, self.contents)
         self.model.begin_epoch(every_rank([self.memory]))
         self.request = EngineRequest("r", "", TOKENS, prompt=20, room=20)
         self.request.tables = {

@@ -13,7 +13,7 @@ from lockstep.ranks.protocol.agreed_pools import pool_layouts
 from lockstep.simulation.exploration import Exploration
 from lockstep.simulation.explore import ExplorationReport, explore, print_report, quiet_log
 from lockstep.simulation.pair import PairSchedule, PairWorld, draw_pair
-from lockstep.simulation.rank.peers import PAGES_GONE, PAGES_READ, Peers
+from lockstep.simulation.rank.simulated_peers import PAGES_GONE, PAGES_READ, SimulatedPeers
 from lockstep.simulation.result import ScheduleResult
 from lockstep.simulation.world.faults import Mishap
 from lockstep.simulation.world.models import MODEL_PROFILES
@@ -124,13 +124,13 @@ def test_a_prompt_of_less_than_a_page_that_the_cache_does_not_know_is_not_handed
 def test_pages_with_the_data_of_another_request_are_found_after_the_handover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = Peers.read
+    read = SimulatedPeers.read
 
-    def mixed_up(self: Peers, pool: str, key: bytes) -> int | None:
+    def mixed_up(self: SimulatedPeers, pool: str, key: bytes) -> int | None:
         content = read(self, pool, key)
         return content if content is None else content + 1
 
-    monkeypatch.setattr(Peers, "read", mixed_up)
+    monkeypatch.setattr(SimulatedPeers, "read", mixed_up)
     result = run(draw_pair(0, pd="2x1", profile="llama", faults="calm"))
     assert result.violation is not None
     assert "the tree offers host kv page" in result.violation.finding

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from lockstep.coordinator.ballot import (
     Answered,
     Capped,
-    Ended,
     Expired,
     Landed,
     Progress,
     Quiesced,
     QuiesceExpired,
+    TransferEnded,
 )
 from lockstep.ranks.protocol.orders import (
     KV_POOL,
@@ -245,7 +245,7 @@ def test_a_fork_copies_at_once_and_every_later_order_sees_it() -> None:
     )
 
     assert states.content == [7, EMPTY, 7]
-    assert rank.after(100) == [Ended(1, ok=True)]
+    assert rank.after(100) == [TransferEnded(1, ok=True)]
     assert rank.memory.host[STATE_POOL].content[1] == 7
     assert not rank.findings
 
@@ -313,9 +313,9 @@ def test_copies_carry_what_the_source_holds_at_their_end() -> None:
     rank = Rank()
     rank.device.content[3] = 9
     rank.executor.carry_out([CopyToHost(1, (CopyTransfer(KV_POOL, (3,), (2,)),), 1.0)])
-    assert rank.after(100) == [Ended(1, ok=True)]
+    assert rank.after(100) == [TransferEnded(1, ok=True)]
     rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
-    assert rank.after(100) == [Ended(2, ok=True)]
+    assert rank.after(100) == [TransferEnded(2, ok=True)]
     assert rank.device.content[0] == 9
     assert not rank.findings
 
@@ -331,7 +331,7 @@ def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
     rank = Rank({Mishap.HUNG_COPY: 1.0})
     rank.device.content[3] = 9
     rank.executor.carry_out([CopyToHost(1, (CopyTransfer(KV_POOL, (3,), (2,)),), 0.05)])
-    assert Ended(1, ok=False) in rank.after(60)
+    assert TransferEnded(1, ok=False) in rank.after(60)
     rank.executor.carry_out([Cancel(1, 0.01)])
     assert QuiesceExpired(1) in rank.after(15)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordinator.operation import Kind, Outcome
+from lockstep.coordinator.operation import OperationKind, Outcome
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.simulation.exploration import Exploration
 from lockstep.simulation.explore import ExplorationReport, explore
@@ -77,11 +77,11 @@ def test_the_schedules_meet_every_kind_of_fault(report: ExplorationReport) -> No
 
 def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: ExplorationReport) -> None:
     possible = {
-        Kind.PREFETCH: set(Outcome) - {Outcome.FAILED, Outcome.EXPIRED},
-        Kind.BACKUP: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
-        Kind.LOAD_BACK: {Outcome.COMPLETE, Outcome.FAILED},
-        Kind.PERSIST: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
-        Kind.SERVE: {Outcome.ABORTED, Outcome.EXPIRED},
+        OperationKind.PREFETCH: set(Outcome) - {Outcome.FAILED, Outcome.EXPIRED},
+        OperationKind.BACKUP: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
+        OperationKind.LOAD_BACK: {Outcome.COMPLETE, Outcome.FAILED},
+        OperationKind.PERSIST: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
+        OperationKind.SERVE: {Outcome.ABORTED, Outcome.EXPIRED},
     }
     expected = {
         f"{kind.name} {outcome.name}".lower()

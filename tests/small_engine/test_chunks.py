@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.small_engine.chunks import Chunks
 
 PAGE = 64

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.ranks.protocol.config import CacheConfig, ComponentConfig, Recurrent
 from lockstep.ranks.protocol.model_description import FULL_ATTENTION
 from lockstep.small_engine.profiles import PROFILES, find_profile

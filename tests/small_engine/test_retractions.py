@@ -8,7 +8,7 @@ import torch
 
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.group.cache import Cache
-from lockstep.small_engine.retractions import Place
+from lockstep.small_engine.retractions import RetractStage
 from lockstep.small_engine.scheduler import Scheduler
 from tests.kit.left_behind import nothing_left_behind
 from tests.kit.ranks.pressed_group import Pressed, Turn, config_of, presses
@@ -113,7 +113,7 @@ def breaks_seals() -> Turn:
         executor = cache.inspection.executor
         assert isinstance(executor, RankExecutor)
         pool = executor.host_pool
-        for name in [each for each, place in places.items() if place is Place.SAVED]:
+        for name in [each for each, place in places.items() if place is RetractStage.SAVED]:
             saved = cache.inspection.requests.known(name).saved
             pages = {(name, page) for page in (() if saved is None else saved[0])}
             for _, page in pages - broken:
@@ -134,7 +134,7 @@ def test_a_saved_page_that_has_changed_costs_its_request_what_it_had_on_every_ra
     assert min(each.counts.recomputed_tokens for each in told) > 0
 
 
-def aborts_one(place: Place) -> Turn:
+def aborts_one(place: RetractStage) -> Turn:
     aborted: dict[int, str] = {}
 
     def turn(cache: Cache, scheduler: Scheduler) -> bool:
@@ -148,9 +148,9 @@ def aborts_one(place: Place) -> Turn:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("place", Place)
+@pytest.mark.parametrize("place", RetractStage)
 def test_a_request_that_is_aborted_wherever_it_is_aside_leaves_nothing_behind(
-    stack: ExitStack, profile: str, place: Place
+    stack: ExitStack, profile: str, place: RetractStage
 ) -> None:
     told = pressed(stack, profile, 2, SMALL, cycles=30, turn=aborts_one(place))
 
@@ -158,9 +158,9 @@ def test_a_request_that_is_aborted_wherever_it_is_aside_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("place", Place)
+@pytest.mark.parametrize("place", RetractStage)
 def test_a_group_closes_in_peace_with_a_request_aside_wherever_it_is(
-    profile: str, place: Place
+    profile: str, place: RetractStage
 ) -> None:
     def stops(_: Cache, scheduler: Scheduler) -> bool:
         return place in scheduler.retractions.places.values()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.request import WorkloadRequest

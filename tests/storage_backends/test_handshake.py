@@ -13,7 +13,13 @@ from lockstep.ranks.protocol.host_port import (
     split_address,
     split_host,
 )
-from lockstep.storage_backends.handshake import NotAdmitted, SessionKeys, Why, admit, introduce
+from lockstep.storage_backends.handshake import (
+    NotAdmitted,
+    RefusalReason,
+    SessionKeys,
+    admit,
+    introduce,
+)
 from tests.kit.storage.calls import run
 
 SECRET = b"known to both sides"
@@ -58,10 +64,10 @@ def listening(
     return lambda pipe: admit(pipe, magic=MAGIC, version=version, secret=secret, own=own, full=full)
 
 
-def meet(one: Side, other: Side) -> tuple[list[Why | None], list[bytes]]:
+def meet(one: Side, other: Side) -> tuple[list[RefusalReason | None], list[bytes]]:
     """Connect two sides; return why each was refused, if it was, and the bytes that each sent."""
 
-    async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> Why | None:
+    async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> RefusalReason | None:
         try:
             await work(pipe)
         except NotAdmitted as refused:
@@ -72,7 +78,7 @@ def meet(one: Side, other: Side) -> tuple[list[Why | None], list[bytes]]:
             reader.feed_eof()
         return None
 
-    async def both() -> tuple[list[Why | None], list[bytes]]:
+    async def both() -> tuple[list[RefusalReason | None], list[bytes]]:
         there, back = asyncio.StreamReader(), asyncio.StreamReader()
         pipes = Pipe(back, there), Pipe(there, back)
         outcomes = await asyncio.gather(side(one, pipes[0], there), side(other, pipes[1], back))
@@ -92,26 +98,28 @@ def test_sides_with_one_secret_admit_each_other(secret: bytes) -> None:
 def test_sides_with_different_secrets_refuse_each_other(mine: bytes, theirs: bytes) -> None:
     outcomes, _ = meet(connecting(mine), listening(theirs))
 
-    assert outcomes == [Why.SECRET, Why.SECRET]
+    assert outcomes == [RefusalReason.SECRET, RefusalReason.SECRET]
 
 
 def test_another_version_is_refused_by_name_before_anything_is_proved() -> None:
     outcomes, said = meet(connecting(version=2), listening(version=1))
 
-    assert outcomes == [Why.VERSION, Why.VERSION]
+    assert outcomes == [RefusalReason.VERSION, RefusalReason.VERSION]
     assert {len(each) for each in said} == {GREETING_BYTES}
 
 
 def test_a_connection_for_another_purpose_is_refused() -> None:
     outcomes, said = meet(connecting(magic=b"LOCKPEER"), listening())
 
-    assert outcomes == [Why.STRANGER, Why.STRANGER]
+    assert outcomes == [RefusalReason.STRANGER, RefusalReason.STRANGER]
     assert {len(each) for each in said} == {GREETING_BYTES}
 
 
-@pytest.mark.parametrize(("secret", "told"), [(SECRET, Why.FULL), (SECRET[::-1], Why.SECRET)])
+@pytest.mark.parametrize(
+    ("secret", "told"), [(SECRET, RefusalReason.FULL), (SECRET[::-1], RefusalReason.SECRET)]
+)
 def test_that_there_is_no_room_is_told_to_those_who_know_the_secret(
-    secret: bytes, told: Why
+    secret: bytes, told: RefusalReason
 ) -> None:
     outcomes, _ = meet(connecting(secret), listening(full=True))
 
@@ -123,13 +131,13 @@ def test_that_there_is_no_room_is_told_to_those_who_know_the_secret(
     [
         (SECRET, [ADDRESS], None),
         (SECRET, [PLACE], None),
-        (SECRET, ["prefill:7002", "10.0.0.5:7001"], Why.ADDRESS),
-        (SECRET, [], Why.ADDRESS),
+        (SECRET, ["prefill:7002", "10.0.0.5:7001"], RefusalReason.ADDRESS),
+        (SECRET, [], RefusalReason.ADDRESS),
         (b"", [], None),
     ],
 )
 def test_a_side_admits_only_who_means_one_of_its_addresses_if_there_is_a_secret(
-    secret: bytes, own: list[str], refused: Why | None
+    secret: bytes, own: list[str], refused: RefusalReason | None
 ) -> None:
     outcomes, _ = meet(connecting(secret), listening(secret, own=own))
 
@@ -140,7 +148,7 @@ def test_a_name_with_a_space_in_it_is_not_two_addresses() -> None:
     """Some resolvers accept an address followed by other text as that address."""
     outcomes, _ = meet(connecting(meant=[f"10.9.9.9 {ADDRESS}"]), listening(own=[ADDRESS]))
 
-    assert outcomes == [Why.ADDRESS, Why.ADDRESS]
+    assert outcomes == [RefusalReason.ADDRESS, RefusalReason.ADDRESS]
 
 
 def test_both_sides_have_the_same_two_keys_which_no_other_connection_has() -> None:
@@ -165,7 +173,7 @@ def test_what_was_said_once_admits_nobody_again() -> None:
 
     outcomes, _ = meet(repeat, listening())
 
-    assert outcomes[1] is Why.SECRET
+    assert outcomes[1] is RefusalReason.SECRET
 
 
 async def echo(pipe: Pipe) -> None:
@@ -186,13 +194,13 @@ def test_a_listener_that_hands_back_the_proof_that_it_was_shown_is_refused() -> 
     """A proof contains the role of the side that sends it."""
     outcomes, _ = meet(connecting(), echo)
 
-    assert outcomes[0] is Why.SECRET
+    assert outcomes[0] is RefusalReason.SECRET
 
 
 def test_whoever_connects_without_the_secret_is_shown_no_proof() -> None:
     outcomes, said = meet(claim, listening())
 
-    assert outcomes[1] is Why.SECRET
+    assert outcomes[1] is RefusalReason.SECRET
     assert said[1][GREETING_BYTES:] == b"\1" + bytes(PROOF_BYTES)
 
 

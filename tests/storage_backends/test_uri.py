@@ -10,7 +10,7 @@ from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend
-from lockstep.storage_backends.uri import parse_uri, telling_no_secrets, without_secrets
+from lockstep.storage_backends.uri import hiding_secrets, parse_uri, without_secrets
 from tests.kit.storage.calls import get, object_name, opened_at, page, put
 
 
@@ -194,7 +194,7 @@ def test_what_a_client_says_of_a_store_is_told_without_the_secrets_of_its_uri(
 ) -> None:
     with (
         pytest.raises((LockstepError, ValueError)) as raised,
-        telling_no_secrets("3fs:///x?index=redis://u:r%2Fead@h"),
+        hiding_secrets("3fs:///x?index=redis://u:r%2Fead@h"),
     ):
         raise error
     assert f"{raised.typename}: {raised.value}" == told

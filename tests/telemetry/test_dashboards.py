@@ -7,8 +7,8 @@ import pytest
 from lockstep.telemetry.families import FAMILIES, Type
 from tests.kit.servers.promtool import run_promtool
 from tests.kit.source_tree import ROOT
-from tests.kit.telemetry import watching_files
-from tests.kit.telemetry.watching_files import NAME, WATCHING
+from tests.kit.telemetry import file_watch
+from tests.kit.telemetry.file_watch import NAME, WATCHING
 
 LABELS = re.compile(r"\b(lockstep_\w+)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)(?:=~|=)")
@@ -29,7 +29,7 @@ def exposed() -> dict[str, set[str]]:
 
 def texts() -> dict[str, str]:
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    return {**watching_files.texts(), "monitoring.md": page}
+    return {**file_watch.texts(), "monitoring.md": page}
 
 
 @pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "monitoring.md"])

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.top.sighting import Sighting, label_of, look, numbers_in
+from lockstep.launch.top.group_sample import GroupSample, label_of, look, numbers_in
 from lockstep.launch.top.window import Window
-from lockstep.ranks.protocol.notices import Why
+from lockstep.ranks.protocol.events import MissReason
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.telemetry.families import FAMILIES
 from lockstep.telemetry.port import serve_metrics, watch
@@ -19,7 +19,7 @@ from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_grou
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
 """Settings with so little host memory that many pages must come from storage."""
 
-Served = tuple[Sighting, list[ReplayCounts], list[float]]
+Served = tuple[GroupSample, list[ReplayCounts], list[float]]
 """The final scrape, the counts of the engine, and hit totals scraped in between."""
 
 
@@ -56,7 +56,7 @@ def test_each_reason_for_missed_pages_stands_at_0_before_the_first() -> None:
         for key, number in seen.any_rank.items()
         if key[0] == "lockstep_missed_pages_total"
     }
-    assert missed == dict.fromkeys(Why, 0)
+    assert missed == dict.fromkeys(MissReason, 0)
 
 
 def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(served: Served) -> None:
@@ -93,9 +93,9 @@ def test_the_pages_of_a_pool_are_free_evictable_held_or_somebody_s_own(served: S
 def test_the_store_s_calls_are_counted_under_its_kind(served: Served) -> None:
     window = Window(served[0])
 
-    read = window.grew_everywhere("storage_bytes_total", store="memory", call="read")
+    read = window.grew_on_every_rank("storage_bytes_total", store="memory", call="read")
 
-    assert read == window.grew_everywhere("moved_bytes_total", source="storage") > 0
+    assert read == window.grew_on_every_rank("moved_bytes_total", source="storage") > 0
     assert window.percentile("storage_call_seconds", 0.5, store="memory", call="read")
 
 

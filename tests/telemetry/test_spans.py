@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,

@@ -90,7 +90,7 @@ class SglangRequest(Protocol):
     def finished(self) -> bool: ...
 
 
-class Room(Protocol):
+class SlotAllocator(Protocol):
     """The memory that SGLang can still allocate in one pass, after its existing commitments."""
 
     @property
@@ -184,7 +184,7 @@ class StateBuffers(Protocol):
     extra_checkpoint_buffers: Sequence[object]
 
 
-class Batch(Protocol):
+class ForwardBatch(Protocol):
     """The requests and the mode of one forward pass."""
 
     reqs: Sequence[SglangRequest]

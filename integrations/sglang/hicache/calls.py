@@ -21,13 +21,13 @@ from ....errors import ConfigError
 from ....page_format.object_name import ObjectName
 from ....page_format.object_shape import ObjectShape
 from ....storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from ....storage_backends.complaints import Trouble
+from ....storage_backends.error_log import LoggedError
 from ...blocking_store import BlockingStore
-from .contract import EngineFacts, HostPool, StorageConfig, Transfer
+from .contract import EngineFacts, HicacheHostPool, HicacheTransfer, StorageConfig
+from .hicache_settings import parse
 from .names import KV, PoolNames, pool_names
-from .pages import Batch, PoolPages
-from .prefixes import Found, names_asked, restorable_prefixes
-from .settings import parse
+from .pages import PageBatch, PoolPages
+from .prefixes import LookupResult, names_asked, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
 """Number of calls remembered until SGLang next collects metrics."""
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedPages:
     """Size and bandwidth of one call that moved pages."""
 
     pages: int
@@ -70,12 +70,12 @@ class HiCacheCalls:
         self._store = BlockingStore(self._settings.store, "SGLang")
         self._pools: dict[str, _Pool] = {}
         verbs = ("looked up", "read", "written", "cleared")
-        self._troubles = {verb: Trouble(_log) for verb in verbs}
+        self._troubles = {verb: LoggedError(_log) for verb in verbs}
         self._lock = threading.Lock()
-        self._read: deque[Moved] = deque(maxlen=_CALLS_KEPT)
-        self._written: deque[Moved] = deque(maxlen=_CALLS_KEPT)
+        self._read: deque[MovedPages] = deque(maxlen=_CALLS_KEPT)
+        self._written: deque[MovedPages] = deque(maxlen=_CALLS_KEPT)
 
-    def open(self, pool: HostPool) -> None:
+    def open(self, pool: HicacheHostPool) -> None:
         """Open the store for the main pool; raise `ConfigError` with the reason if that fails."""
         self.add_pool(KV, pool)
         pages, names = self._pools[KV].pages, self._pools[KV].names
@@ -88,7 +88,7 @@ class HiCacheCalls:
             pages.page_bytes,
         )
 
-    def add_pool(self, name: str, pool: HostPool) -> None:
+    def add_pool(self, name: str, pool: HicacheHostPool) -> None:
         """Register a pool for later calls; raise `ConfigError` if its pages cannot be stored."""
         pages = PoolPages(name, pool)
         version = self._settings.weights_version
@@ -106,7 +106,7 @@ class HiCacheCalls:
         """Return how many leading pages of the main pool the store reports as present."""
         return self.find(keys, ()).pages
 
-    def find(self, keys: Sequence[str], transfers: Sequence[Transfer]) -> Found:
+    def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:
         """Return which prefixes of `keys` can be restored, over all pools of `transfers`."""
         by = time.monotonic() + self._settings.exists_timeout_s
         there: set[ObjectName] = set()
@@ -129,7 +129,7 @@ class HiCacheCalls:
             result = restorable_prefixes(keys, transfers, has)
         except Exception as error:  # noqa: BLE001 - what cannot be told is missing.
             self._complain("looked up", repr(error))
-            return Found(0, {}, [])
+            return LookupResult(0, {}, [])
         return result
 
     def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
@@ -163,7 +163,7 @@ class HiCacheCalls:
             self._complain("cleared", "some pages remain, or the deadline passed")
         return gone
 
-    def take_moved(self) -> tuple[list[Moved], list[Moved]]:
+    def take_moved(self) -> tuple[list[MovedPages], list[MovedPages]]:
         """Return the calls that read and that wrote pages since the last `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
@@ -202,7 +202,7 @@ class HiCacheCalls:
         verb: str,
         pool: _Pool,
         keys: Sequence[str],
-        batches: Callable[[], Iterable[Batch]],
+        batches: Callable[[], Iterable[PageBatch]],
     ) -> list[bool]:
         """Execute the batches one after the other, with one deadline for all of them."""
         went_well = [False] * len(keys)
@@ -226,7 +226,7 @@ class HiCacheCalls:
         return went_well
 
     def _carry_out(
-        self, verb: str, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
+        self, verb: str, pool: _Pool, names: Sequence[ObjectName], batch: PageBatch, by: float
     ) -> Sequence[IntEnum]:
         named = list(zip(names, batch.buffers, strict=True))
         if verb == "read":
@@ -263,7 +263,7 @@ class HiCacheCalls:
     def _remember(self, verb: str, pages: int, page_bytes: int, took_s: float) -> None:
         if not self._config.enable_storage_metrics or not pages:
             return
-        moved = Moved(pages, pages * page_bytes / 1e9 / max(took_s, 1e-9))
+        moved = MovedPages(pages, pages * page_bytes / 1e9 / max(took_s, 1e-9))
         with self._lock:
             (self._read if verb == "read" else self._written).append(moved)
 

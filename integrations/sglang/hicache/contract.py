@@ -30,7 +30,7 @@ class StorageConfig(Protocol):
     dcp_size: int
 
 
-class HostPool(Protocol):
+class HicacheHostPool(Protocol):
     """`pool_host.base.HostKVCache` or an equivalent: pages in host memory.
 
     Indices are slots. A page has `page_size` slots and is identified by its first slot.
@@ -57,7 +57,7 @@ class HostPool(Protocol):
         ...
 
 
-class Transfer(Protocol):
+class HicacheTransfer(Protocol):
     """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots. Read only.
 
     `hit_policy` says which of these pages a restorable prefix needs. With BLOCK_GROUPS, one block

@@ -15,7 +15,7 @@ import msgspec
 
 from ....errors import ConfigError
 from ....page_format.object_name import ObjectName
-from .contract import EngineFacts, HostPool, StorageConfig
+from .contract import EngineFacts, HicacheHostPool, StorageConfig
 
 KV: Final = "kv"
 """The main pool, which all other pools accompany."""
@@ -60,7 +60,7 @@ class PoolNames:
 def pool_names(
     config: StorageConfig,
     name: str,
-    pool: HostPool,
+    pool: HicacheHostPool,
     *,
     weights_version: str,
     facts: EngineFacts,

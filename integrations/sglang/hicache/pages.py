@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from ....errors import ConfigError
-from .contract import HostPool
+from .contract import HicacheHostPool
 
 COPIED_AT_A_TIME: Final = 64 << 20
 """Upper bound in bytes of the pages that are assembled for one store call."""
@@ -26,7 +26,7 @@ Buffers = tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PageBatch:
     """Consecutive pages of a call, beginning with its page number `first`."""
 
     first: int
@@ -38,7 +38,7 @@ class Batch:
 class PoolPages:
     """The pages of one host pool. The object keeps the pool's memory alive."""
 
-    def __init__(self, name: str, pool: HostPool) -> None:
+    def __init__(self, name: str, pool: HicacheHostPool) -> None:
         """Find how the pool's pages lie; raise `ConfigError` if their bytes are not accessible."""
         self.name = name
         self.pool = pool
@@ -61,7 +61,7 @@ class PoolPages:
         """Return whether `indices` are the slots of exactly this number of pages."""
         return indices.numel() == pages * self.page_slots
 
-    def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[Batch]:
+    def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[PageBatch]:
         """Yield these slots' pages with their buffers. Finish one batch before taking the next.
 
         With `read`, the buffers are empty: call the batch's `land` for each page that was read.
@@ -75,23 +75,23 @@ class PoolPages:
             else:
                 pages = [self.pool.get_data_page(slot).contiguous() for slot in slots]
             land = partial(self._land, slots, pages) if read else _stay
-            yield Batch(first, [(_one_at_least(page),) for page in pages], land)
+            yield PageBatch(first, [(_one_at_least(page),) for page in pages], land)
 
     def takes(self, page: torch.Tensor) -> bool:
         """Return whether a tensor is contiguous and has the size of one page."""
         return page.is_contiguous() and page.nbytes == self._flat_length * self._flat_dtype.itemsize
 
-    def of_flat(self, pages: Sequence[torch.Tensor]) -> Batch:
+    def of_flat(self, pages: Sequence[torch.Tensor]) -> PageBatch:
         """Return a batch of pages that lie in separate tensors, one per page."""
-        return Batch(0, [(_one_at_least(page),) for page in pages], _stay)
+        return PageBatch(0, [(_one_at_least(page),) for page in pages], _stay)
 
     def _land(self, slots: list[int], pages: list[torch.Tensor], number: int) -> None:
         self.pool.set_from_flat_data_page(slots[number], pages[number])
 
-    def _in_place(self, indices: torch.Tensor) -> Batch:
+    def _in_place(self, indices: torch.Tensor) -> PageBatch:
         found = self._pieces_in_place(indices)
         assert found is not None
-        return Batch(0, found, _stay)
+        return PageBatch(0, found, _stay)
 
     def _pieces_in_place(self, indices: torch.Tensor) -> list[Buffers] | None:
         if self.pool.layout not in _IN_PIECES:
@@ -129,7 +129,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().flatten().view(torch.uint8).numpy().data
 
 
-def _memory_of(pool: HostPool) -> list[memoryview]:
+def _memory_of(pool: HicacheHostPool) -> list[memoryview]:
     """Return the host buffers that the pool exposes; empty if it exposes none."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from ....errors import UsageError
-from .contract import Transfer
+from .contract import HicacheTransfer
 from .names import KV
 
 ALL_PAGES: Final = "all_pages"
@@ -21,7 +21,7 @@ Has = Callable[[str, str], bool]
 """Returns whether a pool has the page with a key."""
 
 
-class Found(NamedTuple):
+class LookupResult(NamedTuple):
     """Result of a lookup."""
 
     pages: int
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """Lengths of all restorable prefixes of at least one page, ascending."""
 
 
-def names_asked(keys: Sequence[str], transfers: Sequence[Transfer]) -> dict[str, list[str]]:
+def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> dict[str, list[str]]:
     """Return the keys to look up in each pool, without repetition."""
     asked = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:
@@ -43,7 +43,9 @@ def names_asked(keys: Sequence[str], transfers: Sequence[Transfer]) -> dict[str,
     return asked
 
 
-def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has: Has) -> Found:
+def restorable_prefixes(
+    keys: Sequence[str], transfers: Sequence[HicacheTransfer], has: Has
+) -> LookupResult:
     """Return the prefixes of `keys` that can be restored with all pools of `transfers`.
 
     Raises `UsageError` for an unknown hit policy.
@@ -72,10 +74,10 @@ def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has:
                 " update lockstep-kv"
             )
     ascending = sorted(lengths)
-    return Found(ascending[-1] if ascending else 0, pools, ascending)
+    return LookupResult(ascending[-1] if ascending else 0, pools, ascending)
 
 
-def _groups(keys: Sequence[str], transfer: Transfer) -> list[Sequence[str]]:
+def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
     """Return the keys of each block of a pool, block after block.
 
     These are the transfer's keys, or else the keys of the last `group_pages` pages of each block.

@@ -32,7 +32,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from .calls import HiCacheCalls
-from .contract import EngineFacts, HostPool, StorageConfig
+from .contract import EngineFacts, HicacheHostPool, StorageConfig
 from .names import KV
 
 _FACTS: Final = ("dtype", "kv_cache_dtype", "quantization", "revision", "json_model_override_args")
@@ -52,12 +52,12 @@ class LockstepStorage(HiCacheStorage):
         self._calls = HiCacheCalls(storage_config, _engine_facts())
         self._takes_stats = storage_config.enable_storage_metrics
 
-    def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
+    def register_mem_pool_host(self, mem_pool_host: HicacheHostPool) -> None:
         """Open the store here, because SGLang undoes an attach that fails in this method."""
         super().register_mem_pool_host(mem_pool_host)
         self._calls.open(mem_pool_host)
 
-    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+    def register_mem_host_pool_v2(self, host_pool: HicacheHostPool, host_pool_name: str) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._calls.add_pool(str(host_pool_name), host_pool)
 

@@ -9,9 +9,9 @@ from sglang.srt.environ import envs
 
 from ....errors import ConfigError
 from ....page_format.page_layout import PageLayout
-from ...settings import ServingSettings
+from ...plugin_settings import ServingSettings
 from ...weights import FileDigests
-from ..engine.settings import WHERE
+from ..engine.sglang_settings import WHERE
 from .adapters import Adapters
 from .kv_identity import Update, adapter_options, kv_identity, weights_of
 from .resolved import resolved

@@ -18,7 +18,7 @@ from ....page_format.page_layout import PageLayout
 from ...canonical import DIGEST_CHARACTERS
 from ...kv_description import KvDescription
 from ...model_weights import LoadedWeights, remedy, unreadable
-from ...sharing import EngineSettings, Setting, Share, kv_name
+from ...sharing import KeyedEngineSettings, Setting, Share, kv_name
 from ...weights import FileDigests, weights_digest
 from .key_exclusions import EXCLUSIONS, FILES, RELEASES, RESOLVED
 
@@ -97,7 +97,7 @@ def kv_identity(
     return kv_name(weights, description, settings_of(resolved), share, log)
 
 
-def settings_of(resolved: Resolved) -> EngineSettings:
+def settings_of(resolved: Resolved) -> KeyedEngineSettings:
     """Return the engine's settings, including its environment variables."""
     found = [
         *(each for namespace in resolved.fields for each in _settings(resolved, namespace)),
@@ -111,8 +111,8 @@ def adapter_options(resolved: Resolved) -> str:
     return _engine_settings(resolved, [*_settings(resolved, "lora")]).digest()
 
 
-def _engine_settings(resolved: Resolved, settings: list[Setting]) -> EngineSettings:
-    return EngineSettings(
+def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngineSettings:
+    return KeyedEngineSettings(
         "SGLang", resolved.engine_version, RELEASES, settings, PACKAGE, EXCLUSIONS, RESOLVED
     )
 

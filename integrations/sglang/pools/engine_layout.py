@@ -26,7 +26,7 @@ LATENT, INDEX = "latent", "index"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EnginePool:
+class SglangPool:
     """One engine pool: the layout of its pages, and this rank's tensors."""
 
     layout: PageLayout
@@ -44,7 +44,7 @@ class EnginePool:
         return EnginePages(self.layout.shard(rank, world_size), self.tensors, self.order)
 
 
-def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     """Describe SGLang's KV pool, or the two pools of a windowed model, and its state pool.
 
     Raises `ConfigError` with the pool's class if Lockstep does not support it.
@@ -59,12 +59,12 @@ def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, Eng
     return describe(kv_cache, page_tokens, tp_size)
 
 
-def _attention(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def _attention(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     [info] = pool.get_device_pool_infos()
     return {KV_POOL: _pool(info.buffer_info, type(pool).__name__, page_tokens, tp_size)}
 
 
-def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     parts = ((KV_POOL, pool.full_kv_pool), (WINDOW_POOL, pool.swa_kv_pool))
     for _, part in parts:
         if type(part).__name__ != "MHATokenToKVPool" or not part.layer_num:
@@ -76,14 +76,14 @@ def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]
     return {name: _attention(part, page_tokens, tp_size)[KV_POOL] for name, part in parts}
 
 
-def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     """Describe a hybrid model: some layers use attention, the others a recurrent state."""
     attending = engine_pools(pool.full_kv_pool, page_tokens, tp_size)
     columns = state_columns(pool.mamba_pool, tp_size)
     return {**attending, STATE_POOL: _described(columns, 1, AxisOrder.HEADS_FIRST)}
 
 
-def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> EnginePool:
+def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> SglangPool:
     layout = str(info.buffers.layout.value)
     order = _ORDERS.get(layout)
     if order is None or info.scales is not None or info.page_size != page_tokens:
@@ -108,7 +108,7 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
     return _described(columns, page_tokens, order)
 
 
-def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     """Describe latent attention, which is replicated on every rank."""
     del tp_size
     [info] = pool.get_device_pool_infos()
@@ -116,7 +116,7 @@ def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
     return {KV_POOL: _described({column: tensors}, page_tokens, AxisOrder.TOKENS_FIRST)}
 
 
-def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     """Describe latent attention with a sparse-attention index (keys and scales) in each page."""
     latent = _latent(pool, page_tokens, tp_size)[KV_POOL]
     if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
@@ -175,8 +175,8 @@ def _rows(
 
 def _described(
     columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int, order: AxisOrder
-) -> EnginePool:
-    return EnginePool(
+) -> SglangPool:
+    return SglangPool(
         PageLayout(page_tokens=page_tokens, columns=tuple(columns)),
         {column.name: tensors for column, tensors in columns.items()},
         order,
@@ -193,7 +193,7 @@ def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Te
 
 _ORDERS = {"nhd": AxisOrder.TOKENS_FIRST, "hnd": AxisOrder.HEADS_FIRST}
 
-_KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
+_KINDS: Mapping[str, Callable[[Any, int, int], dict[str, SglangPool]]] = {
     "MHATokenToKVPool": _attention,
     "SWAKVPool": _windows,
     "MLATokenToKVPool": _latent,

@@ -73,7 +73,7 @@ class AttentionSlots:
     def hand_over(self, reserved: Reserved) -> None:
         """Prepare the slots for insertion into the tree, which owns them from then on."""
 
-    def give_state_back(self, reserved: Reserved) -> None:
+    def free_state(self, reserved: Reserved) -> None:
         """Free only the load's state slot, because the tree already has a state for these tokens."""
 
 

@@ -46,9 +46,9 @@ class StateSlots(AttentionSlots):
 
     def give_back(self, reserved: Reserved) -> None:
         super().give_back(reserved)
-        self.give_state_back(reserved)
+        self.free_state(reserved)
 
-    def give_state_back(self, reserved: Reserved) -> None:
+    def free_state(self, reserved: Reserved) -> None:
         assert reserved.state is not None
         self._rows.mamba_allocator.free(reserved.state)
 

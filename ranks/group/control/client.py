@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from .... import errors
-from ....coordinator.settings import Seconds
+from ....coordinator.validated_settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0

@@ -27,7 +27,7 @@ class GroupControl:
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
         """Futures of the clients waiting on this rank, by ticket."""
-        cache.obey(self._carry_out)
+        cache.set_control_handler(self._carry_out)
 
     def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
         """Return an encoded request and the future of its result. For any thread."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from ....errors import ConfigError, LockstepError, UsageError
-from ....storage_backends.file.turns import Lock, try_to_lock
+from ....storage_backends.file.write_lock_slots import Lock, try_to_lock
 from .client import LINE_BYTES_MAX, connected, unreached
 
 PATH_BYTES_MAX: Final = 107

@@ -146,7 +146,7 @@ class List(ControlRequest, frozen=True):
         seen, page_tokens = cache.inspection, cache.config.layout.page_tokens
         return {
             "namespaces": _namespaces(cache),
-            "limits": [asdict(each) for each in seen.prefixes.residence.limits.given],
+            "limits": [asdict(each) for each in seen.prefixes.allocator.limits.given],
             "pins": {
                 name: {
                     "namespace": pin.node.place.namespace,

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from ....coordinator.settings import TIMEOUT_S_MAX
+from ....coordinator.validated_settings import TIMEOUT_S_MAX
 from ....errors import UsageError
 from ...protocol.config import NamespaceLimit
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ....storage_backends.latencies import Histogram
 from ...executor.base import ExecutorCounts
-from ...protocol.notices import Tier
+from ...protocol.events import Tier
 from ...replica.attaching import StoreState
 from ...replica.tree.prefixes import Prefixes
 
@@ -107,14 +107,14 @@ class CacheStats(ExecutorCounts):
 
 def pools_in_use(prefixes: Prefixes) -> dict[str, dict[Tier, PoolUse]]:
     """Return the usage of each pool, by name and tier. For any thread."""
-    residence = prefixes.residence
-    kept = residence.holds.kept_pages
+    allocator = prefixes.allocator
+    kept = allocator.ref_counts.kept_pages
     return {
         each.pool: {
             tier: PoolUse(
-                pages=residence.pools[index][each.index].capacity,
-                free=residence.pools[index][each.index].free,
-                cached=residence.tree_pages[index][each.index],
+                pages=allocator.pools[index][each.index].capacity,
+                free=allocator.pools[index][each.index].free,
+                cached=allocator.tree_pages[index][each.index],
                 held=kept[index][each.index],
             )
             for index, tier in enumerate((Tier.DEVICE, Tier.HOST))

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
+from ....coordinator.prefetch_slots import PrefetchSlotTable
 from ....coordinator.round import Rounds
-from ....coordinator.seats import SeatTable
 from ....errors import GroupError, InternalError
 from ...executor.base import Executor
 from ...protocol.replica_config import ReplicaConfig
@@ -13,7 +13,7 @@ from ...replica.core.journal import Journal
 from ...replica.digest import state_digest
 from ...replica.operations.kinds import Operation
 from ...replica.operations.requests import Requests
-from ...replica.pinning import Pin
+from ...replica.pinning import PinnedPrefix
 from ...replica.replica import Replica
 from ...replica.tree.backlog import Undone
 from ...replica.tree.node import Node
@@ -37,8 +37,8 @@ class Inspection:
         self.requests: Requests = replica.requests
         self.prefixes: Prefixes = replica.prefixes
         """The cached prefixes and the locations of their pages."""
-        self.in_flight: Mapping[int, Operation] = replica.agenda.in_flight
-        self.pins: Mapping[str, Pin] = replica.pinning.pins
+        self.in_flight: Mapping[int, Operation] = replica.operation_table.in_flight
+        self.pins: Mapping[str, PinnedPrefix] = replica.pinning.pins
         self.epoch, self.lanes = rounds.epoch, rounds.shape.length
         """The epoch of all ranks, and the number of lanes in each round's vector."""
 
@@ -83,7 +83,7 @@ class Inspection:
 
     def works(self, operation: int) -> bool:
         """Return whether an operation will finish by itself: not quarantined and not a serve."""
-        return self._replica.agenda.works(operation)
+        return self._replica.operation_table.works(operation)
 
     @property
     def unwritten(self) -> Mapping[Undone, int]:
@@ -101,9 +101,9 @@ class Inspection:
         return self._replica.quarantine.store_keeps_too_much()
 
     @property
-    def seats(self) -> SeatTable:
+    def prefetch_slots(self) -> PrefetchSlotTable:
         """The prefetch slots of the next ballot."""
-        return self._replica.seats()
+        return self._replica.prefetch_slots()
 
     @property
     def rounds(self) -> int:

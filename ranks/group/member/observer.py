@@ -9,18 +9,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from ....coordinator.expectations import Seated
-from ....coordinator.operation import Kind, Outcome, Phase
+from ....coordinator.expectations import SlotAssigned
+from ....coordinator.operation import OperationKind, Outcome, Phase
 from ...protocol.effects import Effects
-from ...protocol.notices import (
+from ...protocol.events import (
     OTHERS_HAVE_IT,
+    Event,
     Finished,
     Hit,
-    Lacking,
     Missed,
     MissedTokens,
+    MissingOnRank,
     NotBegun,
-    Notice,
     Quarantined,
     Removed,
     Stored,
@@ -34,7 +34,7 @@ from ...protocol.timed_events import (
     RequestReleased,
     Timeline,
 )
-from ...replica.operations.agenda import Agenda
+from ...replica.operations.operation_table import OperationTable
 from .cache_stats import Counts, ReplicaStats
 
 QUIET_S = 1.0
@@ -51,7 +51,9 @@ class Observer:
     ranks see the same events.
     """
 
-    def __init__(self, rank: int, agenda: Agenda, timeline: Timeline | None) -> None:
+    def __init__(
+        self, rank: int, operation_table: OperationTable, timeline: Timeline | None
+    ) -> None:
         self._logs = rank == 0
         self._silent_until = 0.0
         self._untold = 0
@@ -63,16 +65,16 @@ class Observer:
         self._stored = Counter[tuple[str, str]]()
         self._removed = Counter[tuple[str, str]]()
         self._lacking = Counter[int]()
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._timeline = timeline
-        self._next_id = agenda.next_id
+        self._next_id = operation_table.next_id
 
     def follow(self, effects: Effects) -> None:
         """Record the effects of a command or verdict. Call before executing its orders."""
         if self._timeline is not None:
             self._time(effects, self._timeline)
-        if effects.notices:
-            self._count(effects.notices)
+        if effects.events:
+            self._count(effects.events)
 
     def released(self, request: str) -> None:
         """Record that the engine released a request."""
@@ -94,40 +96,40 @@ class Observer:
             quarantined=self._quarantined,
         )
 
-    def _count(self, notices: Sequence[Notice]) -> None:
-        for notice in notices:
-            match notice:
+    def _count(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
                 case Stored():
-                    self._stored[notice.tier, notice.cause] += notice.pages
+                    self._stored[event.tier, event.cause] += event.pages
                 case Removed():
-                    self._removed[notice.tier, notice.cause] += notice.pages
+                    self._removed[event.tier, event.cause] += event.pages
                 case Finished():
-                    self._operations[_word(notice.kind), _word(notice.outcome)] += 1
+                    self._operations[_word(event.kind), _word(event.outcome)] += 1
                 case NotBegun():
-                    self._operations[_word(notice.kind), _word(Outcome.NO_ROOM)] += 1
+                    self._operations[_word(event.kind), _word(Outcome.NO_ROOM)] += 1
                 case Hit():
                     self._admissions += 1
-                    self._asked_tokens += notice.tokens
-                    self._hits["device"] += notice.device_tokens
-                    self._hits["host"] += notice.host_tokens
-                    self._hits["peer" if notice.source else "storage"] += notice.storage_tokens
-                    if any(notice.missed):
-                        for cause, tokens in zip(MissedTokens._fields, notice.missed, strict=True):
+                    self._asked_tokens += event.tokens
+                    self._hits["device"] += event.device_tokens
+                    self._hits["host"] += event.host_tokens
+                    self._hits["peer" if event.source else "storage"] += event.storage_tokens
+                    if any(event.missed):
+                        for cause, tokens in zip(MissedTokens._fields, event.missed, strict=True):
                             self._missed_tokens[cause] += tokens
                 case Missed():
-                    self._missed[notice.why] += notice.pages
-                case Lacking():
-                    if notice.rank is not None and notice.reason == OTHERS_HAVE_IT:
-                        self._lacking[notice.rank] += 1
+                    self._missed[event.why] += event.pages
+                case MissingOnRank():
+                    if event.rank is not None and event.reason == OTHERS_HAVE_IT:
+                        self._lacking[event.rank] += 1
                     if self._logs:
-                        self._log(notice)
+                        self._log(event)
                 case Quarantined():
                     self._quarantined += 1
                 case _:
                     # `StoreChanged` and `Reset` are states, so there is nothing to count.
                     pass
 
-    def _log(self, notice: Lacking) -> None:
+    def _log(self, event: MissingOnRank) -> None:
         """Log a missing page, or count it for the next log line."""
         now = time.monotonic()
         if now < self._silent_until:
@@ -137,43 +139,43 @@ class Observer:
         untold, self._untold = self._untold, 0
         log.warning(
             "rank %s lacks page %d of request %.200r (key %s): %s; every rank goes on without it%s",
-            notice.rank,
-            notice.page,
-            notice.request,
-            notice.key.hex()[:16],
-            notice.reason,
+            event.rank,
+            event.page,
+            event.request,
+            event.key.hex()[:16],
+            event.reason,
             f" ({untold} more like it since the last line)" if untold else "",
         )
 
     def _time(self, effects: Effects, tell: Timeline) -> None:
         now = time.monotonic()
-        for number in range(self._next_id, self._agenda.next_id):
-            operation = self._agenda.in_flight.get(number)
+        for number in range(self._next_id, self._operation_table.next_id):
+            operation = self._operation_table.in_flight.get(number)
             # An operation that ended within the same command took no time.
             if operation is not None:
                 kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))
                 tell(OperationBegan(number, kind, request, phase, now))
-        self._next_id = self._agenda.next_id
+        self._next_id = self._operation_table.next_id
         for expected in effects.expectations:
-            if isinstance(expected, Seated):
+            if isinstance(expected, SlotAssigned):
                 tell(OperationMoved(expected.operation, _word(expected.phase), now))
         for order in effects.orders:
             if isinstance(order, Put):
                 tell(OperationMoved(order.operation, _word(Phase.ISSUED), now))
             elif isinstance(order, Cancel):
                 tell(OperationMoved(order.operation, _word(Phase.QUIESCE), now))
-        for notice in effects.notices:
-            if isinstance(notice, Finished):
-                kind, outcome = _word(notice.kind), _word(notice.outcome)
-                tell(OperationEnded(notice.operation, kind, outcome, now))
-            elif isinstance(notice, Quarantined):
-                tell(OperationMoved(notice.operation, _word(Phase.QUARANTINED), now))
-            elif isinstance(notice, Hit):
-                tell(RequestAdmitted(*notice[:5], now))
+        for event in effects.events:
+            if isinstance(event, Finished):
+                kind, outcome = _word(event.kind), _word(event.outcome)
+                tell(OperationEnded(event.operation, kind, outcome, now))
+            elif isinstance(event, Quarantined):
+                tell(OperationMoved(event.operation, _word(Phase.QUARANTINED), now))
+            elif isinstance(event, Hit):
+                tell(RequestAdmitted(*event[:5], now))
 
 
-def _word(of: Kind | Outcome | Phase) -> str:
+def _word(of: OperationKind | Outcome | Phase) -> str:
     return of.word.lower()
 
 

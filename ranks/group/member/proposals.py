@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import RLock
 
-from ....coordinator.proposal import NOTHING_STAGED, Change, Proposal, Readiness, Staged
+from ....coordinator.proposal import NOTHING_STAGED, Change, Proposal, Readiness, StagedLanes
 from ....errors import LockstepError, StorageError, UsageError
 from ....storage_backends.uri import without_secrets
 from ...executor.base import Executor
@@ -59,7 +59,7 @@ class StagedProposals:
                 pending.outcome.set_running_or_notify_cancel()
             return pending.outcome
 
-    def vote(self) -> Staged:
+    def vote(self) -> StagedLanes:
         """Return this rank's vote on the staged proposal for the next ballot."""
         pending = self._pending
         if pending is None:
@@ -74,7 +74,7 @@ class StagedProposals:
                         "rank %d cannot %s: %s", self._rank, _words(pending.proposal), readiness
                     )
                 pending.refusal, readiness = readiness, Readiness.REFUSED
-            return Staged(pending.proposal.digest, readiness)
+            return StagedLanes(pending.proposal.digest, readiness)
 
     def decide(self, decisions: Sequence[Decision]) -> None:
         """Finish the staged proposal as the ranks have decided."""

@@ -6,13 +6,14 @@ from ....coordinator.proposal import Change, Proposal
 from ....errors import ConfigError, UsageError
 from ...protocol.answers import Dropped
 from ...protocol.config import TTL_S_MIN, NamespaceLimit
+from ...protocol.renamed import former_name
 from ...replica.tree.matching import Match
 from ...replica.tree.tokens import Tokens, as_token_bytes, as_token_view
 from .arguments import as_seconds, require_limit, require_source, require_text
-from .member import Member
+from .group_rank import GroupRank
 
 
-class RankCache(Member):
+class RankCache(GroupRank):
     """The commands of both caches.
 
     `attach_store`, `detach_store` and `store_state` may be called from any thread at any time.
@@ -185,7 +186,7 @@ class RankCache(Member):
             require_text(weights_version, "a weights version")
         self._follow(self._replica.reset(weights_version))
 
-    def witness(self, *facts: object) -> None:
+    def digest_facts(self, *facts: object) -> None:
         """Add facts about the engine to the digest, to check that they are equal on every rank.
 
         If ranks differ, the next round ends the epoch and names the first fact that differs. Facts are
@@ -193,7 +194,7 @@ class RankCache(Member):
         `UsageError` for values without an encoding that is equal in every process.
         """
         self._home.require_here()
-        self._follow(self._replica.witness(*facts))
+        self._follow(self._replica.digest_facts(*facts))
 
     def _require_source(self, source: str) -> None:
         require_source(source)
@@ -205,6 +206,8 @@ class RankCache(Member):
     def _stage(self, proposal: Proposal) -> "Future[None]":
         self._home.require_here()
         return self._staging.stage(proposal)
+
+    witness = former_name("witness", digest_facts)
 
 
 def _ttl_ms(ttl_s: float) -> int:

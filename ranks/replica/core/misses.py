@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from ...protocol.notices import MissedTokens
+from ...protocol.events import MissedTokens
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
 

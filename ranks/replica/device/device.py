@@ -7,7 +7,7 @@ of a model. An engine with an allocator names its pages; other engines receive t
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from ....coordinator.operation import Kind
+from ....coordinator.operation import OperationKind
 from ....errors import InternalError
 from ..operations.kinds import Copy, Operation
 from ..operations.requests import LoadState, Request
@@ -31,7 +31,7 @@ class Follows(NamedTuple):
 class Device(Protocol):
     """The interface of owned and lent device pages to the rest of the replica."""
 
-    def follows(self) -> dict[Kind, Follows]:
+    def follows(self) -> dict[OperationKind, Follows]:
         """Return the outcome handlers for copies, by kind of operation."""
         ...
 

@@ -13,14 +13,13 @@ never in the digest.
 
 from collections.abc import Sequence
 
-from ....coordinator.operation import Kind, Outcome, Phase
+from ....coordinator.operation import OperationKind, Outcome, Phase
 from ....errors import UsageError
 from ...protocol.answers import Wait
-from ...protocol.notices import Hit
+from ...protocol.events import Hit
 from ...protocol.orders import Fence
-from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
-from ..operations.agenda import Agenda
+from ..core.replica_parts import ReplicaParts
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
 from ..operations.lent import (
@@ -32,16 +31,17 @@ from ..operations.lent import (
     without_unfilled,
 )
 from ..operations.loading_back import LoadingBack, TailPages
+from ..operations.operation_table import OperationTable
 from ..operations.requests import (
-    Event,
     LentRequest,
     LoadState,
     Request,
+    RequestEvent,
     Requests,
     Stage,
     require_name,
 )
-from ..operations.saving import Saving
+from ..operations.retraction import Retraction
 from ..tree.components import Component
 from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node, covered
@@ -57,19 +57,19 @@ class LentDevice:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         requests: Requests,
         loading_back: LoadingBack,
         backing_up: BackingUp,
-        saving: Saving,
+        saving: Retraction,
     ) -> None:
         self._config = basis.config
         self._clock = basis.clock
         self._prefixes = prefixes
         self._components = prefixes.components
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._requests = requests
         self._loading_back = loading_back
         self._backing_up = backing_up
@@ -77,15 +77,15 @@ class LentDevice:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._seen = basis.misses
-        self._operations = agenda.in_flight
+        self._operations = operation_table.in_flight
         self.leaving: dict[str, LentRequest] = {}
         """Released requests with copies in flight that still touch their device pages."""
 
-    def follows(self) -> dict[Kind, Follows]:
+    def follows(self) -> dict[OperationKind, Follows]:
         return {
-            Kind.LOAD_BACK: Follows(self._quiet, self._loaded, self._load_failed),
-            Kind.RESUME: Follows(self._quiet, self._loaded, self._load_failed),
-            Kind.RETRACT: Follows(self._quiet, self._saving.ended, self._save_failed),
+            OperationKind.LOAD_BACK: Follows(self._quiet, self._loaded, self._load_failed),
+            OperationKind.RESUME: Follows(self._quiet, self._loaded, self._load_failed),
+            OperationKind.RETRACT: Follows(self._quiet, self._saving.ended, self._save_failed),
         }
 
     def load_state(self, request: Request) -> LoadState:
@@ -99,12 +99,12 @@ class LentDevice:
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
-    def hit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
+    def match_host(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can restore beyond `device_tokens`.
 
         Returns 0 after a failed load: the request computes instead of retrying forever.
         """
-        self._requests.witness_tokens("hit", request.id, tokens)
+        self._requests.digest_tokens("hit", request.id, tokens)
         return max(0, self._restorable(request, tokens) - device_tokens)
 
     def admit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> None:
@@ -112,7 +112,7 @@ class LentDevice:
 
         The engine has the first `device_tokens` on the device, including loaded ones.
         """
-        self._requests.witness_tokens("admit", request.id, tokens, device_tokens)
+        self._requests.digest_tokens("admit", request.id, tokens, device_tokens)
         unit, asked = self._config.page_tokens, len(tokens) // TOKEN_BYTES
         cached = min(device_tokens, asked)
         first, last = request.loaded
@@ -122,7 +122,7 @@ class LentDevice:
         missed, seen = self._seen.count(request.place, tokens, unit, cached, request.sought)
         on_device, from_host, source = cached - brought, brought - fetched, request.source
         told = Hit(request.id, asked, on_device, from_host, fetched, missed, source)
-        self._outbox.notices.append(told)
+        self._outbox.events.append(told)
         self._seen.asked(seen)
         request.forget_sources()
 
@@ -152,7 +152,7 @@ class LentDevice:
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
         """Copy the whole pages of `tokens` from `start_tokens` on to the lent device pages `runs`."""
-        self._requests.witness_tokens("load", request.id, tokens)
+        self._requests.digest_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
         nodes = prefixes.walk_to(root, tokens)
@@ -181,9 +181,9 @@ class LentDevice:
         finished.
         """
         self.require_no_copy(request)
-        digest = self._requests.witness_pages("back up", request.id, tokens)
+        digest = self._requests.digest_pages("back up", request.id, tokens)
         self._seen.computed(request.place, digest)
-        self._requests.move(request, Event.COMPUTE)
+        self._requests.move(request, RequestEvent.COMPUTE)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
@@ -191,7 +191,7 @@ class LentDevice:
         for number in self._backing_up.back_up_lent(node, lent):
             self._began(request, number)
         last = covered(node)
-        self._prefixes.residence.prune(node)
+        self._prefixes.allocator.prune(node)
         return last * self._config.page_tokens
 
     def fence(self, request: LentRequest) -> None:
@@ -200,10 +200,10 @@ class LentDevice:
         Afterwards the request counts as having computed nothing.
         """
         self.require_no_copy(request)
-        self._backing_up.lender_gave_up(request.id)
+        self._backing_up.engine_gave_up(request.id)
         copies = self._copies_of(request)
         request.copies, request.loaded = frozenset(), (0, 0)
-        self._requests.move(request, Event.FENCE)
+        self._requests.move(request, RequestEvent.FENCE)
         self._journal.record("fence", request.id, len(copies))
         if copies:
             timeout_s = self._config.timeouts.fence_s
@@ -220,8 +220,8 @@ class LentDevice:
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
         runs = without_unfilled(runs, request.unfilled)
         require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
-        self._requests.witness_tokens("retract", request.id, tokens)
-        self._requests.move(request, Event.COMPUTE)
+        self._requests.digest_tokens("retract", request.id, tokens)
+        self._requests.move(request, RequestEvent.COMPUTE)
         if not self._config.host_pages:
             return False
         node = self._publish(request, tokens)
@@ -236,7 +236,7 @@ class LentDevice:
         ]
         pins = self._saving.begin(request, tokens, node, tail, lent)
         if pins is None:
-            self._prefixes.residence.prune(node)
+            self._prefixes.allocator.prune(node)
             return False
         self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
@@ -262,13 +262,13 @@ class LentDevice:
         wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
             # A backup of the shared prefix, started by another request, has failed.
-            self._saving.lose(request, Event.LOSE)
+            self._saving.lose(request, RequestEvent.LOSE)
         return wait
 
     def release(self, request: Request) -> bool:
         assert isinstance(request, LentRequest)
         self._saving.let_go(request)
-        self._backing_up.lender_gave_up(request.id)
+        self._backing_up.engine_gave_up(request.id)
         copies = self._copies_of(request)
         self._requests.leave(request)
         if copies:
@@ -297,7 +297,7 @@ class LentDevice:
         request = self._requests.get(name) or self.leaving.get(name)
         return tuple(sorted(self._copies_of(request))) if isinstance(request, LentRequest) else ()
 
-    def is_leaving(self, name: str) -> bool:
+    def is_finishing(self, name: str) -> bool:
         """Return whether copies still touch lent pages of a released request."""
         require_name("request", name)
         return name in self.leaving
@@ -334,7 +334,9 @@ class LentDevice:
         self._journal.record("unfilled", load, first, starts)
 
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:
-        return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
+        return (
+            0 if request.copy_failed else match(self._prefixes, request.place, tokens).host_tokens
+        )
 
     def _bring_back(
         self, request: LentRequest, node: Node, lent: Lent, starts: Sequence[int]
@@ -361,7 +363,7 @@ class LentDevice:
         self._loading_back.begin(request, node, needed, pages, brought, lent=True)
         request.unfilled = ()
         self._load_began(request, lent.first, starts)
-        prefixes.residence.release(pins)
+        prefixes.allocator.release(pins)
         return None
 
     def _publish(self, request: LentRequest, tokens: bytes) -> Node:
@@ -403,7 +405,7 @@ class LentDevice:
 
     def _loaded(self, operation: Loading) -> None:
         self._loading_back.settle(operation)
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
         """Stop a failed load; the request waits until no rank's copy touches its pages."""
@@ -413,12 +415,12 @@ class LentDevice:
 
     def _save_failed(self, operation: Retract) -> None:
         self._stop(operation)
-        self._agenda.stop(operation, Outcome.FAILED)
+        self._operation_table.stop(operation, Outcome.FAILED)
 
     def _stop(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if isinstance(request, LentRequest):
-            self._requests.move(request, Event.STOP)
+            self._requests.move(request, RequestEvent.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
             # After a failed load, keep the pages copied by earlier loads.
@@ -429,12 +431,12 @@ class LentDevice:
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
         self._wait_no_more(operation)
-        self._agenda.finish(operation)
+        self._operation_table.finish(operation)
 
     def _wait_no_more(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._requests.move(request, Event.QUIET)
+            self._requests.move(request, RequestEvent.QUIET)
             request.waits_for = None
 
     def require_no_copy(self, request: LentRequest) -> None:

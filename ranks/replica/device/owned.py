@@ -10,25 +10,25 @@ each is made when an insert ends there, and copied again for each request that c
 
 from collections.abc import Sequence
 
-from ....coordinator.operation import Kind, Outcome
+from ....coordinator.operation import OperationKind, Outcome
 from ....errors import UsageError
 from ...protocol.answers import Admission, Wait
-from ...protocol.notices import Cause, Hit
+from ...protocol.events import Cause, Hit
 from ...protocol.orders import Fork
-from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
-from ..operations.agenda import Agenda
+from ..core.replica_parts import ReplicaParts
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Resume, Retract
 from ..operations.lent import NO_PAGE
 from ..operations.loading_back import LoadingBack, TailPages
-from ..operations.requests import Event, LoadState, OwnedRequest, Request, Requests, Stage
-from ..operations.saving import Saving
+from ..operations.operation_table import OperationTable
+from ..operations.requests import LoadState, OwnedRequest, Request, RequestEvent, Requests, Stage
+from ..operations.retraction import Retraction
 from ..tree.components import RecurrentComponent
-from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, match, reach
-from ..tree.node import DEVICE, HOST, Node, Place
+from ..tree.node import DEVICE, HOST, Node, TreeIdentity
 from ..tree.prefixes import Prefixes
+from ..tree.ref_counts import LockHandle
 from ..tree.tokens import TOKEN_BYTES
 from .device import Follows
 
@@ -40,25 +40,25 @@ class OwnedDevice:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         requests: Requests,
         loading_back: LoadingBack,
         backing_up: BackingUp,
-        saving: Saving,
+        saving: Retraction,
     ) -> None:
         self._page_tokens = basis.config.page_tokens
         self._clock = basis.clock
         self._prefixes = prefixes
         self._tree = prefixes.tree
-        self._residence = prefixes.residence
+        self._allocator = prefixes.allocator
         self._components = prefixes.components
         self._paged = [each for each in prefixes.components if each.per_page]
         self._states = [
             each for each in prefixes.components if isinstance(each, RecurrentComponent)
         ]
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._requests = requests
         self._loading_back = loading_back
         self._backing_up = backing_up
@@ -67,16 +67,16 @@ class OwnedDevice:
         self._outbox = basis.outbox
         self._seen = basis.misses
         self._least_pages = min(
-            self._residence.pools[DEVICE][each.index].capacity for each in self._paged
+            self._allocator.pools[DEVICE][each.index].capacity for each in self._paged
         )
         """The capacity of the smallest pool that has one page per page of tokens."""
 
-    def follows(self) -> dict[Kind, Follows]:
-        finish = self._agenda.finish
+    def follows(self) -> dict[OperationKind, Follows]:
+        finish = self._operation_table.finish
         return {
-            Kind.LOAD_BACK: Follows(finish, self._loaded, self._load_failed),
-            Kind.RESUME: Follows(finish, self._resumed, self._load_failed),
-            Kind.RETRACT: Follows(finish, self._saving.ended, self._save_failed),
+            OperationKind.LOAD_BACK: Follows(finish, self._loaded, self._load_failed),
+            OperationKind.RESUME: Follows(finish, self._resumed, self._load_failed),
+            OperationKind.RETRACT: Follows(finish, self._saving.ended, self._save_failed),
         }
 
     def load_state(self, request: Request) -> LoadState:
@@ -96,7 +96,9 @@ class OwnedDevice:
         self._requests.leave(request)
         return True
 
-    def require_possible(self, name: str, place: Place, tokens: bytes, reserve_tokens: int) -> None:
+    def require_possible(
+        self, name: str, place: TreeIdentity, tokens: bytes, reserve_tokens: int
+    ) -> None:
         """Raise `UsageError` for a request that does not fit even an empty device.
 
         Such a request would wait forever. Pools other than full attention count only the pages that a
@@ -127,7 +129,7 @@ class OwnedDevice:
         if pages is None:
             return Wait.NO_ROOM
         loading, request.own, request.locks = pages
-        self._requests.move(request, Event.ADMIT)
+        self._requests.move(request, RequestEvent.ADMIT)
         request.prefix, request.node, request.priority = end, best, priority
         request.checkpoints = request.ends = frozenset()
         if len(self._components) > 1:
@@ -141,7 +143,7 @@ class OwnedDevice:
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
             self._fork(request)
-        self._backing_up.was_hit(best)
+        self._backing_up.back_up_if_hit_often(best)
         return self._admission(request, on_device, tokens)
 
     def extend(self, request: OwnedRequest, total_tokens: int) -> bool:
@@ -153,7 +155,7 @@ class OwnedDevice:
         if missing <= 0:
             return True
         counts = [missing if component.per_page else 0 for component in self._components]
-        taken = self._residence.take(DEVICE, counts)
+        taken = self._allocator.take(DEVICE, counts)
         if taken is None:
             return False
         for own, pages in zip(request.own, taken, strict=True):
@@ -176,7 +178,7 @@ class OwnedDevice:
             raise UsageError(
                 f"request {request.id!r} inserts other tokens than those that it was admitted with"
             )
-        digest = self._requests.witness_pages("insert", request.id, tokens, int(final))
+        digest = self._requests.digest_pages("insert", request.id, tokens, int(final))
         self._seen.computed(request.place, digest)
         self._clock.tick()
         nodes = prefixes.cut_to(*found)
@@ -245,7 +247,7 @@ class OwnedDevice:
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
             # A backup of the shared prefix, started by another request, has failed.
-            self._saving.lose(request, Event.LOSE)
+            self._saving.lose(request, RequestEvent.LOSE)
         if wait is not None:
             return wait
         return Admission(
@@ -277,7 +279,7 @@ class OwnedDevice:
         if pages is None:
             return Wait.NO_ROOM
         loading, own, locks = pages
-        self._residence.release(request.locks)
+        self._allocator.release(request.locks)
         request.locks, request.saved = locks, None
         tail = [run[: len(host)] for run, host in zip(own, saved, strict=True)]
         request.own = [run[len(host) :] for run, host in zip(own, saved, strict=True)]
@@ -303,28 +305,28 @@ class OwnedDevice:
 
     def _take(
         self, best: Node, missing: list[Missing], room: list[int]
-    ) -> tuple[Sequence[PageRun], list[PageRun], list[Receipt]] | None:
+    ) -> tuple[Sequence[PageRun], list[PageRun], list[LockHandle]] | None:
         """Allocate the pages to load into and the request's own pages (`room`), and lock its prefix.
 
         Locks and pins come first, so that the allocation cannot evict the prefix. Returns None without
         room.
         """
-        residence = self._residence
-        locks = residence.hold(DEVICE, best, requested=True)
+        allocator = self._allocator
+        locks = allocator.hold(DEVICE, best, requested=True)
         if not (missing or any(room)):
             return (), [page_run() for _ in room], locks
         loading = [0] * len(room)
         for node, index in missing:
             loading[index] += self._components[index].pages_of(node.width)
         counts = [load + own for load, own in zip(loading, room, strict=True)]
-        if self._residence.has_free(DEVICE, counts):
-            taken = self._residence.take(DEVICE, counts)
+        if self._allocator.has_free(DEVICE, counts):
+            taken = self._allocator.take(DEVICE, counts)
         else:
-            guards = residence.hold(DEVICE, best) + residence.hold(HOST, best)
-            taken = self._residence.take(DEVICE, counts)
-            residence.release(guards)
+            guards = allocator.hold(DEVICE, best) + allocator.hold(HOST, best)
+            taken = self._allocator.take(DEVICE, counts)
+            allocator.release(guards)
         if taken is None:
-            residence.release(locks)
+            allocator.release(locks)
             return None
         parts = list(zip(taken, loading, strict=True))
         return [run[:count] for run, count in parts], [run[count:] for run, count in parts], locks
@@ -345,7 +347,7 @@ class OwnedDevice:
     def _tell(self, request: OwnedRequest) -> None:
         assert request.counted is not None
         (told, seen), request.counted = request.counted, None
-        self._outbox.notices.append(told)
+        self._outbox.events.append(told)
         self._seen.asked(seen)
         request.forget_sources()
 
@@ -382,10 +384,10 @@ class OwnedDevice:
             ):
                 continue
             counts = [int(each is component) for each in self._components]
-            taken = self._residence.take(DEVICE, counts)
+            taken = self._allocator.take(DEVICE, counts)
             if taken is not None:
                 slot = taken[index]
-                self._residence.attach(node, DEVICE, index, slot, Cause.COMPUTED)
+                self._allocator.attach(node, DEVICE, index, slot, Cause.COMPUTED)
                 self._outbox.orders.append(Fork(component.pool, request.own[index][0], slot[0]))
 
     def _fork(self, request: OwnedRequest) -> None:
@@ -415,17 +417,17 @@ class OwnedDevice:
             index = component.index
             mine, own[index] = own[index][:count], own[index][count:]
             if node.values[DEVICE][index] is None:
-                self._residence.attach(node, DEVICE, index, mine, Cause.COMPUTED)
+                self._allocator.attach(node, DEVICE, index, mine, Cause.COMPUTED)
             else:
-                self._residence.pools[DEVICE][index].give_back(mine)
+                self._allocator.pools[DEVICE][index].give_back(mine)
         request.prefix = node.end
 
     def _extend_lock(self, request: OwnedRequest, node: Node) -> None:
         self._prefixes.cut_for(node)
         if request.locks:
-            request.locks = self._residence.extend(request.locks, node)
+            request.locks = self._allocator.extend(request.locks, node)
         else:
-            request.locks = self._residence.hold(DEVICE, node, requested=True)
+            request.locks = self._allocator.hold(DEVICE, node, requested=True)
         request.node, request.prefix = node, node.end
 
     def _loaded(self, operation: LoadBack) -> None:
@@ -433,14 +435,14 @@ class OwnedDevice:
         if isinstance(request, OwnedRequest):
             self._fork(request)
             self._tell(request)
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _resumed(self, operation: Resume) -> None:
         request = self._loading_back.settle(operation)
         if isinstance(request, OwnedRequest):
             own = enumerate(request.own)
             request.own = [operation.disown(DEVICE, index) + run for index, run in own]
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
         """Invalidate the source of a failed load, and let the request compute again."""
@@ -450,12 +452,12 @@ class OwnedDevice:
 
     def _save_failed(self, operation: Retract) -> None:
         self._lose(operation)
-        self._agenda.stop(operation, Outcome.FAILED)
+        self._operation_table.stop(operation, Outcome.FAILED)
 
     def _lose(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._saving.lose(request, Event.FAIL)
+            self._saving.lose(request, RequestEvent.FAIL)
 
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
         """Return the request's own pages, by component, that contain data."""
@@ -479,7 +481,7 @@ class OwnedDevice:
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
-            pool = self._residence.pools[DEVICE][component.index]
+            pool = self._allocator.pools[DEVICE][component.index]
             # Full size check: the cached pages that a match needs, and new pages after them.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:

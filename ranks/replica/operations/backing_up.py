@@ -8,36 +8,36 @@ a gap, or without its state, restores nothing. A window gets one extra page, for
 earlier: a repeated prompt still computes its last token, and may diverge there. Of a lent window, all
 pages that the engine still has are backed up.
 
-A path without room gets an entry in `Residence.not_on_host` and is retried (`Retrying`). If a path is
-longer than host memory, its excess pages are copied to temporary host pages, persisted from there, and
-freed.
+A path without room gets an entry in `PageAllocator.not_on_host` and is retried (`Retrying`). If a path
+is longer than host memory, its excess pages are copied to temporary host pages, persisted from there,
+and freed.
 """
 
 from collections.abc import Iterable, Sequence
 
-from ....coordinator.operation import Kind, Outcome
+from ....coordinator.operation import OperationKind, Outcome
 from ....errors import InternalError
 from ...protocol.config import WritePolicy
-from ...protocol.notices import Cause, NotBegun
+from ...protocol.events import Cause, NotBegun
 from ...protocol.orders import CopyTransfer
-from ..core.basis import Basis
 from ..core.pages import PageRun
+from ..core.replica_parts import ReplicaParts
 from ..tree.backlog import Awaited, Undone
 from ..tree.components import Component
-from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
-from .agenda import Agenda
+from ..tree.ref_counts import LockHandle
 from .kinds import Backup, Retract, Segment
 from .lent import Lent
+from .operation_table import OperationTable
 from .pauses import Pauses
 from .persisting import Persisting, hold_pieces
 from .requests import LentRequest, Requests
 
 _ENDS_MAX = 4
 """Number of earlier match ends of a path that a backup checks."""
-_PASSING_SHARE = 4
+_UNKEPT_SHARE = 4
 """Inverse of the largest share of host memory for temporary pages (copied only to persist)."""
 
 
@@ -46,9 +46,9 @@ class BackingUp:
 
     def __init__(
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         requests: Requests,
         persisting: Persisting,
     ) -> None:
@@ -56,14 +56,14 @@ class BackingUp:
         self._prefixes = prefixes
         self._components = prefixes.components
         self._has_states = not all(each.per_page for each in prefixes.components)
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._requests = requests
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
         """Pauses between retries of failed copies."""
         if config.write_policy is WritePolicy.WRITE_BACK:
-            prefixes.residence.saves = self._saves
+            prefixes.allocator.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
         """Back up the path to an inserted `node`, if the write policy says so."""
@@ -72,7 +72,7 @@ class BackingUp:
         elif node.values[HOST][0] is not None:
             self._persisting.offer_path(node)
 
-    def was_hit(self, node: Node) -> None:
+    def back_up_if_hit_often(self, node: Node) -> None:
         """Under write-through-selective, back up the part of the path to `node` with enough hits."""
         if self._config.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
@@ -97,7 +97,7 @@ class BackingUp:
         ends = self._ends(node, lent, all_lacking=False)
         operations, left_out = self._back_up(node, ends, lent, too_long=too_long)
         if left_out and tells:
-            self._outbox.notices.append(NotBegun(Kind.BACKUP))
+            self._outbox.events.append(NotBegun(OperationKind.BACKUP))
         self._postpone(left_out, lent)
         self._persisting.offer_path(node)
         return operations
@@ -120,16 +120,16 @@ class BackingUp:
         several = lent is None and not too_long and self._persisting.keeps(node)
         ends = self._ends(node, lent, all_lacking=True) if several else [node]
         operations: tuple[int, ...] = ()
-        pins: list[Receipt] = []
+        pins: list[LockHandle] = []
         for end in ends:
             begun, left_out = self._back_up(end, [end], lent, too_long=too_long, whole=True)
             operations += begun
             self._postpone(left_out, lent)
             pins += self.pin(end)
-        self._prefixes.residence.release(pins)
+        self._prefixes.allocator.release(pins)
         if several:
             # Queue these match ends again, because later ones may have taken their host pages.
-            not_on_host = self._prefixes.residence.not_on_host
+            not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
         # Retries must not renew the stored part of a too-long path, or they would never end.
@@ -150,7 +150,7 @@ class BackingUp:
         With `whole`, `node` is copied completely or not at all. Returns the operations and the ends
         without room.
         """
-        residence = self._prefixes.residence
+        allocator = self._prefixes.allocator
         # Pin the host part of the path, so that allocating pages does not evict it.
         pins = [pin for end in ends for pin in self.pin(end)]
         if lent is not None:
@@ -158,8 +158,8 @@ class BackingUp:
                 if component.per_page:
                     self._prefixes.cut(node, lent.whole_from(component))
             if too_long:
-                self._persisting.recall(node)
-        room = [residence.available(HOST, each.index) for each in self._components]
+                self._persisting.remember_written(node)
+        room = [allocator.available(HOST, each.index) for each in self._components]
         tops_up = not too_long or not self._to_pass_on(node, lent)
         missing, all_fits = self._full_attention(node, room[0], tops_up=tops_up)
         left_out = [node]
@@ -171,14 +171,14 @@ class BackingUp:
         operations: tuple[int, ...] = ()
         if missing:
             operations = (self._begin(node, missing, lent),)
-        residence.release(pins)
+        allocator.release(pins)
         if not all_fits and too_long:
             passed, complete = self._pass_on(node, lent)
             operations += passed
             left_out = [] if complete else left_out
         return operations, left_out
 
-    def pin(self, end: Node) -> list[Receipt]:
+    def pin(self, end: Node) -> list[LockHandle]:
         """Pin the host pages that matches at `end`, and one page before it, need.
 
         Splits nodes where the interval begins, because a node is pinned as a whole.
@@ -186,37 +186,39 @@ class BackingUp:
         if end.parent is None:
             return []
         self._prefixes.cut_for(end)
-        receipts: list[Receipt] = []
+        lock_handles: list[LockHandle] = []
         for each in self._components:
             start = self._first_kept(each, end) if each.per_page else end.start
             if each.index and each.per_page:
                 self._prefixes.cut(end, start)
-            receipts.append(self._prefixes.residence.holds.acquire(HOST, each.index, end, start))
-        return receipts
+            lock_handles.append(
+                self._prefixes.allocator.ref_counts.acquire(HOST, each.index, end, start)
+            )
+        return lock_handles
 
     def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:
         """Back up the path to `node` from lent pages; return the operations that have begun.
 
         Remaining work is recorded in `Backlog.awaited` until the engine lends the pages again.
         """
-        again = lent.request in self._prefixes.residence.not_on_host.awaited
+        again = lent.request in self._prefixes.allocator.not_on_host.awaited
         if again:
             # Start the next backoff pause if copies have failed.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
 
-    def lender_is_due(self, name: str) -> bool:
+    def engine_is_due(self, name: str) -> bool:
         """Return whether a request's waiting backup may make progress now. Changes nothing."""
-        awaited = self._prefixes.residence.not_on_host.awaited.get(name)
+        awaited = self._prefixes.allocator.not_on_host.awaited.get(name)
         if awaited is None or self.pauses.blocks:
             return False
         store_goes_on = awaited.store_paused and not self._persisting.pauses.blocks
-        return store_goes_on or awaited.ended != self._agenda.ended
+        return store_goes_on or awaited.ended != self._operation_table.ended
 
-    def lender_gave_up(self, name: str) -> None:
+    def engine_gave_up(self, name: str) -> None:
         """Count the pages of a request's unfinished backup as lost: it no longer lends them."""
-        self._prefixes.residence.not_on_host.lender_is_done(name, gave_up=True)
+        self._prefixes.allocator.not_on_host.engine_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
         """Return the device pages to copy for a value missing on the host, or None."""
@@ -239,7 +241,7 @@ class BackingUp:
         """Attach pages copied on every rank to the tree, and offer them to storage."""
         self.pauses.succeeded()
         if isinstance(operation, Backup) and operation.passes:
-            self._settle_passing(operation)
+            self._settle_unkept(operation)
             return
         settled: list[Segment] = []
         orphaned: list[Segment] = []
@@ -247,19 +249,19 @@ class BackingUp:
             node, component = segment
             if node.values[HOST][component] is None and _may_attach(node, component):
                 pages = operation.give(segment)
-                self._prefixes.residence.attach(node, HOST, component, pages, Cause.BACKED_UP)
+                self._prefixes.allocator.attach(node, HOST, component, pages, Cause.BACKED_UP)
                 settled.append(segment)
             elif node.values[HOST][component] is None:
                 orphaned.append(segment)
         # Orphaned segments: the copy of their parents has failed meanwhile.
         self._copy_again(operation, orphaned)
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
 
     def failed(self, operation: Backup) -> None:
         self.pauses.failed()
         self._copy_again(operation, operation.in_order())
-        self._agenda.stop(operation, Outcome.FAILED)
+        self._operation_table.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
         """Back up a node before its pages of a component are evicted; return whether they must stay.
@@ -273,7 +275,7 @@ class BackingUp:
         )
         if lost and not node.is_saved:
             node.saved_at = node.last_access
-            self._prefixes.residence.changed[node] = None
+            self._prefixes.allocator.changed[node] = None
             self.write_through(node)
         return node.held[DEVICE][component] > 0
 
@@ -450,7 +452,7 @@ class BackingUp:
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
-        taken = self._take_for_passing(wanted)
+        taken = self._allocate_unkept(wanted)
         if taken is None:
             return (), False
         # The allocation may have evicted or split nodes of this path, so list the values again.
@@ -474,36 +476,36 @@ class BackingUp:
                 chosen.append((each.parent, index))
                 room[index] = 0
         if not chosen:
-            for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
+            for pool, run in zip(self._prefixes.allocator.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
         # With lent pages the path is not complete, because the engine must also wait for the writes.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
-    def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
+    def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
         """Allocate temporary pages for a part of `wanted`; None if the first value gets none."""
-        residence = self._prefixes.residence
+        allocator = self._prefixes.allocator
         counts = [0] * len(self._components)
         for node, index in wanted:
             counts[index] += self._components[index].pages_of(node.width)
         for index, pages in enumerate(self._config.pool_pages(HOST)):
-            most = min(residence.available(HOST, index), max(1, pages // _PASSING_SHARE))
+            most = min(allocator.available(HOST, index), max(1, pages // _UNKEPT_SHARE))
             counts[index] = min(counts[index], most)
         first = wanted[0][1]
-        return self._prefixes.residence.take(HOST, counts) if counts[first] else None
+        return self._prefixes.allocator.take(HOST, counts) if counts[first] else None
 
-    def _settle_passing(self, operation: Backup) -> None:
+    def _settle_unkept(self, operation: Backup) -> None:
         pages = {segment: operation.give(segment) for segment in operation.in_order()}
         last = max((segment.node for segment in pages), key=lambda node: node.end)
         self._persisting.pass_on(pages, last)
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
         """Queue ends without room for a retry; lent pages must be lent again."""
-        not_on_host = self._prefixes.residence.not_on_host
+        not_on_host = self._prefixes.allocator.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:
-            not_on_host.lender_is_done(lent.request)
+            not_on_host.engine_is_done(lent.request)
         for node in ends:
             missing = [
                 (each, index)
@@ -517,7 +519,7 @@ class BackingUp:
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
         """Queue the pages of a failed copy for a retry; lent pages must be lent again."""
-        not_on_host = self._prefixes.residence.not_on_host
+        not_on_host = self._prefixes.allocator.not_on_host
         pages = self._pages_of(lost)
         if lost and not operation.lent:
             node = max((segment.node for segment in lost), key=lambda node: node.end)
@@ -553,8 +555,8 @@ class BackingUp:
 
     def _await(self, lender: str, cause: Undone, pages: int) -> None:
         paused = self._persisting.pauses.blocks or self._persisting.is_full
-        awaited = Awaited(cause, pages, self._agenda.ended, paused)
-        self._prefixes.residence.not_on_host.lender_waits(lender, awaited)
+        awaited = Awaited(cause, pages, self._operation_table.ended, paused)
+        self._prefixes.allocator.not_on_host.engine_waits_for(lender, awaited)
 
     def _pages_of(self, pieces: Iterable[tuple[Node, int]]) -> int:
         return sum(self._components[index].pages_of(node.width) for node, index in pieces)
@@ -570,28 +572,28 @@ class BackingUp:
 
         Pins the host pages of the path. `passing` are temporary host pages; unused ones are freed.
         """
-        residence = self._prefixes.residence
+        allocator = self._prefixes.allocator
         # Lock the sources first, because the allocation below may evict.
-        receipts = [] if lent is not None else hold_pieces(residence, DEVICE, missing)
+        lock_handles = [] if lent is not None else hold_pieces(allocator, DEVICE, missing)
         counts = [0] * len(self._components)
         for each, index in missing:
             counts[index] += self._components[index].pages_of(each.width)
-        taken = self._prefixes.residence.take(HOST, counts) if passing is None else passing
+        taken = self._prefixes.allocator.take(HOST, counts) if passing is None else passing
         if taken is None:
             raise InternalError("a backup finds less room on the host than was counted for it")
-        receipts += hold_pieces(residence, HOST, missing)
+        lock_handles += hold_pieces(allocator, HOST, missing)
         operation = Backup(
             components=self._components,
-            receipts=receipts,
+            lock_handles=lock_handles,
             segments=self.divide(missing, taken),
             lent=0 if lent is None else node.end,
             lender="" if lent is None else lent.request,
             passes=passing is not None,
         )
-        for pool, rest in zip(residence.pools[HOST], taken, strict=True):
+        for pool, rest in zip(allocator.pools[HOST], taken, strict=True):
             pool.give_back(rest)
         transfers = self.transfers(operation.segments, lent)
-        self._agenda.copy(operation, transfers, node.id, counts)
+        self._operation_table.copy(operation, transfers, node.id, counts)
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:

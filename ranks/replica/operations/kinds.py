@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
-from ....coordinator.seats import UNBOUNDED
+from ....coordinator.operation import FIRST_PHASE, OperationKind, Outcome, Phase, Queue
+from ....coordinator.prefetch_slots import UNBOUNDED
 from ...protocol.orders import Need
 from ..core.pages import PageRun, page_run
 from ..tree.components import Component
-from ..tree.holds import Receipt
 from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime
+from ..tree.ref_counts import LockHandle
 
 
 class Segment(NamedTuple):
@@ -28,10 +28,10 @@ class Segment(NamedTuple):
 class Operation:
     """The common part of all kinds of operation."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[OperationKind]
     id: int = 0
     phase: Phase = field(init=False)
-    receipts: list[Receipt] = field(default_factory=list[Receipt])
+    lock_handles: list[LockHandle] = field(default_factory=list[LockHandle])
     ending: Outcome | None = None
     """The outcome of a stopped operation that waits until its I/O has ended."""
 
@@ -54,8 +54,8 @@ class Operation:
 
     def nodes(self) -> Iterator[Node]:
         """Yield the nodes that the operation refers to, possibly more than once."""
-        for receipt in self.receipts:
-            yield receipt.node
+        for lock_handle in self.lock_handles:
+            yield lock_handle.node
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -168,7 +168,7 @@ class Copy(Moving):
 class Backup(Copy):
     """A copy from device pages of nodes, or lent ones, to host pages for those nodes."""
 
-    kind = Kind.BACKUP
+    kind = OperationKind.BACKUP
     fills = HOST
     queue = Queue.BACKUP
     passes: bool = False
@@ -182,7 +182,7 @@ class Backup(Copy):
 class Retract(Copy):
     """A copy from device to host of all pages of a request, including unshared ones."""
 
-    kind = Kind.RETRACT
+    kind = OperationKind.RETRACT
     fills = HOST
     queue = Queue.BACKUP
     request: str
@@ -192,7 +192,7 @@ class Retract(Copy):
 class LoadBack(Copy):
     """A copy from host pages of nodes to device pages for those nodes, or lent ones."""
 
-    kind = Kind.LOAD_BACK
+    kind = OperationKind.LOAD_BACK
     fills = DEVICE
     queue = Queue.LOAD_BACK
     request: str
@@ -202,7 +202,7 @@ class LoadBack(Copy):
 class Resume(Copy):
     """A copy from host to device of all pages of a retracted request."""
 
-    kind = Kind.RESUME
+    kind = OperationKind.RESUME
     fills = DEVICE
     queue = Queue.LOAD_BACK
     request: str
@@ -219,7 +219,7 @@ class Persist(Moving):
     the operation.
     """
 
-    kind = Kind.PERSIST
+    kind = OperationKind.PERSIST
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
@@ -239,7 +239,7 @@ class Persist(Moving):
 class Serving(Moving):
     """Host pages that other groups may read. They belong to nodes, which are pinned."""
 
-    kind = Kind.SERVE
+    kind = OperationKind.SERVE
     fills = None
     queue = Queue.QUIESCE
     """The only queue that this kind ever enters."""
@@ -253,7 +253,7 @@ class Serving(Moving):
         return 0 if self.last is None else self.last.end
 
 
-class Wanted(NamedTuple):
+class WantedPages(NamedTuple):
     """Objects of one component that a prefetch reads: positions, keys and destination pages."""
 
     component: int
@@ -261,10 +261,10 @@ class Wanted(NamedTuple):
     keys: tuple[bytes, ...]
     pages: PageRun
 
-    def after(self, count: int) -> "Wanted":
+    def after(self, count: int) -> "WantedPages":
         """Return all but the first `count` objects."""
         component, positions, keys, pages = self
-        return Wanted(component, positions[count:], keys[count:], pages[count:])
+        return WantedPages(component, positions[count:], keys[count:], pages[count:])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -275,7 +275,7 @@ class Prefetch(Operation):
     fill nodes above it. `floor` is the end of `best_match_node`; a shorter length would gain nothing.
     """
 
-    kind = Kind.PREFETCH
+    kind = OperationKind.PREFETCH
     request: str
     anchor: Node
     floor: int
@@ -289,7 +289,7 @@ class Prefetch(Operation):
     """The group that the pages come from; empty for the store."""
     waits_since_ms: int
     """Agreed time (ms) at which the prefetch began to wait; 0 if none was agreed on."""
-    seat: int | None = None
+    prefetch_slot: int | None = None
     """The prefetch slot in the ballot, held from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
     """The greatest length, from the floor, that a rank may vote for."""
@@ -300,7 +300,7 @@ class Prefetch(Operation):
 
     May lie above the anchor if only other components are missing.
     """
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[WantedPages, ...] = ()
     """The objects to read, in landing order: full attention first."""
     wanted_count: int = 0
     landed: int = 0
@@ -318,18 +318,18 @@ class Prefetch(Operation):
         self.end = self.anchor.end + len(self.keys)
 
     @property
-    def heeds_misses(self) -> bool:
+    def skips_known_misses(self) -> bool:
         """Whether missing pages are not requested again for a while; false for a group's pages."""
         return not self.source
 
-    def assign(self, wanted: Sequence[Wanted]) -> None:
+    def assign(self, wanted: Sequence[WantedPages]) -> None:
         """Set the objects to read; the operation owns exactly their pages."""
         self.wanted = tuple(wanted)
         self.wanted_count = sum(len(each.keys) for each in wanted)
 
     def drop(self, count: int) -> None:
         """Drop the first `count` objects and the ownership of their pages."""
-        kept: list[Wanted] = []
+        kept: list[WantedPages] = []
         for each in self.wanted:
             if count < len(each.keys):
                 kept.append(each.after(count))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....coordinator.operation import Outcome
-from ...protocol.notices import Cause
+from ...protocol.events import Cause
 from ...protocol.orders import CopyTransfer
 from ..core.journal import Journal
 from ..core.pages import PageRun, page_run
@@ -16,9 +16,9 @@ from ..tree.components import Component
 from ..tree.matching import Missing
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
-from .agenda import Agenda
 from .kinds import LoadBack, Loading, Resume, Segment
-from .requests import Event, Request, Requests
+from .operation_table import OperationTable
+from .requests import Request, RequestEvent, Requests
 
 
 class TailPages(NamedTuple):
@@ -33,11 +33,15 @@ class LoadingBack:
     """Starts load backs, and applies their outcome to the tree."""
 
     def __init__(
-        self, prefixes: Prefixes, agenda: Agenda, requests: Requests, journal: Journal
+        self,
+        prefixes: Prefixes,
+        operation_table: OperationTable,
+        requests: Requests,
+        journal: Journal,
     ) -> None:
         self._prefixes = prefixes
-        self._residence = prefixes.residence
-        self._agenda = agenda
+        self._allocator = prefixes.allocator
+        self._operation_table = operation_table
         self._requests = requests
         self._journal = journal
 
@@ -56,9 +60,9 @@ class LoadingBack:
         `pages` are as many device pages by component as are missing, lent or owned by the operation
         from now on. With a `tail`, which the operation then owns as well, it is a `Resume`.
         """
-        receipts = self._residence.hold(HOST, last)
+        lock_handles = self._allocator.hold(HOST, last)
         if not lent:
-            receipts += self._residence.hold(DEVICE, last)
+            lock_handles += self._allocator.hold(DEVICE, last)
         segments: dict[Segment, PageRun] = {}
         transfers: list[CopyTransfer] = [] if tail is None else self._bring(tail)
         at = [0] * len(self._prefixes.components)
@@ -72,7 +76,7 @@ class LoadingBack:
         kind = LoadBack if tail is None else Resume
         operation = kind(
             components=self._prefixes.components,
-            receipts=receipts,
+            lock_handles=lock_handles,
             segments=segments,
             request=request.id,
             lent=sum(at) if lent else 0,
@@ -82,8 +86,8 @@ class LoadingBack:
                 operation.own(HOST, index, host)
                 if not lent:
                     operation.own(DEVICE, index, device)
-        self._requests.move(request, Event.LOAD)
-        self._agenda.copy(operation, transfers, request.id, at)
+        self._requests.move(request, RequestEvent.LOAD)
+        self._operation_table.copy(operation, transfers, request.id, at)
         request.waits_for = operation.id
 
     def settle(self, operation: Loading) -> Request | None:
@@ -92,10 +96,10 @@ class LoadingBack:
             node, component = segment
             if pages and node.values[DEVICE][component] is None:
                 mine = operation.give(segment)
-                self._residence.attach(node, DEVICE, component, mine, Cause.LOADED)
+                self._allocator.attach(node, DEVICE, component, mine, Cause.LOADED)
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._requests.move(request, Event.LOADED)
+            self._requests.move(request, RequestEvent.LOADED)
             request.waits_for = None
         return request
 
@@ -108,17 +112,17 @@ class LoadingBack:
 
     def failed(self, operation: Loading) -> None:
         """Remove the source of a failed load from the tree; keep it until no copy reads it."""
-        residence = self._residence
+        allocator = self._allocator
         read = operation.in_order()
-        self._agenda.release_receipts(operation)
+        self._operation_table.release_locks(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
         # Pages that others need stay in the tree, pinned until no copy reads them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)
-            operation.receipts += residence.hold(HOST, last)
-        self._agenda.stop(operation, Outcome.FAILED)
+            operation.lock_handles += allocator.hold(HOST, last)
+        self._operation_table.stop(operation, Outcome.FAILED)
 
     def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
         """Return the copy of a node's host pages to `destinations`."""
@@ -137,20 +141,20 @@ class LoadingBack:
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
         # A copy may still read the host pages, so the operation takes them over instead of freeing
         # them. A node that others hold on the host keeps them.
-        residence = self._residence
+        allocator = self._allocator
         if node.parent is None or node.values[HOST][component] is None:
             return
         if node.held[HOST][component]:
             return
-        leaving = residence.leaving(Cause.FAILED)
+        leaving = allocator.leaving(Cause.FAILED)
         if component:
-            residence.detach(node, HOST, component, leaving)
+            allocator.detach(node, HOST, component, leaving)
         elif node.occupied_children[HOST] or node.is_held_on(HOST):
             return
         else:
-            residence.detach_all(node, HOST, leaving)
+            allocator.detach_all(node, HOST, leaving)
         for index, pages in enumerate(leaving.runs[HOST]):
             operation.own(HOST, index, pages)
-        residence.tell_of(leaving)
+        allocator.publish_removed(leaving)
         self._journal.record("disown", operation.id, node.id, component)
-        residence.remove_if_dead(node)
+        allocator.remove_if_dead(node)

@@ -1,6 +1,6 @@
 """Backoff between retries."""
 
-from ..core.basis import Clock
+from ..core.replica_parts import Clock
 
 FIRST_MS = 1_000
 LONGEST_MS = 30_000

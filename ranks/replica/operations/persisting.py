@@ -3,19 +3,19 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from ....coordinator.operation import Kind, Outcome, Queue
-from ...protocol.notices import Cause, NotBegun, Stored, Tier
+from ....coordinator.operation import OperationKind, Outcome, Queue
+from ...protocol.events import Cause, NotBegun, Stored, Tier
 from ...protocol.orders import ObjectTransfer
-from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
+from ..core.replica_parts import ReplicaParts
 from ..tree.backlog import Undone
 from ..tree.components import Component
-from ..tree.holds import Receipt
 from ..tree.node import HOST, Node
+from ..tree.page_allocator import PageAllocator
 from ..tree.prefixes import Prefixes
-from ..tree.residence import Residence
-from .agenda import Agenda
+from ..tree.ref_counts import LockHandle
 from .kinds import Persist, Segment
+from .operation_table import OperationTable
 from .pauses import Pauses
 from .requests import Requests
 from .store import Store
@@ -27,18 +27,23 @@ _PIECE_PAGES = 8
 class Persisting:
     """Starts persists, a bounded number at a time, and records which pages the store has.
 
-    Unwritten paths get an entry in `Residence.not_stored`. While the store fails, new paths get one at
-    once, and one write is tried after each pause.
+    Unwritten paths get an entry in `PageAllocator.not_stored`. While the store fails, new paths get one
+    at once, and one write is tried after each pause.
     """
 
     def __init__(
-        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, store: Store, requests: Requests
+        self,
+        basis: ReplicaParts,
+        prefixes: Prefixes,
+        operation_table: OperationTable,
+        store: Store,
+        requests: Requests,
     ) -> None:
         config = basis.config
         self._bounds = config.bounds
         self._names_pages = config.names_pages
         self._prefixes = prefixes
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._store = store
         self._requests = requests
         self._outbox = basis.outbox
@@ -113,7 +118,7 @@ class Persisting:
         The pages are freed if the write cannot begin.
         """
         if not (self._keeps(last) and self._write(pages, last)):
-            pools = self._prefixes.residence.pools[HOST]
+            pools = self._prefixes.allocator.pools[HOST]
             for segment, run in pages.items():
                 pools[segment.component].give_back(run)
 
@@ -128,7 +133,7 @@ class Persisting:
         """Return whether the store is known to have a node's pages of a component."""
         return self._store.has(node, component)
 
-    def recall(self, node: Node) -> None:
+    def remember_written(self, node: Node) -> None:
         """Mark nodes on the path to `node` as stored if their pages were written recently.
 
         Nodes without pages are removed from the tree, with lent pages even while the rest of a too-long
@@ -141,11 +146,11 @@ class Persisting:
                     continue
                 pool, keys = self._named(Segment(each, index))
                 if self.has(each, index):
-                    self._store.note_lately(pool, keys)
+                    self._store.count_recent(pool, keys)
                 if not self.lacks(each, index):
                     continue
-                known = self._store.count_lately(pool, keys)
-                self._store.note_lately(pool, keys[:known])
+                known = self._store.recent_count(pool, keys)
+                self._store.count_recent(pool, keys[:known])
                 if 0 < known < each.width and not index:
                     self._prefixes.split(each, known)
                     assert each.parent is not None
@@ -156,7 +161,7 @@ class Persisting:
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
         # A node now known as stored may be mergeable with its neighbours.
-        self._prefixes.residence.changed[node] = None
+        self._prefixes.allocator.changed[node] = None
 
     def keeps(self, node: Node) -> bool:
         """Return whether pages cached at `node` are to be written to the attached store."""
@@ -188,7 +193,7 @@ class Persisting:
             above, distance = self._continued(operation)
             operation.used_at = self._store.seen_first(_path_to(above, operation))
             after = b"" if above is None else self._prefixes.tree.keys(above)[-1]
-            self._agenda.persist(operation, transfers, after, distance)
+            self._operation_table.persist(operation, transfers, after, distance)
 
     def ended(self, operation: Persist) -> None:
         """Apply a persist that has finished on every rank."""
@@ -200,16 +205,16 @@ class Persisting:
             self._store.forget_misses(pool, keys)
             if not segment.component:
                 self._seen.stored(keys)
-            if self._prefixes.residence.not_on_host.awaited:
-                self._store.note_lately(pool, keys)
+            if self._prefixes.allocator.not_on_host.awaited:
+                self._store.count_recent(pool, keys)
             after = b""
             named: tuple[bytes, ...] = ()
             if self._names_pages and not segment.component:
                 after, named = self._prefixes.tree.key_before(segment.node), keys
             told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
-            self._outbox.notices.append(told)
+            self._outbox.events.append(told)
         self.issued -= 1
-        self._agenda.finish(operation, Outcome.COMPLETE)
+        self._operation_table.finish(operation, Outcome.COMPLETE)
         self.begin_waiting()
 
     def failed(self, operation: Persist) -> None:
@@ -217,20 +222,20 @@ class Persisting:
         self.issued -= 1
         self.pauses.failed()
         self._postpone(operation.segments, Undone.STORE_FAILED)
-        self._agenda.stop(operation, Outcome.FAILED)
+        self._operation_table.stop(operation, Outcome.FAILED)
         self.begin_waiting()
 
     def quiet(self, operation: Persist) -> None:
         """Finish a stopped persist that no rank's I/O touches any more."""
-        self._agenda.finish(operation)
+        self._operation_table.finish(operation)
 
     def abandon(self) -> None:
         """Stop all persists because the store is detached; those not yet ordered end at once."""
         while self.waiting:
-            self._agenda.finish(self.waiting.popleft(), Outcome.ABORTED)
-        self._agenda.stop_issued(Queue.PERSIST, Outcome.ABORTED)
+            self._operation_table.finish(self.waiting.popleft(), Outcome.ABORTED)
+        self._operation_table.stop_issued(Queue.PERSIST, Outcome.ABORTED)
         self.issued = 0
-        self._prefixes.residence.not_stored.clear()
+        self._prefixes.allocator.not_stored.clear()
         self.pauses.succeeded()
 
     def _keeps(self, node: Node) -> bool:
@@ -275,9 +280,9 @@ class Persisting:
         return found[::-1] + [each for each in others if self._is_lacking(each)]
 
     def _doubt_old(self, node: Node) -> bool:
-        doubted = self._store.doubt_old(node)
+        doubted = self._store.invalidate_stored(node)
         if doubted:
-            self._prefixes.residence.changed[node] = None
+            self._prefixes.allocator.changed[node] = None
         return doubted
 
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
@@ -301,7 +306,7 @@ class Persisting:
         """Start a persist; return False, and add a backlog entry, if the store cannot accept it now."""
         if self.is_full:
             self._postpone(segments, Undone.STORE_BUSY)
-            self._outbox.notices.append(NotBegun(Kind.PERSIST))
+            self._outbox.events.append(NotBegun(OperationKind.PERSIST))
             return False
         if not self.pauses.allow():
             self._postpone(segments, Undone.STORE_FAILED)
@@ -310,10 +315,10 @@ class Persisting:
             last = max((segment.node for segment in segments), key=lambda node: node.end)
         operation = Persist(
             components=self._prefixes.components,
-            receipts=hold_pieces(self._prefixes.residence, HOST, segments),
+            lock_handles=hold_pieces(self._prefixes.allocator, HOST, segments),
             segments={segment: page_run(pages) for segment, pages in segments.items()},
         )
-        self._agenda.begin(operation, last.id)
+        self._operation_table.begin(operation, last.id)
         self.waiting.append(operation)
         self.begin_waiting()
         return True
@@ -339,7 +344,7 @@ class Persisting:
             pages += self._component(component).pages_of(node.width)
             last = node if last is None or node.end > last.end else last
         if last is not None:
-            self._prefixes.residence.not_stored.add(last, cause, pages)
+            self._prefixes.allocator.not_stored.add(last, cause, pages)
 
     def transfer(self, segment: Segment) -> ObjectTransfer:
         """Return the transfer of a segment: its objects and the node's host pages."""
@@ -361,14 +366,16 @@ class Persisting:
 
 
 def hold_pieces(
-    residence: Residence, tier: int, pieces: Iterable[tuple[Node, int]]
-) -> list[Receipt]:
+    allocator: PageAllocator, tier: int, pieces: Iterable[tuple[Node, int]]
+) -> list[LockHandle]:
     """Lock or pin nodes of one path for one component each, and its full attention."""
-    acquire = residence.holds.acquire
+    acquire = allocator.ref_counts.acquire
     pieces = list(pieces)
     deepest = max((node for node, _ in pieces), key=lambda node: node.end)
-    receipts = [acquire(tier, 0, deepest)]
-    return receipts + [acquire(tier, index, node, node.start) for node, index in pieces if index]
+    lock_handles = [acquire(tier, 0, deepest)]
+    return lock_handles + [
+        acquire(tier, index, node, node.start) for node, index in pieces if index
+    ]
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:

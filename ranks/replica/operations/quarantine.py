@@ -11,10 +11,10 @@ from ....coordinator.operation import Phase
 from ...protocol.replica_config import ReplicaConfig
 from ..core.pages import PagePool
 from ..tree.node import HOST
+from ..tree.page_allocator import TIERS
 from ..tree.prefixes import Prefixes
-from ..tree.residence import TIERS
-from .agenda import Agenda
 from .kinds import Copy, Operation
+from .operation_table import OperationTable
 from .store import Store
 
 KEEPS_TOO_MUCH = "its calls that do not return keep too many host pages"
@@ -28,11 +28,15 @@ class Quarantine:
     """Counts quarantined pages, and compares them with their bounds."""
 
     def __init__(
-        self, config: ReplicaConfig, prefixes: Prefixes, agenda: Agenda, store: Store
+        self,
+        config: ReplicaConfig,
+        prefixes: Prefixes,
+        operation_table: OperationTable,
+        store: Store,
     ) -> None:
         self._config = config
-        self._pools = prefixes.residence.pools
-        self._agenda = agenda
+        self._pools = prefixes.allocator.pools
+        self._operation_table = operation_table
         self._store = store
 
     def store_keeps_too_much(self) -> bool:
@@ -51,7 +55,7 @@ class Quarantine:
                 return f"{pages} of {pool.capacity} {pool.name} pages"
         return None
 
-    def others_keep_too_much(self) -> str | None:
+    def exceeds_budget(self) -> str | None:
         """Return a text that names a pool of which other I/O keeps too many pages, or None.
 
         Other I/O (copies, reads between groups) has no store to detach.
@@ -82,7 +86,7 @@ class Quarantine:
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
 
     def _apart(self) -> Iterable[Operation]:
-        in_flight = self._agenda.in_flight.values()
+        in_flight = self._operation_table.in_flight.values()
         return (each for each in in_flight if each.phase is Phase.QUARANTINED)
 
     def _of_stores(self) -> Iterable[Operation]:
@@ -96,11 +100,11 @@ class Quarantine:
             for tier in TIERS:
                 for component in range(count):
                     kept[tier][component] += len(operation.owned_pages(tier, component))
-            for receipt in operation.receipts:
-                tier, component = receipt.tier, receipt.component
-                for node in receipt.node.path():
+            for lock_handle in operation.lock_handles:
+                tier, component = lock_handle.tier, lock_handle.component
+                for node in lock_handle.node.path():
                     held = (tier, component, node.id)
-                    if node.start < receipt.start:
+                    if node.start < lock_handle.start:
                         break
                     if held not in seen:
                         seen.add(held)

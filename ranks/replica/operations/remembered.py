@@ -34,7 +34,7 @@ class Remembered(Generic[T]):
         """Return whether an item is present and has not expired."""
         return self._until.get(what, 0) > now_ms
 
-    def has_none_of(self, these: Iterable[T]) -> bool:
+    def misses_all_of(self, these: Iterable[T]) -> bool:
         """Return whether none of the items is present, even expired; faster than single queries."""
         return self._until.keys().isdisjoint(these)
 

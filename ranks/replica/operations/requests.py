@@ -20,13 +20,13 @@ from functools import lru_cache
 from hashlib import sha256
 
 from ....errors import InternalError, UsageError
-from ...protocol.notices import Hit
+from ...protocol.events import Hit
 from ..core.journal import Journal
 from ..core.misses import NOTHING_SOUGHT, Digests, Sought
 from ..core.pages import PageRun
-from ..tree.holds import Receipt
-from ..tree.node import Node, Place
+from ..tree.node import Node, TreeIdentity
 from ..tree.prefixes import Prefixes
+from ..tree.ref_counts import LockHandle
 from ..tree.tokens import TOKEN_BYTES, token_hash
 from .kinds import Operation
 from .lent import Unfilled
@@ -45,7 +45,7 @@ class Stage(IntEnum):
     BARRED = auto()
 
 
-class Event(IntEnum):
+class RequestEvent(IntEnum):
     """The events that change a request's stage."""
 
     ADMIT = auto()
@@ -92,32 +92,32 @@ class LoadState(StrEnum):
 _KNOWN, _LOADING, _STOPPING, _READY = Stage.KNOWN, Stage.LOADING, Stage.STOPPING, Stage.READY
 _SAVING, _SAVED, _FAILED, _BARRED = Stage.SAVING, Stage.SAVED, Stage.FAILED, Stage.BARRED
 
-STAGES: dict[tuple[Event, Stage], Stage] = {
-    (Event.ADMIT, _KNOWN): _READY,
-    (Event.ADMIT, _FAILED): _READY,
-    (Event.LOAD, _KNOWN): _LOADING,
-    (Event.LOAD, _FAILED): _LOADING,
-    (Event.LOAD, _READY): _LOADING,
-    (Event.LOAD, _SAVED): _LOADING,
-    (Event.LOADED, _LOADING): _READY,
-    (Event.STOP, _LOADING): _STOPPING,
-    (Event.STOP, _SAVING): _SAVING,
-    (Event.QUIET, _STOPPING): _BARRED,
-    (Event.QUIET, _SAVING): _BARRED,
-    (Event.FAIL, _LOADING): _FAILED,
-    (Event.FAIL, _SAVING): _FAILED,
-    (Event.COMPUTE, _KNOWN): _READY,
-    (Event.COMPUTE, _READY): _READY,
-    (Event.COMPUTE, _FAILED): _BARRED,
-    (Event.COMPUTE, _BARRED): _BARRED,
-    (Event.FENCE, _KNOWN): _KNOWN,
-    (Event.FENCE, _READY): _KNOWN,
-    (Event.FENCE, _FAILED): _FAILED,
-    (Event.FENCE, _BARRED): _FAILED,
-    (Event.SAVE, _READY): _SAVING,
-    (Event.SAVE, _BARRED): _SAVING,
-    (Event.SAVED, _SAVING): _SAVED,
-    (Event.LOSE, _SAVED): _KNOWN,
+STAGES: dict[tuple[RequestEvent, Stage], Stage] = {
+    (RequestEvent.ADMIT, _KNOWN): _READY,
+    (RequestEvent.ADMIT, _FAILED): _READY,
+    (RequestEvent.LOAD, _KNOWN): _LOADING,
+    (RequestEvent.LOAD, _FAILED): _LOADING,
+    (RequestEvent.LOAD, _READY): _LOADING,
+    (RequestEvent.LOAD, _SAVED): _LOADING,
+    (RequestEvent.LOADED, _LOADING): _READY,
+    (RequestEvent.STOP, _LOADING): _STOPPING,
+    (RequestEvent.STOP, _SAVING): _SAVING,
+    (RequestEvent.QUIET, _STOPPING): _BARRED,
+    (RequestEvent.QUIET, _SAVING): _BARRED,
+    (RequestEvent.FAIL, _LOADING): _FAILED,
+    (RequestEvent.FAIL, _SAVING): _FAILED,
+    (RequestEvent.COMPUTE, _KNOWN): _READY,
+    (RequestEvent.COMPUTE, _READY): _READY,
+    (RequestEvent.COMPUTE, _FAILED): _BARRED,
+    (RequestEvent.COMPUTE, _BARRED): _BARRED,
+    (RequestEvent.FENCE, _KNOWN): _KNOWN,
+    (RequestEvent.FENCE, _READY): _KNOWN,
+    (RequestEvent.FENCE, _FAILED): _FAILED,
+    (RequestEvent.FENCE, _BARRED): _FAILED,
+    (RequestEvent.SAVE, _READY): _SAVING,
+    (RequestEvent.SAVE, _BARRED): _SAVING,
+    (RequestEvent.SAVED, _SAVING): _SAVED,
+    (RequestEvent.LOSE, _SAVED): _KNOWN,
 }
 
 _LOAD_STATES = {
@@ -137,7 +137,7 @@ class Request:
     """One request: its pages, locks and operations, for owned and lent device pages."""
 
     id: str
-    place: Place
+    place: TreeIdentity
     stage: Stage = Stage.KNOWN
     """The request's stage; only `Requests.move` changes it."""
     waits_for: int | None = None
@@ -154,7 +154,7 @@ class Request:
     """Pages of the request's prefix that are in the tree and locked for it."""
     node: Node | None = None
     """The node at which the request's cached prefix ends."""
-    locks: Sequence[Receipt] = ()
+    locks: Sequence[LockHandle] = ()
     """Locks on the device; pins on the host while the request is retracted."""
     saved: list[PageRun] | None = None
     """By component, while retracted: host pages that belong to the request alone."""
@@ -231,7 +231,7 @@ class LentRequest(Request):
     """Copies to and from the request's lent device pages; some may have finished."""
 
     @property
-    def barred(self) -> bool:
+    def copy_failed(self) -> bool:
         """Whether a copy of the request has failed and nothing has been loaded since."""
         return self.stage is _FAILED or self.stage is _BARRED
 
@@ -257,7 +257,7 @@ class Requests:
         self._journal = journal
         self._kind = kind
         self._known: dict[str, Request] = {}
-        self._place = Place("")
+        self._place = TreeIdentity("")
         """The last place returned since the last reset, as a cache: usually there is only one."""
 
     @property
@@ -314,7 +314,7 @@ class Requests:
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
         return request
 
-    def move(self, request: Request, event: Event) -> None:
+    def move(self, request: Request, event: RequestEvent) -> None:
         """Change a request's stage; raise `InternalError` if the table has no such transition."""
         try:
             request.stage = STAGES[event, request.stage]
@@ -329,14 +329,14 @@ class Requests:
         del self._known[request.id]
         self._prefixes.leave(request.place)
 
-    def place(self, namespace: str) -> Place:
+    def place(self, namespace: str) -> TreeIdentity:
         """Return the place (tree) of a namespace since the last reset."""
         last = self._place
         if namespace != last.namespace:
             self._place = last = last._replace(namespace=namespace)
         return last
 
-    def is_current(self, place: Place) -> bool:
+    def is_current(self, place: TreeIdentity) -> bool:
         """Return whether a place was created since the last reset."""
         return place.generation == self.generation
 
@@ -354,12 +354,12 @@ class Requests:
     def reset(self, weights_version: str | None) -> None:
         """Begin a new generation, and move all requests to it that are not admitted yet."""
         self._journal.record("reset", self.generation + 1, weights_version)
-        self._place = Place("", self.generation + 1, weights_version)
+        self._place = TreeIdentity("", self.generation + 1, weights_version)
         for request in self._known.values():
             if not request.admitted:
                 self.renew(request)
 
-    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
+    def digest_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
         """Add a command and its tokens for a request or pin to the digest (R2).
 
         Ranks whose engines sampled different tokens are then detected in the next round. Returns the
@@ -370,8 +370,8 @@ class Requests:
         self._journal.record("tokens", command, name, count, digest, *facts)
         return digest
 
-    def witness_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Do as `witness_tokens`, but return the `token_hash` of the whole pages of `tokens`."""
-        digest = self.witness_tokens(command, name, tokens, *facts)
+    def digest_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
+        """Do as `digest_tokens`, but return the `token_hash` of the whole pages of `tokens`."""
+        digest = self.digest_tokens(command, name, tokens, *facts)
         rest = len(tokens) % self._prefixes.tree.page_bytes
         return token_hash(tokens[:-rest]) if rest else digest

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from ...protocol.config import WritePolicy
-from ..core.basis import Basis
+from ..core.replica_parts import ReplicaParts
 from ..tree.backlog import Backlog, Undone
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
-from .agenda import Agenda
 from .backing_up import BackingUp
+from .operation_table import OperationTable
 from .persisting import Persisting
 
 _TRIES = 4
@@ -16,7 +16,7 @@ _TRIES = 4
 
 
 class Retrying:
-    """Retries entries of the two backlogs of `Residence` after each verdict.
+    """Retries entries of the two backlogs of `PageAllocator` after each verdict.
 
     Room in host memory appears only when an operation ends, so each path waiting for it is retried once
     after that. An engine that lends device pages repeats its backups itself.
@@ -24,9 +24,9 @@ class Retrying:
 
     def __init__(
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         backing_up: BackingUp,
         persisting: Persisting,
     ) -> None:
@@ -35,8 +35,8 @@ class Retrying:
             and basis.config.write_policy is not WritePolicy.WRITE_BACK
         )
         self._host_pages = basis.config.host_pages
-        self._residence = prefixes.residence
-        self._agenda = agenda
+        self._allocator = prefixes.allocator
+        self._operation_table = operation_table
         self._backing_up = backing_up
         self._persisting = persisting
         self._ended = 0
@@ -46,18 +46,18 @@ class Retrying:
     @property
     def is_due(self) -> bool:
         """Whether a path is to be retried in the next step."""
-        not_on_host, not_stored = self._residence.backlogs
+        not_on_host, not_stored = self._allocator.backlogs
         if not_stored and self._store_takes_more():
             return True
-        has_changed = self._to_try > 0 or self._ended != self._agenda.ended
+        has_changed = self._to_try > 0 or self._ended != self._operation_table.ended
         return bool(not_on_host) and has_changed and not self._backing_up.pauses.blocks
 
     def after_verdict(self) -> None:
         """Retry paths that may succeed now."""
-        not_on_host, not_stored = self._residence.backlogs
+        not_on_host, not_stored = self._allocator.backlogs
         if not_on_host:
-            if self._ended != self._agenda.ended:
-                self._ended, self._to_try = self._agenda.ended, len(not_on_host)
+            if self._ended != self._operation_table.ended:
+                self._ended, self._to_try = self._operation_table.ended, len(not_on_host)
             most = min(_TRIES, self._to_try)
             self._to_try -= self._try(not_on_host, self._backing_up.pauses.allow, most)
         if not_stored:
@@ -69,7 +69,7 @@ class Retrying:
         self._persisting.postpone_older()
         for pauses in (self._backing_up.pauses, self._persisting.pauses):
             pauses.succeeded()
-        not_on_host, not_stored = self._residence.backlogs
+        not_on_host, not_stored = self._allocator.backlogs
         self._try(not_on_host, self._backing_up.pauses.allow, len(not_on_host))
         self._try(not_stored, self._store_takes_more, len(not_stored))
 
@@ -97,5 +97,5 @@ class Retrying:
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)
-            self._residence.release(pins)
+            self._allocator.release(pins)
         self._persisting.offer_again(node, cause)

@@ -8,15 +8,15 @@ there. One request may be served up to several ends.
 from collections.abc import Sequence
 
 from ....coordinator.operation import Outcome
-from ..core.basis import Basis
 from ..core.deadlines import AgreedDeadlines
 from ..core.pages import page_run
+from ..core.replica_parts import ReplicaParts
 from ..tree.components import Component
 from ..tree.node import DEVICE, HOST, Node, needed
 from ..tree.prefixes import Prefixes
-from .agenda import Agenda
 from .backing_up import BackingUp
 from .kinds import Segment, Serving
+from .operation_table import OperationTable
 from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
@@ -29,9 +29,9 @@ class ServingPeers:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         requests: Requests,
         backing_up: BackingUp,
         persisting: Persisting,
@@ -40,7 +40,7 @@ class ServingPeers:
         self._clock = basis.clock
         self._journal = basis.journal
         self._prefixes = prefixes
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._requests = requests
         self._backing_up = backing_up
         self._persisting = persisting
@@ -57,7 +57,7 @@ class ServingPeers:
         current = self._requests.is_current(request.place) and request.place.outlives
         if node is None or not current:
             return 0
-        self._requests.witness_tokens("serve", request.id, tokens, ttl_ms)
+        self._requests.digest_tokens("serve", request.id, tokens, ttl_ms)
         whole = node.end == self._prefixes.tree.whole_pages(tokens)
         wanted, lacking = self._wanted(node, whole=whole)
         if self._bring_to_host(request, node, lacking):
@@ -87,7 +87,7 @@ class ServingPeers:
         operation = self.served.pop(request.id, None)
         if operation is not None:
             self._deadlines.drop(operation)
-            self._agenda.stop(operation, outcome)
+            self._operation_table.stop(operation, outcome)
 
     def look_after(self) -> None:
         """Stop serving requests whose lease has expired."""
@@ -96,7 +96,7 @@ class ServingPeers:
 
     def quiet(self, operation: Serving) -> None:
         """Finish a stopped operation that no reader touches any more."""
-        self._agenda.finish(operation)
+        self._operation_table.finish(operation)
 
     def _last(self, request: Request, tokens: bytes) -> Node | None:
         """Return the last cached node of the whole pages of `tokens`.
@@ -148,7 +148,7 @@ class ServingPeers:
     def _begin(self, request: Request) -> Serving:
         operation = Serving(components=self._prefixes.components, request=request.id)
         self.served[request.id] = operation
-        self._agenda.begin(operation, request.id)
+        self._operation_table.begin(operation, request.id)
         return operation
 
     def _serve(self, operation: Serving, wanted: Sequence[Segment]) -> None:
@@ -165,32 +165,32 @@ class ServingPeers:
         transfers = [self._persisting.transfer(each) for each in new]
         pools = [f"{each.pool} {len(each.keys)}" for each in transfers]
         self._journal.record("serve", operation.id, *pools)
-        self._agenda.serve(operation, transfers)
+        self._operation_table.serve(operation, transfers)
 
     def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
-        holds, index = self._prefixes.residence.holds, component.index
+        ref_counts, index = self._prefixes.allocator.ref_counts, component.index
         before = [] if index or operation.last is None else [operation.last]
         last = max([*nodes, *before], key=lambda node: node.end)
         start = min(node.start for node in nodes)
-        receipts = [*operation.receipts, holds.acquire(HOST, index, last, start)]
+        lock_handles = [*operation.lock_handles, ref_counts.acquire(HOST, index, last, start)]
         if not index:
             # One lock handle to the farthest end keeps the whole path.
             operation.last = last
-            for each in [each for each in operation.receipts if not each.component]:
-                receipts.remove(each)
-                holds.release(each)
-        operation.receipts = receipts
+            for each in [each for each in operation.lock_handles if not each.component]:
+                lock_handles.remove(each)
+                ref_counts.release(each)
+        operation.lock_handles = lock_handles
 
     def _may_pin(self, new: Sequence[Segment]) -> bool:
         """Return whether enough of host memory stays evictable if these segments are pinned as well."""
-        residence = self._prefixes.residence
+        allocator = self._prefixes.allocator
         for component in self._prefixes.components:
             index = component.index
             nodes = [node for node, each in new if each == index and not node.held[HOST][index]]
             more = sum(component.pages_of(node.width) for node in nodes)
             kept, most = (
-                residence.holds.kept_pages[HOST][index],
-                residence.pools[HOST][index].capacity,
+                allocator.ref_counts.kept_pages[HOST][index],
+                allocator.pools[HOST][index].capacity,
             )
             # In a small pool, the values for one end alone may exceed the share.
             alone = index and not kept

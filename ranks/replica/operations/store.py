@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ...protocol.notices import StoreChanged
-from ..core.basis import Basis
-from ..tree.node import Node, Place, StoreTime
+from ...protocol.events import StoreChanged
+from ..core.replica_parts import ReplicaParts
+from ..tree.node import Node, StoreTime, TreeIdentity
 from .kinds import Operation
 from .remembered import Remembered
 
@@ -23,7 +23,7 @@ _NONE: frozenset[int] = frozenset()
 class Store:
     """Facts about the current store. A node's record of one store does not apply to the next."""
 
-    def __init__(self, basis: Basis) -> None:
+    def __init__(self, basis: ReplicaParts) -> None:
         self._config = config = basis.config
         self._clock = basis.clock
         self._journal = basis.journal
@@ -76,7 +76,7 @@ class Store:
         """Return whether an operation involves the current store, or the last one."""
         return operation.id >= self._first_operation
 
-    def keeps(self, place: Place, generation: int, source: str = "") -> bool:
+    def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
         """Return whether pages of a place may be read from and written to storage.
 
         With a `source`, whether they may be read from that group. False if a later run of the cache
@@ -118,7 +118,7 @@ class Store:
         """
         self._note(node, component, _LONG_AGO)
 
-    def doubt_old(self, node: Node) -> bool:
+    def invalidate_stored(self, node: Node) -> bool:
         """Invalidate the record that the store has a node's pages if it is old; return whether it was.
 
         A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
@@ -150,7 +150,7 @@ class Store:
     def before_misses(self, pool: str, keys: list[bytes]) -> list[bytes]:
         """Return the leading full-attention keys that are not remembered as missing or unreadable."""
         now_ms, misses, absences = self._clock.agreed_ms, self.misses, self.absences
-        if not misses and absences.has_none_of(keys):
+        if not misses and absences.misses_all_of(keys):
             return keys
         for index, key in enumerate(keys):
             if absences.has(key, now_ms) or misses.has((pool, key), now_ms):
@@ -176,12 +176,12 @@ class Store:
         # An object of another pool may have the same key; a miss forgotten too early costs one query.
         self.absences.forget(keys)
 
-    def note_lately(self, pool: str, keys: Sequence[bytes]) -> None:
+    def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:
         """Remember for a while that objects were written, even if their nodes are removed."""
         for key in keys:
             self.lately.add((pool, key), self._clock.agreed_ms)
 
-    def count_lately(self, pool: str, keys: Sequence[bytes]) -> int:
+    def recent_count(self, pool: str, keys: Sequence[bytes]) -> int:
         """Return how many of the leading objects were written recently."""
         for index, key in enumerate(keys if len(self.lately) else ()):
             if not self.lately.has((pool, key), self._clock.agreed_ms):
@@ -201,4 +201,4 @@ class Store:
 
     def _changed(self, state: str, reason: str = "") -> None:
         self._journal.record(state, self.number, reason)
-        self._outbox.notices.append(StoreChanged(self.number, state, reason))
+        self._outbox.events.append(StoreChanged(self.number, state, reason))

@@ -9,23 +9,23 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from ...protocol.orders import Need
-from ..core.basis import Basis
 from ..core.misses import Sought
+from ..core.replica_parts import ReplicaParts
 from ..operations.kinds import Prefetch
 from ..operations.requests import Request
 from ..operations.store import Store
 from ..tree.components import Component
-from ..tree.holds import Receipt
 from ..tree.matching import reach
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
+from ..tree.ref_counts import LockHandle
 from ..tree.tokens import page_keys
 
 
-class Lookups:
+class LookupPlanner:
     """Plans the lookups of prefetches and the reads that follow them."""
 
-    def __init__(self, basis: Basis, prefixes: Prefixes, store: Store) -> None:
+    def __init__(self, basis: ReplicaParts, prefixes: Prefixes, store: Store) -> None:
         self._config = basis.config
         self._clock = basis.clock
         self._prefixes = prefixes
@@ -65,11 +65,13 @@ class Lookups:
         path = anchor.path_down()
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
         needs += [self._need(each, path, keys, best, heeds=heeds) for each in components[1:]]
-        receipts: list[Receipt] = []
+        lock_handles: list[LockHandle] = []
         # A root has no pages to pin.
         for component, need in zip(components, needs, strict=True) if path else ():
             first = need.first if component.index else 0
-            receipts.append(prefixes.residence.holds.acquire(HOST, component.index, anchor, first))
+            lock_handles.append(
+                prefixes.allocator.ref_counts.acquire(HOST, component.index, anchor, first)
+            )
         return Prefetch(
             request=request.id,
             anchor=anchor,
@@ -79,13 +81,13 @@ class Lookups:
             needs=tuple(needs),
             source=source,
             waits_since_ms=self._clock.agreed_ms,
-            receipts=receipts,
+            lock_handles=lock_handles,
         )
 
     def room_for(self, operation: Prefetch, length: int) -> int:
         """Return the longest length, up to `length`, that host memory has room for."""
-        residence = self._prefixes.residence
-        available = [residence.available(HOST, each.index) for each in self._prefixes.components]
+        allocator = self._prefixes.allocator
+        available = [allocator.available(HOST, each.index) for each in self._prefixes.components]
         room = operation.anchor.end - operation.floor + available[0]
         fits = length if length <= room else max(0, room)
         if len(operation.components) == 1:

@@ -17,21 +17,21 @@ from collections import deque
 from collections.abc import Sequence
 
 from ....coordinator.operation import Outcome, Phase
-from ....coordinator.seats import UNBOUNDED
-from ....coordinator.verdict import Arrived, Found
+from ....coordinator.prefetch_slots import UNBOUNDED
+from ....coordinator.verdict import PrefetchArrived, PrefetchFound
 from ....errors import InternalError
-from ...protocol.notices import OTHERS_HAVE_IT, Cause, Lacking, Missed, Why
+from ...protocol.events import OTHERS_HAVE_IT, Cause, Missed, MissingOnRank, MissReason
 from ...protocol.orders import Fetch, LookUp, ObjectTransfer
-from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
-from ..operations.agenda import Agenda
-from ..operations.kinds import Prefetch, Wanted
+from ..core.replica_parts import ReplicaParts
+from ..operations.kinds import Prefetch, WantedPages
+from ..operations.operation_table import OperationTable
 from ..operations.requests import Request, Requests
 from ..operations.store import Store
 from ..tree.components import Component
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
-from .lookups import Lookups
+from .lookups import LookupPlanner
 
 _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
@@ -45,21 +45,21 @@ class Prefetching:
 
     def __init__(
         self,
-        basis: Basis,
+        basis: ReplicaParts,
         prefixes: Prefixes,
-        agenda: Agenda,
+        operation_table: OperationTable,
         store: Store,
         requests: Requests,
     ) -> None:
         self._config = basis.config
         self._clock = basis.clock
         self._prefixes = prefixes
-        self._agenda = agenda
+        self._operation_table = operation_table
         self._store = store
         self._requests = requests
         self._outbox = basis.outbox
         self._seen = basis.misses
-        self._lookups = Lookups(basis, prefixes, store)
+        self._lookups = LookupPlanner(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.budget_used = 0
         """Host pages that prefetches count against the bound on prefetching."""
@@ -67,13 +67,17 @@ class Prefetching:
     @property
     def active(self) -> list[Prefetch]:
         """The prefetches from QUERY to TRANSFER by id; each has a prefetch slot in the ballot."""
-        in_flight = self._agenda.in_flight.values()
-        return [each for each in in_flight if isinstance(each, Prefetch) and each.seat is not None]
+        in_flight = self._operation_table.in_flight.values()
+        return [
+            each
+            for each in in_flight
+            if isinstance(each, Prefetch) and each.prefetch_slot is not None
+        ]
 
-    def seated(self, number: int) -> Prefetch | None:
+    def has_slot(self, number: int) -> Prefetch | None:
         """Return a prefetch that has a prefetch slot, by its id, or None."""
-        operation = self._agenda.in_flight.get(number)
-        if isinstance(operation, Prefetch) and operation.seat is not None:
+        operation = self._operation_table.in_flight.get(number)
+        if isinstance(operation, Prefetch) and operation.prefetch_slot is not None:
             return operation
         return None
 
@@ -98,7 +102,7 @@ class Prefetching:
         if operation is None:
             return False
         where = source, operation.anchor.end, operation.floor, operation.end
-        self._agenda.begin(operation, request.id, *where)
+        self._operation_table.begin(operation, request.id, *where)
         request.prefetch, request.refused = operation.id, False
         # Prefetched pages go under this root, so keep it even if the request leaves.
         self._prefixes.join(request.place)
@@ -109,14 +113,16 @@ class Prefetching:
     def begin_waiting(self) -> None:
         """Start waiting prefetches while slots and budget allow, in order of their ids."""
         config = self._config
-        while self.waiting and self._agenda.seats_taken < config.bounds.prefetches:
+        while (
+            self.waiting and self._operation_table.prefetch_slots_taken < config.bounds.prefetches
+        ):
             operation = self.waiting[0]
             pages = max(1, len(operation.keys))
             if self.budget_used and self.budget_used + pages > config.prefetch_pages_max:
                 return
             self.waiting.popleft()
             self._set_budget(operation, pages)
-            self._agenda.vote(operation, _QUERY, UNBOUNDED)
+            self._operation_table.vote(operation, _QUERY, UNBOUNDED)
             timeout_s, source = config.timeouts.lookup_s, operation.source
             order = LookUp(operation.id, operation.floor, operation.needs, timeout_s, source)
             self._outbox.orders.append(order)
@@ -133,17 +139,17 @@ class Prefetching:
             if now_ms - oldest.waits_since_ms <= cap_s * 1000:
                 return
             self.waiting.popleft()
-            self._finish(oldest, Outcome.EXPIRED, Why.LATE)
+            self._finish(oldest, Outcome.EXPIRED, MissReason.LATE)
 
-    def found(self, verdict: Found) -> None:
+    def found(self, verdict: PrefetchFound) -> None:
         """Apply the combined lookup results of all ranks."""
-        operation = self.seated(verdict.operation)
+        operation = self.has_slot(verdict.operation)
         if operation is None or operation.phase not in _LOOKING or verdict.bound != operation.bound:
             return
         if verdict.pages is None:
             if verdict.expired_rank is not None:
                 self._lacks(operation, verdict.expired_rank, 0, "lookup timed out")
-                self._end_query(operation, Outcome.MISS, Why.LATE)
+                self._end_query(operation, Outcome.MISS, MissReason.LATE)
             return
         request = self._requests.get(operation.request)
         if request is not None and operation.source and not verdict.pages:
@@ -153,7 +159,7 @@ class Prefetching:
             self._note_first_lacking(operation, verdict)
             stored = longest + operation.floor - operation.anchor.end
             self._seen.stored(operation.keys[: max(0, stored)])
-        why = Why.ONE_RANK_LACKS_IT if verdict.pages < longest else Why.NOT_STORED
+        why = MissReason.ONE_RANK_LACKS_IT if verdict.pages < longest else MissReason.NOT_STORED
         if not verdict.pages:
             self._end_query(operation, Outcome.MISS, why)
         elif len(operation.needs) > 1 and verdict.pages != longest:
@@ -161,12 +167,12 @@ class Prefetching:
         else:
             self._transfer(operation, verdict.pages, why)
 
-    def arrived(self, verdict: Arrived) -> None:
+    def arrived(self, verdict: PrefetchArrived) -> None:
         """Apply the progress of all ranks' reads.
 
         Complete means every object of every pool, on every rank (incident C).
         """
-        operation = self.seated(verdict.operation)
+        operation = self.has_slot(verdict.operation)
         if operation is None or operation.phase is not _TRANSFER:
             return
         total = operation.wanted_count
@@ -175,37 +181,37 @@ class Prefetching:
         if operation.landed == total:
             self._settle(operation, None)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
-            if operation.heeds_misses:
+            if operation.skips_known_misses:
                 component, key = operation.wanted_keys()[verdict.ceiling]
                 self._store.remember_miss(self._prefixes.components[component].pool, key)
             self._lacks(operation, verdict.ceiling_rank, verdict.ceiling, "could not be read")
-            self._settle(operation, Why.UNREADABLE)
+            self._settle(operation, MissReason.UNREADABLE)
         elif verdict.expired_rank is not None:
             self._lacks(operation, verdict.expired_rank, operation.landed, "timed out")
-            self._settle(operation, Why.LATE)
+            self._settle(operation, MissReason.LATE)
 
     def looks_up(self, name: str) -> bool:
         """Return whether the lookup of a request's prefetch is still running. Changes nothing."""
         request = self._requests.get(name)
-        asked = None if request is None else self.seated(request.prefetch or 0)
+        asked = None if request is None else self.has_slot(request.prefetch or 0)
         return asked is not None and asked.phase in _LOOKING
 
     def stop(self, request: Request) -> None:
         """End the request's prefetch, if any, keeping pages that landed according to verdicts."""
         if request.prefetch is None:
             return
-        operation = self._agenda.in_flight[request.prefetch]
+        operation = self._operation_table.in_flight[request.prefetch]
         assert isinstance(operation, Prefetch)
         if operation.phase is Phase.WAITING:
             self.waiting.remove(operation)
-            self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
+            self._finish(operation, Outcome.ABORTED, MissReason.ABANDONED)
         else:
             self._cut_short(operation)
 
     def quiet(self, operation: Prefetch) -> None:
         """Finish a prefetch whose pages no rank's I/O touches any more."""
         self._set_budget(operation, 0)
-        self._agenda.finish(operation)
+        self._operation_table.finish(operation)
         self.begin_waiting()
 
     def quarantined(self, operation: Prefetch) -> None:
@@ -217,26 +223,26 @@ class Prefetching:
         waiting, self.waiting = self.waiting, deque(each for each in self.waiting if each.source)
         for operation in waiting:
             if not operation.source:
-                self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
+                self._finish(operation, Outcome.ABORTED, MissReason.ABANDONED)
         for operation in self.active:
             if not operation.source:
                 self._cut_short(operation)
 
     def _cut_short(self, operation: Prefetch) -> None:
         if operation.phase is _TRANSFER:
-            self._settle(operation, Why.ABANDONED)
+            self._settle(operation, MissReason.ABANDONED)
         else:
-            self._end_query(operation, Outcome.ABORTED, Why.ABANDONED)
+            self._end_query(operation, Outcome.ABORTED, MissReason.ABANDONED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
         """Vote again on lengths up to `bound`, because the ranks share no longer one."""
         operation.votes += 1
         if operation.votes >= VOTES_MAX:
-            self._end_query(operation, Outcome.MISS, Why.ONE_RANK_LACKS_IT)
+            self._end_query(operation, Outcome.MISS, MissReason.ONE_RANK_LACKS_IT)
         else:
-            self._agenda.vote(operation, Phase.RESTORABLE, bound)
+            self._operation_table.vote(operation, Phase.RESTORABLE, bound)
 
-    def _transfer(self, operation: Prefetch, agreed: int, why: Why) -> None:
+    def _transfer(self, operation: Prefetch, agreed: int, why: MissReason) -> None:
         """Allocate host pages for the agreed length, or as much as fits, and start to read.
 
         `why` is the reason reported if that is less than the request asked for.
@@ -244,7 +250,7 @@ class Prefetching:
         length = min(agreed, operation.end - operation.floor)
         fits = self._lookups.room_for(operation, length)
         if length and not fits:
-            self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
+            self._end_query(operation, Outcome.NO_ROOM, MissReason.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
             # The length that fits in host memory may not be restorable, so vote again.
@@ -253,9 +259,9 @@ class Prefetching:
         positions = self._lookups.positions(operation, fits)
         operation.goal = operation.floor + fits
         counts = self._counts(operation, positions)
-        taken = self._prefixes.residence.take(HOST, counts)
+        taken = self._prefixes.allocator.take(HOST, counts)
         if taken is None:
-            self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
+            self._end_query(operation, Outcome.NO_ROOM, MissReason.NO_ROOM)
             return
         transfers = self._assign(operation, positions, taken)
         if not transfers:
@@ -263,13 +269,13 @@ class Prefetching:
             self._settle(operation, None)
             return
         if operation.goal < operation.end:
-            self._misses(operation, operation.goal, why if fits == length else Why.NO_ROOM)
+            self._misses(operation, operation.goal, why if fits == length else MissReason.NO_ROOM)
         self._set_budget(operation, len(positions[0]) or 1)
-        self._agenda.vote(operation, _TRANSFER, UNBOUNDED, operation.goal)
+        self._operation_table.vote(operation, _TRANSFER, UNBOUNDED, operation.goal)
         timeout_s = self._config.stop_policy.timeout_s(fits * self._config.page_tokens)
         self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s, operation.source))
 
-    def _settle(self, operation: Prefetch, why: Why | None) -> None:
+    def _settle(self, operation: Prefetch, why: MissReason | None) -> None:
         """Insert pages that landed on every rank; the others wait until I/O has ended.
 
         `why` is the reason if not all pages have landed, else None.
@@ -287,9 +293,9 @@ class Prefetching:
             return
         self._misses(operation, reached, why, operation.goal)
         self._step_down(operation)
-        self._agenda.release_receipts(operation)
+        self._operation_table.release_locks(operation)
         outcome = Outcome.PARTIAL if operation.landed else Outcome.MISS
-        self._agenda.stop(operation, outcome)
+        self._operation_table.stop(operation, outcome)
 
     def _give_landed(self, operation: Prefetch) -> int:
         """Insert the landed pages; return the position that a match can now reach.
@@ -331,7 +337,7 @@ class Prefetching:
 
         The path is used before the new node is added, so that the new node is evicted last.
         """
-        prefixes, residence = self._prefixes, self._prefixes.residence
+        prefixes, allocator = self._prefixes, self._prefixes.allocator
         step = prefixes.tree.page_bytes
         tokens = operation.tokens[: len(pages) * step]
         node, at = anchor, 0
@@ -344,7 +350,7 @@ class Prefetching:
             node = prefixes.add(node, tokens[at * step :])
             node.keys = list(operation.keys[at : len(pages)])
             self._is_stored(operation, node, 0)
-            residence.attach(node, HOST, 0, pages[at:], Cause.FETCHED)
+            allocator.attach(node, HOST, 0, pages[at:], Cause.FETCHED)
         return node
 
     def _fill(
@@ -367,12 +373,12 @@ class Prefetching:
 
     def _give(self, operation: Prefetch, node: Node, index: int, pages: PageRun) -> None:
         """Attach pages of a component to a node, or free them if the node has some already."""
-        residence, component = self._prefixes.residence, self._prefixes.components[index]
+        allocator, component = self._prefixes.allocator, self._prefixes.components[index]
         if node.values[HOST][index] is None and len(pages) == component.pages_of(node.width):
-            residence.attach(node, HOST, index, pages, Cause.FETCHED)
+            allocator.attach(node, HOST, index, pages, Cause.FETCHED)
             self._is_stored(operation, node, index)
         else:
-            residence.pools[HOST][index].give_back(pages)
+            allocator.pools[HOST][index].give_back(pages)
 
     def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
         """Record that the store has a node's pages of a component, unless they came from a group."""
@@ -391,30 +397,30 @@ class Prefetching:
         positions: Sequence[Sequence[int]],
         taken: Sequence[PageRun],
     ) -> tuple[ObjectTransfer, ...]:
-        wanted: list[Wanted] = []
+        wanted: list[WantedPages] = []
         transfers: list[ObjectTransfer] = []
         parts = zip(operation.components, operation.needs, positions, strict=True)
         for component, need, at in parts:
             if at:
                 keys, pages = need.keys_at(at), taken[component.index]
-                wanted.append(Wanted(component.index, at, keys, pages))
+                wanted.append(WantedPages(component.index, at, keys, pages))
                 transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
         operation.assign(wanted)
         return tuple(transfers)
 
-    def _end_query(self, operation: Prefetch, outcome: Outcome, why: Why) -> None:
+    def _end_query(self, operation: Prefetch, outcome: Outcome, why: MissReason) -> None:
         self._misses(operation, min(operation.floor, operation.anchor.end), why)
         self._step_down(operation)
         self._set_budget(operation, 0)
-        self._agenda.drop_lookup(operation, outcome)
+        self._operation_table.drop_lookup(operation, outcome)
         self.begin_waiting()
 
-    def _finish(self, operation: Prefetch, outcome: Outcome, why: Why | None = None) -> None:
+    def _finish(self, operation: Prefetch, outcome: Outcome, why: MissReason | None = None) -> None:
         if why is not None:
             self._misses(operation, operation.floor, why)
         self._step_down(operation)
         self._set_budget(operation, 0)
-        self._agenda.finish(operation, outcome)
+        self._operation_table.finish(operation, outcome)
         self.begin_waiting()
 
     def _step_down(self, operation: Prefetch) -> None:
@@ -428,27 +434,29 @@ class Prefetching:
         self.budget_used += pages - operation.budget
         operation.budget = pages
 
-    def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
+    def _misses(
+        self, operation: Prefetch, reached: int, why: MissReason, end: int | None = None
+    ) -> None:
         short = (operation.end if end is None else end) - reached
         if short <= 0:
             return
-        self._outbox.notices.append(Missed(operation.request, short, why))
+        self._outbox.events.append(Missed(operation.request, short, why))
         request = self._requests.get(operation.request)
-        if request is not None and why is Why.NO_ROOM:
+        if request is not None and why is MissReason.NO_ROOM:
             request.sought = request.sought._replace(no_room=True)
 
-    def _note_first_lacking(self, operation: Prefetch, verdict: Found) -> None:
+    def _note_first_lacking(self, operation: Prefetch, verdict: PrefetchFound) -> None:
         """Record the first page that not every rank's store has, if the answers show it."""
         page = (verdict.pages or 0) + operation.floor - operation.anchor.end
         if not 0 <= page < len(operation.keys):
             return
         if verdict.pages != verdict.longest:
             self._lacks(operation, verdict.shortest_rank, page, OTHERS_HAVE_IT)
-        if len(operation.needs) == 1 and operation.heeds_misses:
+        if len(operation.needs) == 1 and operation.skips_known_misses:
             self._store.remember_absence(operation.keys[page])
 
     def _lacks(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
         known = [key for _, key in operation.wanted_keys()] or operation.keys
         key = known[page] if page < len(known) else b""
-        told = Lacking(operation.id, operation.request, rank, page, key, reason)
-        self._outbox.notices.append(told)
+        told = MissingOnRank(operation.id, operation.request, rank, page, key, reason)
+        self._outbox.events.append(told)

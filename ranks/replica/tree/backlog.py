@@ -73,13 +73,13 @@ class Backlog:
         self.pages[cause] += pages
         node.ends += 1
 
-    def lender_waits(self, request: str, awaited: Awaited) -> None:
+    def engine_waits_for(self, request: str, awaited: Awaited) -> None:
         """Record the last try of an incomplete backup of lent pages."""
-        self.lender_is_done(request)
+        self.engine_is_done(request)
         self.awaited[request] = awaited
         self.pages[awaited.cause] += awaited.pages
 
-    def lender_is_done(self, request: str, *, gave_up: bool = False) -> None:
+    def engine_is_done(self, request: str, *, gave_up: bool = False) -> None:
         """Remove a request's waiting backup; if its engine `gave_up`, count its pages as lost."""
         awaited = self.awaited.pop(request, None)
         if awaited is not None:

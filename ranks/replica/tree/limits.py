@@ -91,7 +91,7 @@ class Limits:
         still has a limit.
         """
         limits = {**self._limits, limit.namespace: limit}
-        if not limit.bounds_something:
+        if not limit.limits_anything:
             del limits[limit.namespace]
         changed = Limits(list(limits.values()), self._evictable)
         if not changed.are_set:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .components import Component, Needs
-from .node import Node, Place, needed
+from .node import Node, TreeIdentity, needed
 from .prefixes import Prefixes
 
 
@@ -91,7 +91,7 @@ def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, 
     return 0
 
 
-def match(prefixes: Prefixes, place: Place, tokens: bytes | memoryview) -> Match:
+def match(prefixes: Prefixes, place: TreeIdentity, tokens: bytes | memoryview) -> Match:
     """Return how much of `tokens` is cached. Changes nothing."""
     tree = prefixes.tree
     root = tree.roots.get(place)

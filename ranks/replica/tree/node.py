@@ -10,11 +10,11 @@ from .components import Component
 DEVICE, HOST = 0, 1
 """Indices of the tiers in the tree."""
 
-PASSING = "\0"
+NO_PERSIST_PREFIX = "\0"
 """Prefix of namespaces whose pages never go to storage, because no later run can use them."""
 
 
-class Place(NamedTuple):
+class TreeIdentity(NamedTuple):
     """The identity of a tree: namespace, reset generation and weights version."""
 
     namespace: str
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     @property
     def outlives(self) -> bool:
         """Whether a later run of the cache can find the stored pages of this tree and may use them."""
-        if self.namespace.startswith(PASSING):
+        if self.namespace.startswith(NO_PERSIST_PREFIX):
             return False
         return not self.generation or self.weights_version is not None
 
@@ -40,7 +40,7 @@ class StoreTime(NamedTuple):
     agreed_ms: int
 
 
-class Mark(Protocol):
+class OperationMark(Protocol):
     """An operation in flight that reads or fills pages of nodes, and is marked on them."""
 
     id: int
@@ -54,7 +54,7 @@ class Mark(Protocol):
         ...
 
 
-UNMARKED: frozenset[Mark] = frozenset()
+UNMARKED: frozenset[OperationMark] = frozenset()
 
 
 @cache
@@ -123,7 +123,7 @@ class Node:
         )
         """By tier and component: the pages, or None (a tombstone)."""
         self.held = not_held(components)
-        """By tier and component: device locks and host pins, as `holds.Holds` counts them."""
+        """By tier and component: device locks and host pins, as `ref_counts.Holds` counts them."""
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
         self.begins = 0
@@ -150,7 +150,7 @@ class Node:
         """The last use at the time of the backup for eviction from the device (write-back)."""
         self.persisted: frozenset[int] = frozenset()
         """The components whose pages store number `store` is known to have on every rank."""
-        self.place: Place = parent.place if parent is not None else Place("")
+        self.place: TreeIdentity = parent.place if parent is not None else TreeIdentity("")
         """The tree that the node is in."""
         self.used_ms = 0
         """The agreed time of the last use, in ms; 0 if no time had been agreed on."""

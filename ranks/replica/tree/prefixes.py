@@ -1,9 +1,9 @@
 """The cached prefixes: one tree per place (namespace, generation, weights version)."""
 
-from ..core.basis import Basis
+from ..core.replica_parts import ReplicaParts
 from .components import Needs, components_of
-from .node import Node, Place
-from .residence import Residence
+from .node import Node, TreeIdentity
+from .page_allocator import PageAllocator
 from .tokens import namespace_seed, page_keys
 from .tree import Tree
 
@@ -11,21 +11,21 @@ from .tree import Tree
 class Prefixes:
     """The trees of all places, and the elementary steps that change them."""
 
-    def __init__(self, basis: Basis, residence: type[Residence] = Residence) -> None:
+    def __init__(self, basis: ReplicaParts, allocator: type[PageAllocator] = PageAllocator) -> None:
         self._config = config = basis.config
         self._clock = basis.clock
         self.components = components_of(config)
         self.needs = Needs(self.components)
         self.tree = Tree(config.page_tokens, self.components)
-        self.residence = residence(
+        self.allocator = allocator(
             basis, self.tree, emptied=self.drop_root_if_unused, split=self.split
         )
-        self.users: dict[Place, int] = {}
+        self.users: dict[TreeIdentity, int] = {}
         """The number of requests per place; places without requests have no entry."""
         self.begun = 0
         """How many roots have been created."""
 
-    def root(self, place: Place) -> Node:
+    def root(self, place: TreeIdentity) -> Node:
         """Return the root of a place, created on first use."""
         existing = self.tree.roots.get(place)
         if existing is not None:
@@ -33,15 +33,15 @@ class Prefixes:
         self.begun += 1
         return self.tree.plant(place, self._seed(place))
 
-    def _seed(self, place: Place) -> bytes:
+    def _seed(self, place: TreeIdentity) -> bytes:
         config, (namespace, generation, version) = self._config, place
         return namespace_seed(config.model_digest, namespace, generation, config.life, version)
 
-    def join(self, place: Place) -> None:
+    def join(self, place: TreeIdentity) -> None:
         """Count a new request of a place."""
         self.users[place] = self.users.get(place, 0) + 1
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: TreeIdentity) -> None:
         """Count down a place's requests; drop its root if the place is unused."""
         left = self.users[place] - 1
         if left:
@@ -59,7 +59,7 @@ class Prefixes:
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]
 
-    def last_key(self, place: Place, tokens: bytes) -> bytes:
+    def last_key(self, place: TreeIdentity, tokens: bytes) -> bytes:
         """Return the key of the last whole page of `tokens`. Changes nothing."""
         tree, root = self.tree, self.tree.roots.get(place)
         last, done = self._seed(place), 0
@@ -74,7 +74,7 @@ class Prefixes:
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
         """Mark the path to `node` as used now, with `hits` more hits, by a request of this priority."""
-        self.residence.touch(node, self._clock, hits, priority)
+        self.allocator.touch(node, self._clock, hits, priority)
 
     def add(self, parent: Node, tokens: bytes) -> Node:
         """Add a new node under `parent` with a run of whole pages, marked as used now."""
@@ -85,7 +85,7 @@ class Prefixes:
     def split(self, node: Node, pages: int) -> None:
         """Split a node after its first `pages` pages; operations in flight on it keep both halves."""
         upper = self.tree.split(node, pages)
-        self.residence.was_split(upper)
+        self.allocator.was_split(upper)
         for mark in node.marks:
             mark.was_split(node, upper)
 
@@ -95,7 +95,7 @@ class Prefixes:
         Called at the end of each command and verdict, when only lock handles, marks and pins refer to
         nodes. Checks changed nodes and their neighbours.
         """
-        changed, merge = self.residence.changed, self.residence.merge
+        changed, merge = self.allocator.changed, self.allocator.merge
         if not changed:
             return
         nodes = list(changed)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ....errors import InternalError
 from .components import Component
-from .node import CHILDLESS, DEVICE, HOST, Node, Place, needed
+from .node import CHILDLESS, DEVICE, HOST, Node, TreeIdentity, needed
 from .tokens import TOKEN_BYTES, page_keys
 
 COPIED_BYTES = 64 << 10
@@ -28,11 +28,11 @@ class Tree:
         self._in_pages = frozenset(each.index for each in components if each.per_page)
         self._per_page = per_page | per_page << len(components)
         """The bits of `Node.there` of components that have one page per page of tokens."""
-        self.roots: dict[Place, Node] = {}
+        self.roots: dict[TreeIdentity, Node] = {}
         self.node_count = 0
         self._next_id = 1
 
-    def plant(self, place: Place, seed: bytes) -> Node:
+    def plant(self, place: TreeIdentity, seed: bytes) -> Node:
         """Create and return the root of a place that has none."""
         root = Node(self._new_id(), None, b"", 0, len(self.components))
         root.keys = [seed]

@@ -3,11 +3,11 @@
 A dry run records the lines of the transports' code that a victim can be stopped at. Three differences
 between survivors are inherent, because no protocol can confirm that its last message arrived:
 
-- **Between hosts, one round.** If a courier (host-leader thread) dies or stops after the exchange and
+- **Between hosts, one round.** If a host-leader thread dies or stops after the exchange and
   before it writes the result, its host misses a round that the other hosts have. The others end one
   round later. They have applied one more verdict, in an epoch that is over on every rank.
-- **Between hosts, the text.** Only a courier can tell the other hosts which rank was lost. If its own
-  rank was lost, the others report only that a rank of another host was lost.
+- **Between hosts, the text.** Only a host leader can tell the other hosts which rank was lost. If its
+  own rank was lost, the others report only that a rank of another host was lost.
 - **At the deadline.** A rank that arrives while another gives up on it may find the round complete.
   It learns in the next round that it was late in this one.
 """
@@ -54,7 +54,7 @@ ON_ONE_HOST = [Victim(1, rank, "main", arrives) for rank in (0, 2) for arrives i
 ON_TWO_HOSTS = [
     Victim(2, 0, "main", "first"),
     Victim(2, 0, "main", "last"),
-    Victim(2, 0, "courier", "last"),
+    Victim(2, 0, "host_leader", "last"),
     Victim(2, 3, "main", "first"),
     Victim(2, 3, "main", "last"),
 ]

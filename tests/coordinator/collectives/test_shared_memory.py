@@ -20,8 +20,8 @@ from lockstep.coordinator.collectives.ending import Ending, EndingCause
 from lockstep.coordinator.collectives.shared_memory import Cells, HostGroup
 from lockstep.coordinator.divergence import Recorder
 from lockstep.coordinator.lanes import BallotShape, Voter
+from lockstep.coordinator.prefetch_slots import PrefetchSlots
 from lockstep.coordinator.round import Rounds
-from lockstep.coordinator.seats import Seats
 from lockstep.errors import ConfigError, GroupError, PeerLost
 from tests.kit.collectives.contract import PATIENCE_S, Hold, lanes_of, outcome_of
 from tests.kit.collectives.fault_points import Holdings, lanes_in
@@ -243,7 +243,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
 
 
 def test_two_threads_of_a_rank_tell_of_one_ending(ranks: RanksAsProcesses) -> None:
-    """A rank's own wait and its courier (host-leader thread) may end the epoch at the same moment."""
+    """A rank's own wait and its host-leader thread may end the epoch at the same moment."""
     assert ranks.run(end_twice, 1) == [["LATE", "LATE", "LATE"]]
 
 
@@ -283,10 +283,10 @@ def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch
 def interrupt_a_launch(
     monkeypatch: pytest.MonkeyPatch, group: Collective, hold: Hold
 ) -> tuple[str, str]:
-    shape = BallotShape(world_size=2, seats=1)
+    shape = BallotShape(world_size=2, prefetch_slots=1)
     collective: Any = over_shared_memory(group, shape.length)
     rounds = Rounds(collective, shape, timeout_s=PATIENCE_S, recorder=Recorder(), epoch=1)
-    ballot, table = Ballot(shape, collective.rank), Seats(1).freeze()
+    ballot, table = Ballot(shape, collective.rank), PrefetchSlots(1).freeze()
     open_one = partial(rounds.open, table, 0, ballot, Voter(healthy=True, time_ms=1))
     open_one()
     rounds.close()

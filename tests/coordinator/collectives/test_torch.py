@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lockstep.coordinator.collective import Collective
-from lockstep.coordinator.collectives.torch_gloo import Attendance, TorchCollective
+from lockstep.coordinator.collectives.torch_gloo import PresenceKeys, TorchCollective
 from lockstep.errors import ConfigError, GroupError
 from tests.kit.collectives.contract import (
     PATIENCE_S,
@@ -94,7 +94,7 @@ def test_a_rank_that_dies_before_a_gathering_is_named(
 
 def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:
     answers = threading.Event()
-    attendance = Attendance(cast("Store", SilentStore(answers)), [0, 1], 0)
+    attendance = PresenceKeys(cast("Store", SilentStore(answers)), [0, 1], 0)
     attendance.come()
 
     assert attendance.absent() == []
@@ -102,7 +102,7 @@ def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() ->
 
 
 def test_a_store_that_is_gone_names_nobody() -> None:
-    attendance = Attendance(cast("Store", GoneStore()), [0, 1], 0)
+    attendance = PresenceKeys(cast("Store", GoneStore()), [0, 1], 0)
     attendance.come()
 
     assert attendance.absent() == []

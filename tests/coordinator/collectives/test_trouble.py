@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """Other hosts learn of a courier's damaged cell one round later, and end the same way."""
+    """Other hosts learn of a host leader's damaged cell one round later, and end the same way."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
@@ -247,10 +247,10 @@ def test_a_process_ends_at_once_and_as_it_would_whatever_is_pending(
 @pytest.mark.parametrize(
     ("transport", "ending"), [marked(*each) for each in product(JOINS, ENDINGS)]
 )
-def test_a_process_that_ends_is_held_by_no_courier_and_the_others_learn(
+def test_a_process_that_ends_is_held_by_no_host_leader_and_the_others_learn(
     transport: str, ending: str, tmp_path: Path
 ) -> None:
-    """Rule R10: a courier (host-leader thread) does not delay the exit of its process."""
+    """Rule R10: a host-leader thread does not delay the exit of its process."""
     _, _, news = ENDINGS[ending]
     with first_has_ended(tmp_path, transport, ending) as (second, started):
         assert line_of(second) == news
@@ -259,7 +259,7 @@ def test_a_process_that_ends_is_held_by_no_courier_and_the_others_learn(
 
 
 @pytest.mark.slow
-def test_the_courier_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
+def test_the_host_leader_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
     tmp_path: Path,
 ) -> None:
     """Rule R10: another engine thread may keep the process alive after its main thread has ended."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lockstep.integrations.sglang import hooks
-from lockstep.integrations.sglang.controls import Controls
 from lockstep.integrations.sglang.identity.kv_identity import Update
-from lockstep.integrations.sglang.weights import Taken
+from lockstep.integrations.sglang.scheduler_controls import SchedulerControls
+from lockstep.integrations.sglang.weights import WeightsUpdate
 from tests.kit.ranks.in_turn import HostRanksInTurn
 
 TIMEOUT_S = 10.0
@@ -107,7 +107,9 @@ class Clocked:
 
     def __init__(self) -> None:
         self.ranks = HostRanksInTurn(2, store=False)
-        self.controls = [Controls(each, witness=False) for each in self.ranks.caches]
+        self.controls = [
+            SchedulerControls(each, compare_batches=False) for each in self.ranks.caches
+        ]
         self.schedulers = [Scheduler(each) for each in self.controls]
 
     def step(self, *seconds: float) -> None:
@@ -218,17 +220,17 @@ NO_FILES = "Failed to get weights iterator: no files."
 @pytest.mark.parametrize(
     ("request_", "success", "message", "told"),
     [
-        (FILES, True, "", (Taken.ALL, Update("7", "/step", "auto"))),
-        (FILES, False, BUSY, (Taken.ALL, Update("7", "/step", "auto"))),
-        (FILES, False, NO_FILES, (Taken.NOTHING, Update("7", "/step", "auto"))),
-        (FILES, False, "Rolling back", (Taken.PERHAPS, Update("7", "/step", "auto"))),
-        (TENSORS, True, "", (Taken.ALL, Update())),
-        (TENSORS, False, NO_FILES, (Taken.PERHAPS, Update())),
+        (FILES, True, "", (WeightsUpdate.ALL, Update("7", "/step", "auto"))),
+        (FILES, False, BUSY, (WeightsUpdate.ALL, Update("7", "/step", "auto"))),
+        (FILES, False, NO_FILES, (WeightsUpdate.NOTHING, Update("7", "/step", "auto"))),
+        (FILES, False, "Rolling back", (WeightsUpdate.PERHAPS, Update("7", "/step", "auto"))),
+        (TENSORS, True, "", (WeightsUpdate.ALL, Update())),
+        (TENSORS, False, NO_FILES, (WeightsUpdate.PERHAPS, Update())),
     ],
     ids=["files", "busy", "no files", "rolled back", "tensors", "not all tensors"],
 )
 def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
-    request_: Any, success: bool, message: str, told: tuple[Taken, Update]
+    request_: Any, success: bool, message: str, told: tuple[WeightsUpdate, Update]
 ) -> None:
     scheduler = Scheduler()
 
@@ -339,13 +341,13 @@ def files(streamer: object) -> str:
 
 
 def test_the_store_s_scheme_is_what_sglang_tells_of_cached_tokens() -> None:
-    controls = Controls(HostRanksInTurn(1).caches[0], witness=False)
+    controls = SchedulerControls(HostRanksInTurn(1).caches[0], compare_batches=False)
     streamer = SimpleNamespace(tree_cache=SimpleNamespace(lockstep=controls))
 
     assert hooks.storage_type(files, streamer) == "memory"
 
 
-def test_a_batch_is_witnessed_before_it_is_computed_and_one_that_fails_is_told_of() -> None:
+def test_a_batch_is_compared_before_it_is_computed_and_one_that_fails_is_told_of() -> None:
     controls = Cache(None)
 
     def fail(scheduler: Any, batch: Any, *more: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from lockstep.integrations.sglang.items import TEXT_ALONE, PromptItems, PromptsWithItems
 from lockstep.integrations.sglang.running import token_bytes
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import RanksBelow
+from tests.kit.sglang.host_tier_ranks import RanksBelow
 from tests.kit.sglang.sent import Modality, Sent, SentItem, SentItems
 
 PAGE = 8

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.coordinator.divergence import first_difference
-from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
+from tests.kit.sglang.host_tier_ranks import RankBelow, RanksBelow
 from tests.kit.sglang.sent import Sent
 
 PROMPT = [1, 2, 3, 4]

@@ -5,7 +5,7 @@ import torch
 
 from lockstep.ranks.protocol.config import WritePolicy
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
+from tests.kit.sglang.host_tier_ranks import RankBelow, RanksBelow
 from tests.kit.sglang.sent import Row, Sent
 
 PROMPT = list(range(4 * PAGE_TOKENS))
@@ -108,7 +108,7 @@ def test_requests_that_run_while_the_weights_change_are_not_backed_up_any_more()
     below.every(lambda rank: rank.compute("s", PROMPT, backed_up=PAGE_TOKENS))
     below.every(retract)
 
-    below.every(lambda rank: rank.running.begin_anew())
+    below.every(lambda rank: rank.running.forget_all())
 
     assert not below.every(lambda rank: "r" in rank.running or "s" in rank.running)
     assert below.every(lambda rank: rank.running.saved_by("r")) is None

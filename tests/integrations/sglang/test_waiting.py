@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.coordinator.ballot import Quiesced, TransferEnded
 from lockstep.integrations.sglang.identity.kv_identity import Update
 from lockstep.integrations.sglang.waiting import LANDED_FIRST_STEPS
-from lockstep.integrations.sglang.weights import Taken
+from lockstep.integrations.sglang.weights import WeightsUpdate
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import RanksBelow
+from tests.kit.sglang.host_tier_ranks import RanksBelow
 
 PAGES = 4
 PROMPT = list(range(PAGES * PAGE_TOKENS))
@@ -89,13 +89,13 @@ def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() ->
 def test_a_load_is_good_once_every_rank_has_it() -> None:
     below = published(store=False)
     operation = loading(below)
-    below.ranks.executors[0].said.append(Ended(operation, ok=True))
+    below.ranks.executors[0].said.append(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == []
     assert below.every(lambda rank: rank.waiting.loads) == 1
     assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
-    below.ranks.executors[1].said.append(Ended(operation, ok=True))
+    below.ranks.executors[1].said.append(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == [("r2", True)]
@@ -114,7 +114,7 @@ def test_nobody_else_is_admitted_while_something_is_loaded_or_has_just_landed() 
 
     while_loaded = [below.every(lambda rank: rank.waits(each)) for each in ("before", "after")]
     for executor in below.ranks.executors:
-        executor.said.append(Ended(operation, ok=True))
+        executor.said.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.ended())
     landed = below.every(lambda rank: rank.waits("r"))
@@ -137,7 +137,7 @@ def test_others_are_visited_again_once_what_has_landed_is_admitted() -> None:
     below.every(lambda rank: rank.arrive("other", LONGER))
     operation = loading(below)
     for executor in below.ranks.executors:
-        executor.said.append(Ended(operation, ok=True))
+        executor.said.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.ended())
 
@@ -162,8 +162,8 @@ def test_requests_come_after_each_other_as_sglang_visits_them() -> None:
 def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> None:
     below = published(store=False)
     operation = loading(below)
-    below.ranks.executors[0].said.append(Ended(operation, ok=True))
-    below.ranks.executors[1].said.append(Ended(operation, ok=False))
+    below.ranks.executors[0].said.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[1].said.append(TransferEnded(operation, ok=False))
     below.ranks.step()
     assert below.every(lambda rank: rank.ended()) == []
     below.ranks.report(Quiesced(operation))
@@ -206,7 +206,7 @@ def test_what_is_loaded_for_an_aborted_request_is_awaited_and_may_be_used() -> N
     assert below.every(lambda rank: rank.waiting.get("r")) is None
     assert below.every(lambda rank: rank.waiting.loads) == 1
     assert below.every(lambda rank: rank.ended()) == []
-    below.ranks.report(Ended(operation, ok=True))
+    below.ranks.report(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == [(name, True)]
@@ -229,9 +229,11 @@ def test_what_was_loaded_while_the_weights_changed_is_not_used() -> None:
     below = published(store=False)
     operation = loading(below)
 
-    below.every(lambda rank: rank.waiting.begin_anew())
-    below.every(lambda rank: rank.weights.changed(Taken.ALL, Update("2"), holds_nothing=False))
-    below.ranks.report(Ended(operation, ok=True))
+    below.every(lambda rank: rank.waiting.forget_all())
+    below.every(
+        lambda rank: rank.weights.changed(WeightsUpdate.ALL, Update("2"), holds_nothing=False)
+    )
+    below.ranks.report(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == [("r2", False)]

@@ -4,10 +4,10 @@ import pytest
 
 from lockstep.coordinator.divergence import first_difference
 from lockstep.integrations.sglang.identity.kv_identity import Update
-from lockstep.integrations.sglang.weights import Taken
+from lockstep.integrations.sglang.weights import WeightsUpdate
 from lockstep.ranks.protocol.orders import LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import INITIAL, RanksBelow
+from tests.kit.sglang.host_tier_ranks import INITIAL, RanksBelow
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 
@@ -15,16 +15,18 @@ PROMPT = list(range(4 * PAGE_TOKENS))
 def change(
     below: RanksBelow,
     version: str | None = None,
-    taken: Taken = Taken.ALL,
+    taken: WeightsUpdate = WeightsUpdate.ALL,
 ) -> None:
     """Change the weights on all ranks, and empty their trees."""
-    below.every(lambda rank: rank.waiting.begin_anew())
-    below.every(lambda rank: rank.running.begin_anew())
+    below.every(lambda rank: rank.waiting.forget_all())
+    below.every(lambda rank: rank.running.forget_all())
     below.every(lambda rank: rank.weights.changed(taken, Update(version), holds_nothing=True))
     below.ranks.step()
 
 
-def in_session(below: RanksBelow, *versions: str | None, taken: Taken = Taken.ALL) -> None:
+def in_session(
+    below: RanksBelow, *versions: str | None, taken: WeightsUpdate = WeightsUpdate.ALL
+) -> None:
     """Load weights on all ranks in one session, one part for each version."""
     below.every(lambda rank: rank.weights.begin_session())
     for version in versions:
@@ -141,7 +143,7 @@ def test_where_the_device_has_kv_of_before_nothing_is_cached_until_its_tree_is_n
     weights = RanksBelow(1).below[0].weights
     assert weights.may_cache
 
-    weights.changed(Taken.ALL, Update("2"), holds_nothing=holds_nothing)
+    weights.changed(WeightsUpdate.ALL, Update("2"), holds_nothing=holds_nothing)
     assert weights.may_cache is cached
     weights.tree_is_new()
 
@@ -152,7 +154,7 @@ def test_within_a_session_nothing_is_cached_even_in_a_new_tree() -> None:
     weights = RanksBelow(1).below[0].weights
 
     weights.begin_session()
-    weights.changed(Taken.ALL, Update("2"), holds_nothing=True)
+    weights.changed(WeightsUpdate.ALL, Update("2"), holds_nothing=True)
     weights.tree_is_new()
     assert not weights.may_cache
     weights.end_session(holds_nothing=True)
@@ -174,16 +176,16 @@ def test_weights_that_came_in_parts_have_the_one_name_of_all_parts() -> None:
 @pytest.mark.parametrize(
     ("versions", "taken"),
     [
-        (("2", "3"), Taken.ALL),
-        ((None,), Taken.ALL),
-        ((), Taken.ALL),
-        ((INITIAL,), Taken.ALL),
-        (("2", "2"), Taken.PERHAPS),
+        (("2", "3"), WeightsUpdate.ALL),
+        ((None,), WeightsUpdate.ALL),
+        ((), WeightsUpdate.ALL),
+        ((INITIAL,), WeightsUpdate.ALL),
+        (("2", "2"), WeightsUpdate.PERHAPS),
     ],
     ids=["two names", "no name", "by another process", "the name of before", "not all parts"],
 )
 def test_weights_that_came_in_parts_under_no_name_of_their_own_have_none(
-    versions: tuple[str | None, ...], taken: Taken
+    versions: tuple[str | None, ...], taken: WeightsUpdate
 ) -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
@@ -198,7 +200,7 @@ def test_after_an_update_that_failed_in_its_midst_nobody_can_name_the_weights() 
     below = RanksBelow()
     below.publish("first", PROMPT)
 
-    change(below, "2", taken=Taken.PERHAPS)
+    change(below, "2", taken=WeightsUpdate.PERHAPS)
 
     assert found(below) == 0
     assert written(below) == set()
@@ -208,7 +210,7 @@ def test_an_update_that_has_changed_nothing_leaves_all_as_it_was() -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
 
-    change(below, "2", taken=Taken.NOTHING)
+    change(below, "2", taken=WeightsUpdate.NOTHING)
 
     assert found(below) == len(PROMPT)
     assert below.every(lambda rank: rank.weights.may_cache)
@@ -219,7 +221,7 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
 ) -> None:
     below = RanksBelow()
 
-    below.every(lambda rank: rank.weights.changed(Taken.ALL, Update(), holds_nothing=False))
+    below.every(lambda rank: rank.weights.changed(WeightsUpdate.ALL, Update(), holds_nothing=False))
 
     told = [each.message for each in caplog.records]
     assert len(told) == 2
@@ -230,16 +232,16 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
 @pytest.mark.parametrize(
     ("version", "taken", "named"),
     [
-        ("2", Taken.PERHAPS, "result of a weight update is unknown"),
-        ("3", Taken.ALL, "weights become 3"),
+        ("2", WeightsUpdate.PERHAPS, "result of a weight update is unknown"),
+        ("3", WeightsUpdate.ALL, "weights become 3"),
     ],
 )
 def test_ranks_that_do_not_take_the_same_weights_are_named(
-    version: str, taken: Taken, named: str
+    version: str, taken: WeightsUpdate, named: str
 ) -> None:
     first, second = RanksBelow().below
 
-    first.weights.changed(Taken.ALL, Update("2"), holds_nothing=True)
+    first.weights.changed(WeightsUpdate.ALL, Update("2"), holds_nothing=True)
     second.weights.changed(taken, Update(version), holds_nothing=True)
 
     journals = [each.host.inspection.journal.last(9) for each in (first, second)]

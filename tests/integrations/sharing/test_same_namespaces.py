@@ -1,7 +1,7 @@
 """Equivalent requests have one namespace under both engines, and therefore the same pages."""
 
 from lockstep.integrations.vllm.tracked import namespace_of
-from tests.kit.sglang.below_the_tree import RanksBelow
+from tests.kit.sglang.host_tier_ranks import RanksBelow
 from tests.kit.sglang.sent import Sent as SentToSglang
 from tests.kit.vllm.sent_requests import Sent as SentToVllm
 

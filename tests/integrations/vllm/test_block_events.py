@@ -9,7 +9,7 @@ from lockstep.integrations.vllm.block_events import (
     PagesRemoved,
     PagesStored,
 )
-from lockstep.ranks.protocol.notices import Cause, Removed, Reset, Stored, Tier
+from lockstep.ranks.protocol.events import Cause, Removed, Reset, Stored, Tier
 from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.vllm.scripted import PAGE_TOKENS, ChainedHasher, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Item, Position, Sent

@@ -15,11 +15,11 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.ranks.protocol.orders import CopyToHost, Direction, Fence
-from tests.kit.ranks.decided import DecidedRanksInTurn
 from tests.kit.ranks.in_turn import PAGE_TOKENS
+from tests.kit.ranks.one_scheduler import DecidedRanksInTurn
 
 if TYPE_CHECKING:
-    from lockstep.integrations.vllm.halves import UnderScheduler
+    from lockstep.integrations.vllm.worker_modes import RemoteScheduler
     from tests.kit.vllm.real_scheduler import Served
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(120)]
@@ -111,17 +111,17 @@ def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back_once_tha
     assert not served.scheduler.requests
 
 
-def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
-    made: UnderScheduler = imported("lockstep.integrations.vllm.halves").UnderScheduler(
+def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "RemoteScheduler":
+    made: RemoteScheduler = imported("lockstep.integrations.vllm.worker_modes").UnderScheduler(
         ranks.workers[0], 1.0, drafts_last=drafts_last
     )
     return made
 
 
 def next_pass(ranks: DecidedRanksInTurn) -> Any:
-    ranks.decider.end_step()
-    metadata = imported("lockstep.integrations.vllm.halves").PassMetadata
-    return metadata(PassResult((), (), ()), ranks.decider.dispatch())
+    ranks.scheduler_cache.end_step()
+    metadata = imported("lockstep.integrations.vllm.worker_modes").PassMetadata
+    return metadata(PassResult((), (), ()), ranks.scheduler_cache.dispatch())
 
 
 def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
@@ -142,8 +142,8 @@ def test_workers_that_were_opened_anew_are_refused(served: "Served") -> None:
 def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
     ranks = DecidedRanksInTurn(1)
     worker = half(ranks, drafts_last=False)
-    ranks.decider.back_up("r", TOKENS, range(2))
-    worker.obey(next_pass(ranks))
+    ranks.scheduler_cache.back_up("r", TOKENS, range(2))
+    worker.apply_metadata(next_pass(ranks))
     worker.begin_backups()
 
     worker.wait_for_copies()
@@ -156,15 +156,15 @@ def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_ru
     """VLLM 0.32's model runner V2 calls early, so a step's backups start in the step after it."""
     ranks = DecidedRanksInTurn(1)
     worker, [executor] = half(ranks, drafts_last=True), ranks.executors
-    ranks.decider.back_up("r", TOKENS, range(2))
-    worker.obey(next_pass(ranks))
+    ranks.scheduler_cache.back_up("r", TOKENS, range(2))
+    worker.apply_metadata(next_pass(ranks))
     worker.begin_backups()
     begun = [*executor.begun]
 
-    ranks.decider.back_up("s", [9, *TOKENS], range(2))
+    ranks.scheduler_cache.back_up("s", [9, *TOKENS], range(2))
     second = next_pass(ranks)
-    worker.obey(second)
-    worker.obey(second)
+    worker.apply_metadata(second)
+    worker.apply_metadata(second)
     worker.begin_backups()
 
     assert (begun, executor.begun) == ([], [Direction.TO_HOST])
@@ -174,8 +174,8 @@ def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_ru
 def test_backups_that_wait_for_a_drafter_begin_before_vllm_unmaps_their_memory() -> None:
     ranks = DecidedRanksInTurn(1)
     worker = half(ranks, drafts_last=True)
-    ranks.decider.back_up("r", TOKENS, range(2))
-    worker.obey(next_pass(ranks))
+    ranks.scheduler_cache.back_up("r", TOKENS, range(2))
+    worker.apply_metadata(next_pass(ranks))
     worker.begin_backups()
 
     worker.wait_for_copies()

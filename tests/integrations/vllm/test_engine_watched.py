@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.ranks.protocol.notices import Why
-from tests.kit.telemetry.watching_files import metrics_asked_for
+from lockstep.ranks.protocol.events import MissReason
+from tests.kit.telemetry.file_watch import metrics_asked_for
 from tests.kit.vllm.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -84,7 +84,9 @@ def test_what_alerts_count_stands_at_0_before_the_first_request(seen: Seen) -> N
     reason = f"lockstep_missed_pages_total {LABELS}('rank', '0'), ('reason', '{{}}')]"
     corrupt = f"lockstep_corrupt_pages_total {LABELS}('rank', '0')]"
 
-    at_the_start = {seen.at_the_start.get(each) for each in (corrupt, *map(reason.format, Why))}
+    at_the_start = {
+        seen.at_the_start.get(each) for each in (corrupt, *map(reason.format, MissReason))
+    }
     assert at_the_start == {0}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from lockstep.integrations.vllm.groups import Kind, PoolGroup
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.groups import GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import HeldBlocks, LentBlocks
 from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
@@ -31,9 +31,9 @@ STATE = Recurrent(
     host_pages=8,
 )
 GROUPS = (
-    PoolGroup("kv", 1, Kind.FULL, PAGE_TOKENS, 0),
-    PoolGroup("window", 0, Kind.WINDOW, PAGE_TOKENS, WINDOW.window_tokens),
-    PoolGroup("state", 2, Kind.STATE, PAGE_TOKENS, PAGE_TOKENS),
+    PoolGroup("kv", 1, GroupKind.FULL, PAGE_TOKENS, 0),
+    PoolGroup("window", 0, GroupKind.WINDOW, PAGE_TOKENS, WINDOW.window_tokens),
+    PoolGroup("state", 2, GroupKind.STATE, PAGE_TOKENS, PAGE_TOKENS),
 )
 PROMPT = list(range(4 * PAGE_TOKENS))
 TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
@@ -47,7 +47,7 @@ class Scripted:
     def __init__(self, *, store: bool = True) -> None:
         self.ranks = HostRanksInTurn(ranks=1, components=(WINDOW, STATE), store=store)
         self.blocks = CountedBlocks()
-        self.side = side_of(self.ranks.caches[0], Lending(GROUPS, HeldBlocks(self.blocks)))
+        self.side = side_of(self.ranks.caches[0], LentBlocks(GROUPS, HeldBlocks(self.blocks)))
         self.executor = self.ranks.executors[0]
 
     def arrive(self, tokens: list[int], name: str) -> Sent:

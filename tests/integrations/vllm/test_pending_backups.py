@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import HeldBlocks, LentBlocks
 from lockstep.integrations.vllm.pending_backups import PATIENCE_S
 from lockstep.ranks.protocol.orders import CopyToHost
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
@@ -26,8 +26,8 @@ class Pressed:
         self.ranks = HostRanksInTurn(ranks=1, host_pages=host_pages)
         self.executor = self.ranks.executors[0]
         self.pool = CountedBlocks()
-        group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
-        lending = Lending([group], HeldBlocks(self.pool))
+        group = PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)
+        lending = LentBlocks([group], HeldBlocks(self.pool))
         self.side = side_of(self.ranks.caches[0], lending, loads=False)
         self.first = self.compute("first", FIRST, range(4))
         self.copied()

@@ -6,7 +6,7 @@ To replay a failing seed, run the test with its parameter.
 
 import pytest
 
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from tests.kit.vllm.overlapping_engine import BLOCKS, OverlappingEngine
 
 REQUESTS = 120

@@ -8,8 +8,8 @@ import pytest
 from lockstep.coordinator.ballot import Answered
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import LentBlocks
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.tracked import PassResult
@@ -23,11 +23,11 @@ NOT_AT_ALL_S = 1e-4
 """A time below the resolution of agreed time."""
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
-FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
+FULL = [PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 
 
 def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: Any) -> SchedulerSide:
-    return side_of(ranks.caches[rank], Lending(FULL), versions={"known": "1"}, **options)
+    return side_of(ranks.caches[rank], LentBlocks(FULL), versions={"known": "1"}, **options)
 
 
 def computed(request: Sent) -> Scheduled:

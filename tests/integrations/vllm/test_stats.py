@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.lent_blocks import LentBlocks
+from lockstep.integrations.vllm.plugin_telemetry import ELSEWHERE, PluginTelemetry, source_of
 from lockstep.integrations.vllm.stats import (
     ALL,
     RESTORED,
@@ -19,12 +20,11 @@ from lockstep.integrations.vllm.stats import (
     line,
     spread,
 )
-from lockstep.integrations.vllm.watching import ELSEWHERE, Watching, source_of
-from lockstep.launch.top.sighting import Sighting, numbers_in
+from lockstep.launch.top.group_sample import GroupSample, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
-from lockstep.ranks.group.decider.deciding import DecidingCache, decide
 from lockstep.ranks.group.member.cache_stats import CacheStats
+from lockstep.ranks.group.one_scheduler.scheduler_cache import SchedulerCache, decide
 from lockstep.ranks.protocol.dispatch import Opened
 from lockstep.ranks.protocol.orders import Direction
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
@@ -32,8 +32,8 @@ from lockstep.storage_backends.latencies import Latencies
 from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Type, ranked_samples
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.source_tree import ROOT
+from tests.kit.telemetry.file_watch import metrics_asked_for
 from tests.kit.telemetry.watched_group import exposed_by
-from tests.kit.telemetry.watching_files import metrics_asked_for
 from tests.kit.vllm.scripted import PAGE_TOKENS, scripted
 from tests.kit.vllm.sides import side_of
 
@@ -123,7 +123,7 @@ def test_a_gauge_is_told_when_it_changes_and_is_nothing_once_it_is_gone() -> Non
     assert later["operations_in_flight"] == {"0,backup": 0}
 
 
-def deciding(ranks: int) -> DecidingCache:
+def deciding(ranks: int) -> SchedulerCache:
     config = HostRanksInTurn(ranks=ranks).caches[0].config
     replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
     return decide(Opened(rank, ranks, config, replica, "") for rank in range(ranks))
@@ -146,8 +146,8 @@ def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_o
     cache.deliver(None, {0: counts[1]})
     cache.deliver(None, counts)
 
-    told = Watching(side_of(cache, Lending([])), None).told() or {}
-    window = Window(Sighting(0.0, {0: numbers_in(exposed_by(cache))}))
+    told = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
+    window = Window(GroupSample(0.0, {0: numbers_in(exposed_by(cache))}))
     stats = cache.stats()
 
     assert told["corrupt_pages"] == {"0": 0, "1": 1}
@@ -180,7 +180,7 @@ def test_the_scheduler_s_port_has_each_metric_that_the_dashboard_and_the_alerts_
 def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place() -> None:
     cache = deciding(1)
 
-    told = Watching(side_of(cache, Lending([])), None).told() or {}
+    told = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
 
     assert told["asked_tokens"] == {"0": 0}
     assert told["restored_tokens"]["0,saved"] == 0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
+from lockstep.integrations.vllm.weights import InFlight, WeightsChange, WeightsTracker
 from lockstep.ranks.protocol.orders import CopyToHost
-from lockstep.ranks.replica.tree.node import PASSING
+from lockstep.ranks.replica.tree.node import NO_PERSIST_PREFIX
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.vllm.changing_weights import Counts, RememberingRanks, ScriptedEngine
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
@@ -161,7 +161,7 @@ def test_storage_gets_nothing_of_weights_that_nobody_has_named() -> None:
 
 
 def test_a_name_belongs_to_the_reset_before_it_and_to_the_one_right_after_it() -> None:
-    weights = Weights({"default"}, "life")
+    weights = WeightsTracker({"default"}, "life")
 
     assert weights.reset()
     assert weights.named("step-1")
@@ -170,7 +170,7 @@ def test_a_name_belongs_to_the_reset_before_it_and_to_the_one_right_after_it() -
 
 
 def test_a_reset_after_something_was_computed_is_for_another_change() -> None:
-    weights = Weights({"default"}, "life")
+    weights = WeightsTracker({"default"}, "life")
     weights.named("step-1")
     weights.computed()
 
@@ -179,7 +179,7 @@ def test_a_reset_after_something_was_computed_is_for_another_change() -> None:
 
 
 def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> None:
-    weights = Weights({"default", "step-0"}, "life")
+    weights = WeightsTracker({"default", "step-0"}, "life")
 
     names = [weights.namespace(""), weights.namespace('{"salt": "a"}')]
     weights.named("step-0")
@@ -196,7 +196,7 @@ def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> N
         "",
         '{"weights": "step-1"}',
         '{"salt": "a", "weights": "step-1"}',
-        PASSING + '{"weights": ["life", 2]}',
+        NO_PERSIST_PREFIX + '{"weights": ["life", 2]}',
     ]
 
 

@@ -66,7 +66,7 @@ class Victim(NamedTuple):
     hosts: Literal[1, 2]
     """The number of hosts that the ranks are spread over."""
     rank: int
-    thread: Literal["main", "courier"]
+    thread: Literal["main", "host_leader"]
     arrives: Literal["first", "last"]
     """Arrival order among the ranks of the victim's host."""
 
@@ -113,7 +113,7 @@ class Wire:
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._line if frame.f_code.co_filename in FILES else None
 
-    def trace_courier(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def trace_host_leader(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace function for `threading.settrace`: each call of `_carry` starts a round."""
         if frame.f_code.co_name == "_carry":
             self.begin_round()
@@ -237,8 +237,8 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
 
 def _open(fault: Fault, wire: Wire, opening: Opening) -> Collective:
     victim = fault.victim
-    if opening.rank == victim.rank and victim.thread == "courier":
-        threading.settrace(wire.trace_courier)
+    if opening.rank == victim.rank and victim.thread == "host_leader":
+        threading.settrace(wire.trace_host_leader)
     try:
         return opening.make()
     finally:

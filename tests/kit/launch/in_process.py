@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import command
+from lockstep.launch import lockstep_command
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs the command; returns its exit status, stdout and stderr."""
 
-IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.command import main; main()")
+IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.lockstep_command import main; main()")
 """The command in a separate process; its arguments follow."""
 
 
@@ -28,7 +28,7 @@ def run_lockstep(
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["lockstep", *first, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            command.main()
+            lockstep_command.main()
         said = capfd.readouterr()
         return int(ended.value.code or 0), said.out, said.err
 

@@ -7,7 +7,7 @@ import torch
 
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.replay.worker import limits_of
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.request import WorkloadRequest

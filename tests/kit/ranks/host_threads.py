@@ -9,7 +9,7 @@ from lockstep.coordinator.collective import Collective
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.group.member.member import Listener
+from lockstep.ranks.group.member.group_rank import Listener
 from lockstep.ranks.protocol.config import HostCacheConfig
 from tests.kit.ranks.as_threads import RanksAsThreads
 

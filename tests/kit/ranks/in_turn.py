@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from lockstep.coordinator.ballot import (
     Answered,
-    Ended,
     Landed,
     Progress,
     Quiesced,
+    TransferEnded,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Proposal, Readiness
@@ -21,7 +21,7 @@ from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.group.member.member import Substitutes
+from lockstep.ranks.group.member.group_rank import Substitutes
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.config import (
@@ -154,7 +154,7 @@ class ToldExecutor:
         moves += self.take(Put)
         moves += self.take(CopyToHost)
         moves += self.take(CopyToDevice)
-        self.said += [Ended(order.operation, ok=False) for order in moves]
+        self.said += [TransferEnded(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Report every order as successful; `stored` says which keys the store has."""
@@ -168,9 +168,11 @@ class ToldExecutor:
                     landed = sum(len(each.keys) for each in transfers)
                     self.said.append(Landed(operation, landed))
                 case Put() | CopyToHost() | CopyToDevice():
-                    self.said.append(Ended(order.operation, ok=True))
+                    self.said.append(TransferEnded(order.operation, ok=True))
                 case Fence(operations=operations):
-                    self.said += [Ended(operation, ok=True) for operation in operations or ()]
+                    self.said += [
+                        TransferEnded(operation, ok=True) for operation in operations or ()
+                    ]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
                 case Fork() | Serve() | AttachStore() | DetachStore():
@@ -262,14 +264,14 @@ class InTurn(Generic[CacheT]):
 
     def free(self, tier: int) -> int:
         """Return how many full-attention pages are free on a tier, equal on all ranks."""
-        return self.every(lambda cache: cache.inspection.prefixes.residence.pools[tier][0].free)
+        return self.every(lambda cache: cache.inspection.prefixes.allocator.pools[tier][0].free)
 
     def available(self, tier: int) -> list[int]:
         """Return how many pages of each pool are free or evictable on a tier, equal on all ranks."""
-        residence = self.caches[0].inspection.prefixes.residence
-        pools = range(len(residence.pools[tier]))
+        allocator = self.caches[0].inspection.prefixes.allocator
+        pools = range(len(allocator.pools[tier]))
         return self.every(
-            lambda cache: [cache.inspection.prefixes.residence.available(tier, at) for at in pools]
+            lambda cache: [cache.inspection.prefixes.allocator.available(tier, at) for at in pools]
         )
 
     def step(self) -> None:

@@ -15,11 +15,11 @@ import torch
 from msgspec import structs
 
 from lockstep.coordinator.collective import Collective
-from lockstep.coordinator.settings import part_of
+from lockstep.coordinator.validated_settings import part_of
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.group.host_cache import HostCache, PagesByPool
-from lockstep.ranks.group.member.member import Flushed
+from lockstep.ranks.group.member.group_rank import Flushed
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.protocol.agreed_pools import shard_layouts
 from lockstep.ranks.protocol.answers import Admission, Wait
@@ -111,7 +111,7 @@ class LendingEngine(HostCache):
         self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
     ) -> Admission | Wait:
         """Allocate a request's device pages and load its cached tokens."""
-        found = self.hit(request, tokens, namespace)
+        found = self.match_host(request, tokens, namespace)
         self._allocate(request, found, max(found, reserve_tokens))
         if found:
             self.load(request, tokens[:found], self._lends(request, found))
@@ -125,7 +125,7 @@ class LendingEngine(HostCache):
         if not self.keeps_states:
             states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
             lent |= dict.fromkeys(states, ())
-        if not self.awaits_room(request):
+        if not self.waits_for_host_pages(request):
             self._waiting[request] = []
         self._waiting[request].append((tokens, lent))
         return self.back_up(request, tokens, lent)
@@ -141,7 +141,7 @@ class LendingEngine(HostCache):
 
         The pages stay allocated while a copy uses them or a backup waits for host pages.
         """
-        if self.awaits_room(request):
+        if self.waits_for_host_pages(request):
             self._ended.add(request)
             return False
         self._waiting.pop(request, None)
@@ -159,7 +159,7 @@ class LendingEngine(HostCache):
         """Step, and free the device pages of finished and saved requests."""
         for request in filter(self.backup_is_due, list(self._waiting)):
             self._back_up_again(request)
-        for request in [each for each in self._ended if not self.awaits_room(each)]:
+        for request in [each for each in self._ended if not self.waits_for_host_pages(each)]:
             self._ended.remove(request)
             self.release(request)
         self.begin_loads()
@@ -175,7 +175,7 @@ class LendingEngine(HostCache):
         waiting = self._waiting[request]
         while waiting:
             self.back_up(request, *waiting[0])
-            if self.awaits_room(request):
+            if self.waits_for_host_pages(request):
                 return
             waiting.pop(0)
 

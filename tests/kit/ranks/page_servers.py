@@ -13,10 +13,10 @@ from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
 from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.storage_transfers import RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
-from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
-from lockstep.ranks.protocol.engine_settings import EngineSettings
+from lockstep.ranks.page_server.page_server import HostPageServer, ServerBounds
 from lockstep.ranks.protocol.host_port import split_address
 from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer
+from lockstep.ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from lockstep.storage_backends.base import Read
 from lockstep.storage_backends.peer.handshake import greet_server
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
@@ -24,7 +24,7 @@ from lockstep.storage_backends.peer.wire import (
     MESSAGES,
     PREFIX_BYTES,
     Message,
-    Pages,
+    ReadReply,
     State,
     decode_prefix,
     encode,
@@ -83,7 +83,7 @@ def engine_over_tcp(host: str) -> TransferEngine:
     return KeptEngine("tcp", "", host)
 
 
-BY_ENGINE = EngineSettings(insists=True)
+BY_ENGINE = TransferEngineSettings(insists=True)
 """Reader settings that allow only the transfer engine, never the connection."""
 
 
@@ -91,7 +91,7 @@ BY_ENGINE = EngineSettings(insists=True)
 class ServedGroup:
     """All ranks of a group, each with its shard of the same reference pages."""
 
-    servers: Sequence[PageServer]
+    servers: Sequence[HostPageServer]
     objects: Sequence[RankObjects]
 
     @property
@@ -142,7 +142,7 @@ def serving(
         for slot, view in enumerate(each.page_views(KV_POOL, range(pages))):
             view[:] = reference_page(layout, ShardPlace.of(rank, tp_size), absent, slot)
     servers = [
-        PageServer(
+        HostPageServer(
             each,
             f"127.0.0.1:{port}",
             secret=secret,
@@ -227,7 +227,7 @@ class RawReader:
         states: list[State] = []
         while len(states) < count:
             message, _ = self.receive()
-            assert isinstance(message, Pages)
+            assert isinstance(message, ReadReply)
             states += map(State, message.states)
         return states
 

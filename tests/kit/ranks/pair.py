@@ -7,7 +7,7 @@ from itertools import pairwise
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.protocol.config import CacheConfig
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.lending_engine import lending

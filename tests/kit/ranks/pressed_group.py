@@ -103,7 +103,7 @@ def presses(
             counts=scheduler.counts,
             requests=came,
             missing=[[a - b for a, b in zip(*pools, strict=True)] for pools in left],
-            kept=[list(each) for each in cache.inspection.prefixes.residence.holds.kept_pages],
+            kept=[list(each) for each in cache.inspection.prefixes.allocator.ref_counts.kept_pages],
             in_flight=len(cache.inspection.in_flight) + len(cache.inspection.requests),
         )
 
@@ -114,6 +114,6 @@ def pages_free(cache: Cache) -> list[list[int]]:
     """Return how many pages are free or evictable, by tier and pool."""
     prefixes = cache.inspection.prefixes
     return [
-        [prefixes.residence.available(tier, each.index) for each in prefixes.components]
+        [prefixes.allocator.available(tier, each.index) for each in prefixes.components]
         for tier in (DEVICE, HOST)
     ]

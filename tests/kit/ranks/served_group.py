@@ -98,7 +98,7 @@ class ServedGroup:
         """Return how many pages of the tree may not be evicted, by tier and component."""
         return self.ask(
             lambda cache: [
-                list(cache.inspection.prefixes.residence.holds.kept_pages[tier])
+                list(cache.inspection.prefixes.allocator.ref_counts.kept_pages[tier])
                 for tier in (DEVICE, HOST)
             ]
         )

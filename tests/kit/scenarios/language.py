@@ -30,7 +30,7 @@ from lockstep.ranks.protocol.config import Bounds, NamespaceLimit, Timeouts, Wri
 from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.core.pages import PageRun, page_run
 from lockstep.ranks.replica.operations.lent import NO_PAGE
-from lockstep.ranks.replica.tree.node import Place
+from lockstep.ranks.replica.tree.node import TreeIdentity
 from lockstep.ranks.replica.tree.tokens import as_token_bytes, namespace_seed, page_keys
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Names:
         self._pages: dict[bytes, tuple[str, str]] = {}
         """By key: the text before the page's letter, and the letter."""
 
-    def learn(self, place: Place) -> None:
+    def learn(self, place: TreeIdentity) -> None:
         """Add the keys of all prompts in a namespace."""
         namespace, generation, version = place
         era = f"@{version}" if version is not None else f"@{generation}" if generation else ""

@@ -7,17 +7,17 @@ from lockstep.coordinator.ballot import (
     Answered,
     Ballot,
     Capped,
-    Ended,
     Expired,
     Landed,
     Progress,
     Quiesced,
     QuiesceExpired,
+    TransferEnded,
 )
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
-from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
+from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, StagedLanes
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.orders import (
@@ -100,9 +100,9 @@ class ToldRank:
             case ["clock", now]:
                 self._clock_ms = int(now)
             case ["staged", *what]:
-                self._staged = Staged(proposal_of(" ".join(what)).digest, Readiness.STAGED)
+                self._staged = StagedLanes(proposal_of(" ".join(what)).digest, Readiness.STAGED)
             case ["ready" | "refused" as word]:
-                self._staged = Staged(self._staged.proposal, Readiness[word.upper()])
+                self._staged = StagedLanes(self._staged.proposal, Readiness[word.upper()])
             case ["unstaged"]:
                 self._staged = NOTHING_STAGED
             case ["inbox"]:
@@ -149,7 +149,7 @@ class ToldRank:
             case ["corrupt" | "missing", "page", page]:
                 return Capped(operation, int(page))
             case ["ended" | "failed" as how]:
-                return Ended(operation, ok=how == "ended")
+                return TransferEnded(operation, ok=how == "ended")
             case ["quiesced"]:
                 return Quiesced(operation)
             case ["deadline"]:
@@ -162,7 +162,9 @@ class ToldRank:
         if isinstance(order, Cancel):
             return QuiesceExpired(operation)
         return (
-            Expired(operation) if isinstance(order, LookUp | Fetch) else Ended(operation, ok=False)
+            Expired(operation)
+            if isinstance(order, LookUp | Fetch)
+            else TransferEnded(operation, ok=False)
         )
 
 
@@ -178,4 +180,4 @@ def _best(order: Reported) -> Progress:
         case Cancel():
             return Quiesced(operation)
         case _:
-            return Ended(operation, ok=True)
+            return TransferEnded(operation, ok=True)

@@ -12,7 +12,7 @@ from lockstep.ranks.protocol.effects import NOTHING, Effects
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
-from lockstep.ranks.replica.tree.residence import TIERS
+from lockstep.ranks.replica.tree.page_allocator import TIERS
 from tests.kit.scenarios.language import PAGE_TOKENS, Names, Scenario, Words, config_of
 from tests.kit.scenarios.ranks import Rank, ToldRank
 from tests.kit.scenarios.text import Writer, pages_text
@@ -59,7 +59,7 @@ _COMMANDS: Mapping[str, Command] = {
     "release": lambda r, w: r.release(w.name),
     "pin": lambda r, w: r.pin(w.name, w.namespace, w.prompt, w.number("ttl_ms", 60_000)),
     "unpin": lambda r, w: r.unpin(w.name),
-    "hit": lambda r, w: r.hit(w.name, w.namespace, w.prompt, w.number("device")),
+    "hit": lambda r, w: r.match_host(w.name, w.namespace, w.prompt, w.number("device")),
     "load": lambda r, w: r.load(w.name, w.prompt, w.number("from"), w.runs(_pools(r))),
     "back_up": lambda r, w: r.back_up(w.name, w.namespace, w.prompt, w.runs(_pools(r))),
     "fence": lambda r, w: r.fence(w.name),
@@ -77,7 +77,7 @@ def _match(replica: Replica, words: Words) -> str:
 
 
 def _free(replica: Replica, _: Words) -> str:
-    pools = replica.prefixes.residence.pools
+    pools = replica.prefixes.allocator.pools
     return "; ".join(
         f"{'device' if tier == DEVICE else 'host'}: "
         + ", ".join(
@@ -118,7 +118,7 @@ class Run:
     def __init__(self, scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> None:
         config = config_of(scenario.settings)
         world_size = int(scenario.settings.get("ranks", 2))
-        shape = BallotShape(world_size=world_size, seats=config.bounds.prefetches)
+        shape = BallotShape(world_size=world_size, prefetch_slots=config.bounds.prefetches)
         self._ranks = [make_rank(rank, shape) for rank in range(world_size)]
         self._replicas = [Replica(config) for _ in range(1 if one_replica else world_size)]
         self._depth = int(scenario.settings.get("depth", 0))
@@ -203,7 +203,12 @@ class Run:
         self._rounds += 1
         per_rank = self._replicas if len(self._replicas) > 1 else self._replicas * len(self._ranks)
         layouts = [
-            LaneLayout(epoch=1, round=self._rounds, state_digest=each.digest, seats=each.seats())
+            LaneLayout(
+                epoch=1,
+                round=self._rounds,
+                state_digest=each.digest,
+                prefetch_slots=each.prefetch_slots(),
+            )
             for each in per_rank
         ]
         votes = [rank.vote(each) for rank, each in zip(self._ranks, layouts, strict=True)]

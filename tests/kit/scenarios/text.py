@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.inspect import type_info
 
-from lockstep.coordinator.seats import UNBOUNDED
+from lockstep.coordinator.prefetch_slots import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.protocol.answers import Admission, Dropped, Wait
 from lockstep.ranks.protocol.effects import Effects
-from lockstep.ranks.protocol.notices import MissedTokens
+from lockstep.ranks.protocol.events import MissedTokens
 from lockstep.ranks.protocol.orders import CopyTransfer, Need, ObjectTransfer
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from tests.kit.scenarios.language import Names
@@ -53,7 +53,7 @@ class Writer:
     def verdict(self, verdict: Verdict) -> Iterator[str]:
         start = f"verdict {verdict.round}:"
         told = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
-        told += [self._text(each) for each in verdict.seats]
+        told += [self._text(each) for each in verdict.prefetch_slots]
         if verdict.proposed is not None:
             told.append(self._text(verdict.proposed))
         if verdict.time_ms != self._time_ms:
@@ -76,8 +76,8 @@ class Writer:
             yield self._text(decision).replace(" ", ": ", 1)
         for name in effects.freed:
             yield f"freed: {name}"
-        for number, notice in enumerate(effects.notices, effects.notices_before):
-            yield f"notice {number}: {self._text(notice)}"
+        for number, event in enumerate(effects.events, effects.events_before):
+            yield f"event {number}: {self._text(event)}"
         if effects.requests:
             yield f"messages: up to {effects.requests}"
 

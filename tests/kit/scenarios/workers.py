@@ -18,7 +18,7 @@ from lockstep.coordinator.codec import Codec
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation
 from lockstep.coordinator.lanes import BallotShape, LaneLayout
-from lockstep.coordinator.seats import COLUMNS, SeatTable
+from lockstep.coordinator.prefetch_slots import COLUMNS, PrefetchSlotTable
 from lockstep.ranks.protocol.orders import Order
 from tests.kit.scenarios.language import Scenario
 from tests.kit.scenarios.ranks import ToldRank
@@ -43,7 +43,7 @@ class WorkerRank:
     def __init__(self, connection: Connection, rank: int, shape: BallotShape) -> None:
         self._connection = connection
         self._rank = rank
-        self._ask("begin", rank, shape.world_size, shape.seats)
+        self._ask("begin", rank, shape.world_size, shape.prefetch_slots)
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
         followed = tuple(expectations), tuple(orders)
@@ -54,8 +54,14 @@ class WorkerRank:
 
     def vote(self, layout: LaneLayout) -> Vector:
         """Return the rank's vector, and check that it belongs to this rank and round."""
-        seats = layout.seats
-        frozen = layout.epoch, layout.round, layout.state_digest, seats.rows.tobytes(), seats.digest
+        prefetch_slots = layout.prefetch_slots
+        frozen = (
+            layout.epoch,
+            layout.round,
+            layout.state_digest,
+            prefetch_slots.rows.tobytes(),
+            prefetch_slots.digest,
+        )
         _, (rank, number, vector) = self._ask("vote", *frozen)
         assert (rank, number) == (self._rank, layout.round)
         return np.frombuffer(vector, dtype=np.int64)
@@ -137,8 +143,8 @@ class _Worker:
         """Execute a request of the replica's process."""
         match verb:
             case "begin":
-                self._rank, world_size, seats = parts
-                shape = BallotShape(world_size=world_size, seats=seats)
+                self._rank, world_size, prefetch_slots = parts
+                shape = BallotShape(world_size=world_size, prefetch_slots=prefetch_slots)
                 self._told = ToldRank(self._rank, shape)
             case "follow":
                 self._told.follow(*followed)
@@ -149,9 +155,12 @@ class _Worker:
             case _:
                 epoch, number, state_digest, cells, digest = parts
                 rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
-                seats = SeatTable(rows, digest)
+                prefetch_slots = PrefetchSlotTable(rows, digest)
                 layout = LaneLayout(
-                    epoch=epoch, round=number, state_digest=state_digest, seats=seats
+                    epoch=epoch,
+                    round=number,
+                    state_digest=state_digest,
+                    prefetch_slots=prefetch_slots,
                 )
                 return self._rank, number, self._told.vote(layout).tobytes()
         return ()

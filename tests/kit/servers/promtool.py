@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.top.sighting import Key
+from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60

@@ -14,7 +14,7 @@ from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.executor.storage_transfers import RankObjects
-from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.page_server.page_server import HostPageServer
 from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.storage_backends.base import (
     Capabilities,
@@ -48,7 +48,7 @@ class HostOfKind:
     """A rank with one pool, whose pages are all of one kind."""
 
     objects: RankObjects
-    server: PageServer
+    server: HostPageServer
     slots: dict[ObjectName, int] = field(default_factory=dict[ObjectName, int])
     used: int = 0
 
@@ -66,7 +66,7 @@ class HostOfKind:
         shardings = Shardings(ShardPlace.of(0, 1), {}, namespace)
         objects = in_host_memory({pool: layout}, shardings, pages=PAGES, namespace=namespace)
         make_engine = engine_over_tcp if by_engine else no_engine
-        server = PageServer(objects, bounds=LONG_BOUNDS, make_engine=make_engine)
+        server = HostPageServer(objects, bounds=LONG_BOUNDS, make_engine=make_engine)
         server.open([server.rank])
         return HostOfKind(objects, server)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.complaints import Complaints
+from lockstep.storage_backends.error_log import ErrorLog
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from lockstep.storage_backends.three_fs.page_index import (
     NOTHING,
@@ -28,7 +28,7 @@ from lockstep.storage_backends.three_fs.usrbio import UsrbioTransfers, choose_tr
 from tests.kit.storage.calls import HEALTHY_S, digest_of, using
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
-MakeTransfers = Callable[[Path, int, Complaints], Transfers]
+MakeTransfers = Callable[[Path, int, ErrorLog], Transfers]
 SLOT_BYTES = (1 << 20) + (512 << 10)
 FILE_SLOTS = 16
 FILES = 64
@@ -141,7 +141,7 @@ class WatchedIndex(PageIndex):
         self.late_answer: Entry | None = None
         """A possibly outdated answer for the next look-up."""
         self.meanwhile: Callable[[], None] | None = None
-        self._holds = ""
+        self._ref_counts = ""
         self._begun = threading.Event()
         self._let_go = threading.Event()
         self._released = threading.Event()
@@ -149,11 +149,11 @@ class WatchedIndex(PageIndex):
     @contextmanager
     def holding(self, method: str) -> Generator[None]:
         """Block calls of one method in the block."""
-        self._holds = method
+        self._ref_counts = method
         try:
             yield
         finally:
-            self._holds = ""
+            self._ref_counts = ""
             self._let_go.set()
 
     async def held(self) -> None:
@@ -163,7 +163,7 @@ class WatchedIndex(PageIndex):
         assert await asyncio.to_thread(self._released.wait, HEALTHY_S)
 
     def _pass(self, method: str) -> None:
-        if self._holds == method:
+        if self._ref_counts == method:
             self._begun.set()
             assert self._let_go.wait(2 * HEALTHY_S)
 

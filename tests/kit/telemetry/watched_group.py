@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.replay.worker import limits_of
-from lockstep.launch.top.sighting import Sighting, numbers_in
+from lockstep.launch.top.group_sample import GroupSample, numbers_in
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.member import Member
+from lockstep.ranks.group.member.group_rank import GroupRank
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.replica.attaching import StoreState
 from lockstep.small_engine.counts import ReplayCounts
@@ -63,16 +63,16 @@ class WatchedGroup:
             cache.detach_store()
         self.group.until(lambda cache: cache.store_state() is StoreState.DETACHED)
 
-    def seen(self, at_s: float = 0.0) -> Sighting:
+    def seen(self, at_s: float = 0.0) -> GroupSample:
         return seen_of(self.group.caches, at_s)
 
 
-def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> Sighting:
+def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> GroupSample:
     """Return the metrics that a scrape of these caches' ranks would return now."""
-    return Sighting(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
+    return GroupSample(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
 
 
-def exposed_by(cache: Member) -> str:
+def exposed_by(cache: GroupRank) -> str:
     """Return the Prometheus text that a scrape of a cache returns."""
     registry = CollectorRegistry()
     registry.register(CacheCollector(cache.stats))

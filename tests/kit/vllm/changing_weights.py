@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import LentBlocks
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.tracked import PassResult
-from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
+from lockstep.integrations.vllm.weights import InFlight, WeightsChange, WeightsTracker
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ToldExecutor
@@ -21,7 +21,7 @@ from tests.kit.vllm.sides import side_of
 
 Answer = TypeVar("Answer")
 
-FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
+FULL = [PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 CROWD = 24
 """How many requests may have blocks at a time."""
 
@@ -130,12 +130,12 @@ class ScriptedEngine:
         change: WeightsChange = WeightsChange.WITH_RESET,
     ) -> None:
         self.ranks = ranks
-        self.lending = [Lending(FULL) for _ in ranks.caches]
+        self.lending = [LentBlocks(FULL) for _ in ranks.caches]
         self.sides = [
             side_of(
                 cache,
                 lending,
-                weights=Weights({"default"}, cache.inspection.config.life.hex(), change),
+                weights=WeightsTracker({"default"}, cache.inspection.config.life.hex(), change),
                 settings={"in_flight": in_flight},
             )
             for cache, lending in zip(ranks.caches, self.lending, strict=True)

@@ -13,17 +13,17 @@ import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import HeldBlocks, LentBlocks
 from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
-from lockstep.ranks.group.decider.deciding import DecidingCache, decide
-from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.group.one_scheduler.scheduler_cache import SchedulerCache, decide
+from lockstep.ranks.group.one_scheduler.worker import WorkerRank
 from lockstep.ranks.group.opening import open_rank
 from lockstep.ranks.protocol.config import HostCacheConfig
 from lockstep.ranks.protocol.dispatch import Opened
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
 from tests.kit.vllm.sides import side_of
 
@@ -78,13 +78,13 @@ class OverlappingEngine:
         )
         pages = EnginePages(LAYOUT.shard(0, 1), {"k": [self.memory]})
         executor, replica = open_rank(config, InProcessGroup(1).member(0), pages)
-        shape = BallotShape(world_size=1, seats=config.bounds.prefetches)
+        shape = BallotShape(world_size=1, prefetch_slots=config.bounds.prefetches)
         self.worker = WorkerRank(executor, shape, 0)
-        self.cache: DecidingCache = decide(
+        self.cache: SchedulerCache = decide(
             [Opened(0, 1, config, replica, executor.serving_address())]
         )
-        group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
-        lending = Lending([group], HeldBlocks(self.pool))
+        group = PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)
+        lending = LentBlocks([group], HeldBlocks(self.pool))
         self.side = side_of(self.cache, lending, settings={"handing_over": {"ttl_s": 0.01}})
         self.waiting: deque[Sent] = deque()
         self.with_blocks: dict[str, Running] = {}
@@ -113,7 +113,7 @@ class OverlappingEngine:
         return [block for block in range(BLOCKS) if not self.pool.users.get(block)]
 
     def _has_work(self) -> bool:
-        helps = self.cache.stepping_helps or self.side.gives
+        helps = self.cache.can_progress or self.side.gives
         return bool(self.waiting or self.with_blocks or self.held) or helps
 
     def _turn(self) -> None:
@@ -176,7 +176,7 @@ class OverlappingEngine:
 
     def _output(self, step: Step) -> None:
         """Execute a step on the worker, and deliver its result to the scheduler."""
-        self.worker.obey(step.sent)
+        self.worker.apply_dispatch(step.sent)
         self.worker.begin_loads()
         for each in step.computes:
             self._compute(each)

@@ -23,9 +23,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from lockstep.coordinator.lanes import BallotShape
-from lockstep.integrations.vllm.halves import Ballots, OpenedRank, PassMetadata
+from lockstep.integrations.vllm.worker_modes import Ballots, OpenedRank, PassMetadata
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.group.one_scheduler.worker import WorkerRank
 from lockstep.ranks.protocol.config import HostCacheConfig
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice
@@ -94,7 +94,7 @@ class Served:
     def _open(self) -> None:
         config = HostCacheConfig(model="m", layout=LAYOUT, host_pages=256)
         replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
-        shape = BallotShape(world_size=RANKS, seats=config.bounds.prefetches)
+        shape = BallotShape(world_size=RANKS, prefetch_slots=config.bounds.prefetches)
         self.workers = [WorkerRank(each, shape, at) for at, each in enumerate(self.executors)]
         self._opened = [Opened(rank, RANKS, config, replica, "") for rank in range(RANKS)]
         self.tell_of_workers()
@@ -145,7 +145,7 @@ class Served:
         assert isinstance(metadata, PassMetadata)
         ballots: list[Ballots] = []
         for worker, executor in zip(self.workers, self.executors, strict=True):
-            worker.obey(metadata.dispatch)
+            worker.apply_dispatch(metadata.dispatch)
             self._carry_out(worker.rank, executor)
             folded = worker.vote()
             ballots += [] if folded is None else [Ballots(folded)]

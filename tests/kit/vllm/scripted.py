@@ -11,21 +11,21 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.integrations.vllm.block_events import (
     BlockEvents,
     ExtraKeys,
-    Origin,
+    HashedRequest,
     PagesRemoved,
     PagesStored,
 )
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.settings import HandingOver
+from lockstep.integrations.vllm.connector_settings import HandingOver
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, GroupKind, PoolGroup
+from lockstep.integrations.vllm.lent_blocks import HeldBlocks, LentBlocks
+from lockstep.integrations.vllm.plugin_telemetry import PluginTelemetry
 from lockstep.integrations.vllm.tracked import PassResult, TrackedRequest
-from lockstep.integrations.vllm.watching import Watching
-from lockstep.integrations.vllm.weights import Weights
+from lockstep.integrations.vllm.weights import WeightsTracker
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import HostCacheConfig, SlidingWindow
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
 from tests.kit.vllm.sides import side_of
 
@@ -43,7 +43,7 @@ class ChainedHasher:
     def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
         return sha256(repr((before, tuple(tokens), extra)).encode()).digest()
 
-    def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
+    def extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
         keys: list[Any] = [
             (each.identifier, each.mm_position.offset - start)
             for each in origin.mm_features
@@ -56,7 +56,7 @@ class ChainedHasher:
 
     def chain(self, request: Sent) -> list[bytes]:
         """Return the hashes of a request's full blocks, as the engine would compute them."""
-        origin = Origin(None, request.mm_features, request.cache_salt)
+        origin = HashedRequest(None, request.mm_features, request.cache_salt)
         hashes: list[bytes] = []
         last: bytes | None = None
         step = self.hash_tokens
@@ -91,11 +91,13 @@ class ScriptedEngine:
         shard = layout.shard(0, 1)
         self.memory, self.window = (torch.ones(BLOCKS, 2, page_tokens, 2) for _ in range(2))
         pages = {"kv": EnginePages(shard, {"kv": [self.memory]})}
-        self._groups = [PoolGroup("kv", 0, Kind.FULL, page_tokens, EVERY_TOKEN)]
+        self._groups = [PoolGroup("kv", 0, GroupKind.FULL, page_tokens, EVERY_TOKEN)]
         components: list[SlidingWindow] = []
         if window_tokens:
             pages["window"] = EnginePages(shard, {"kv": [self.window]})
-            self._groups.append(PoolGroup("window", 1, Kind.WINDOW, page_tokens, window_tokens))
+            self._groups.append(
+                PoolGroup("window", 1, GroupKind.WINDOW, page_tokens, window_tokens)
+            )
             components.append(
                 SlidingWindow(
                     window_tokens=window_tokens,
@@ -122,8 +124,8 @@ class ScriptedEngine:
         )
         self.side = side_of(
             self.cache,
-            Lending(self._groups, HeldBlocks(self._pool)),
-            weights=Weights(placed=self._saw),
+            LentBlocks(self._groups, HeldBlocks(self._pool)),
+            weights=WeightsTracker(placed=self._saw),
             backs_up=backs_up,
             settings={"handing_over": handing_over or {}},
             own_embeddings=own_embeddings,
@@ -131,7 +133,7 @@ class ScriptedEngine:
         self.answer: dict[str, Any] | None = None
         """Handoff parameters of the last finished request, as a router passes them to another engine.
         """
-        self.watching = Watching(self.side, store)
+        self.watching = PluginTelemetry(self.side, store)
         self.sources: list[dict[str, int]] = []
         """Sources of loaded tokens, one entry per load, in order."""
         self._served = 0

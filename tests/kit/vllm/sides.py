@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.integrations.vllm.adapters import adapter_weights
-from lockstep.integrations.vllm.arrivals import Arrivals
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.connector_settings import ConnectorSettings
+from lockstep.integrations.vllm.lent_blocks import LentBlocks
+from lockstep.integrations.vllm.request_identities import RequestIdentities
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.vllm.settings import ConnectorSettings
 from lockstep.integrations.weights import FileDigests
 
 
 def side_of(
     cache: Any,
-    lending: Lending,
+    lending: LentBlocks,
     *,
     versions: Mapping[str, str] | None = None,
     own_embeddings: bool = True,
@@ -23,7 +23,7 @@ def side_of(
 ) -> SchedulerSide:
     """Return a scheduler side that loads and backs up, unless the `options` say otherwise."""
     adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
-    arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
+    arrivals = RequestIdentities(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})
     chosen: dict[str, Any] = {"loads": True, "backs_up": True, **options}
     return SchedulerSide(cache, arrivals, lending, read, **chosen)

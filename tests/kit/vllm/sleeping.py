@@ -14,7 +14,7 @@ import torch
 
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.group.one_scheduler.worker import WorkerRank
 from lockstep.ranks.protocol.orders import Direction
 
 kv_transfer: Any = import_module("vllm.distributed.kv_transfer")

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from lockstep.launch.doctor.command import WIDTH, lines_of
-from lockstep.launch.doctor.finding import Finding, Status
+from lockstep.launch.doctor.doctor_command import WIDTH, lines_of
+from lockstep.launch.doctor.finding import CheckResult, Status
 from lockstep.launch.doctor.network import Interface, probe_gloo
 from lockstep.launch.doctor.software import probe_packages
 from lockstep.launch.doctor.store import (
@@ -159,8 +159,8 @@ def test_packages_are_those_of_the_extras_and_torch() -> None:
 
 def test_a_long_finding_is_folded_under_its_own_column() -> None:
     findings = [
-        Finding("gloo", Status.PROBLEM, "word " * 40, "do " * 40),
-        Finding("python", Status.OK, "3.13"),
+        CheckResult("gloo", Status.PROBLEM, "word " * 40, "do " * 40),
+        CheckResult("python", Status.OK, "3.13"),
     ]
 
     lines = lines_of(findings)

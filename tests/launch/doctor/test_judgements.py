@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lockstep.launch.doctor.finding import Finding, Status, exit_status, well
+from lockstep.launch.doctor.finding import CheckResult, Status, exit_status, well
 from lockstep.launch.doctor.kernel import (
     Clocks,
     Processors,
@@ -54,7 +54,7 @@ OWN = frozenset({"127.0.0.1", "10.0.0.2"})
 ETH = Interface("eth0", "10.0.0.2", "")
 
 
-def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> Finding:
+def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> CheckResult:
     package = Package(name, bounds, name, installed, TRIED.get(name, ""))
     (finding,) = judge_packages([package])
     return finding
@@ -153,7 +153,7 @@ def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> 
     ],
 )
 def test_a_judgement_follows_from_what_was_seen(
-    finding: Finding, status: Status, seen: str
+    finding: CheckResult, status: Status, seen: str
 ) -> None:
     assert finding.status is status
     assert seen in finding.seen
@@ -164,7 +164,7 @@ def test_a_judgement_follows_from_what_was_seen(
     ("statuses", "expected"), [([OK], 0), ([OK, ADVICE], 0), ([ADVICE, PROBLEM, OK], 1)]
 )
 def test_the_exit_status_tells_problems_from_advice(statuses: list[Status], expected: int) -> None:
-    assert exit_status([Finding("it", each, "seen") for each in statuses]) == expected
+    assert exit_status([CheckResult("it", each, "seen") for each in statuses]) == expected
 
 
 def test_packages_that_are_not_installed_are_one_finding() -> None:

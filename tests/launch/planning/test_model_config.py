@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.planning.config_fields import ConfigFields
-from lockstep.launch.planning.model_config import Model, model_of
+from lockstep.launch.planning.model_config import PublishedModel, model_of
 from lockstep.launch.planning.published import PUBLISHED, find_model
 from lockstep.small_engine.profiles import PROFILES
 
@@ -61,7 +61,7 @@ GPT_OSS_20B = {
 }
 
 
-def of(config: Mapping[str, object], dtype: str = "bfloat16") -> Model:
+def of(config: Mapping[str, object], dtype: str = "bfloat16") -> PublishedModel:
     return model_of(ConfigFields(config, "config.json"), dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.launch.planning.evaluation import Evaluation
-from lockstep.launch.planning.settings import PlanSettings, Size
+from lockstep.launch.planning.plan_settings import PlanSettings, Size
 from lockstep.launch.planning.workers import Workers
 from tests.kit.launch.in_process import Run, refusal
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.cli.report_files import write_report
-from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.replay.meanings import OF_A_REPLAY, meaning_of
 from lockstep.launch.replay.outcome import rows_of
 from lockstep.launch.replay.reading import page_of

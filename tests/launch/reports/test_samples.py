@@ -5,7 +5,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.launch.replay import samples as samples_module
 from lockstep.launch.replay.samples import (
     Sampler,

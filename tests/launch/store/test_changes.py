@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.cli.replay_settings import ReplaySettings
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal

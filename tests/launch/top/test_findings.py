@@ -16,8 +16,8 @@ from rich.console import Console
 from lockstep.coordinator.ballot import Answered, Capped, Quiesced, QuiesceExpired
 from lockstep.errors import DivergenceError, PeerLost
 from lockstep.launch.top.findings import Weight, findings
+from lockstep.launch.top.group_sample import GroupSample, Key, numbers_in
 from lockstep.launch.top.screen import screen
-from lockstep.launch.top.sighting import Key, Sighting, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.ranks.group.cache import Cache
@@ -122,7 +122,7 @@ def killed(stack: ExitStack, folder: Path) -> Window:
     ended_group = ended(stack, folder)
     assert ended_group.before is not None
     silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
-    return Window(Sighting(WINDOW_S, {}, silent), ended_group.before)
+    return Window(GroupSample(WINDOW_S, {}, silent), ended_group.before)
 
 
 def diverged(stack: ExitStack, _: Path) -> Window:
@@ -130,7 +130,7 @@ def diverged(stack: ExitStack, _: Path) -> Window:
     before = group.seen()
 
     def program(cache: Cache, _: object) -> None:
-        cache.witness("batch", cache.rank)
+        cache.digest_facts("batch", cache.rank)
         cache.step()
         cache.step()
 
@@ -267,7 +267,7 @@ def comparable(window: Window, alerts: set[str]) -> Window:
     if "LockstepStoreSlow" in alerts:
         return window
 
-    def rest(seen: Sighting) -> Sighting:
+    def rest(seen: GroupSample) -> GroupSample:
         ranks = {
             rank: {key: value for key, value in numbers.items() if "_seconds" not in key[0]}
             for rank, numbers in seen.ranks.items()
@@ -298,8 +298,8 @@ def test_each_alert_fires_in_some_case() -> None:
     assert named == set.union(*(alerts for _, _, alerts in CASES.values()))
 
 
-def said(by_rank_0: str) -> Sighting:
-    return Sighting(WINDOW_S, {0: numbers_in(dedent(by_rank_0))})
+def said(by_rank_0: str) -> GroupSample:
+    return GroupSample(WINDOW_S, {0: numbers_in(dedent(by_rank_0))})
 
 
 def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_pat
     lockstep_corrupt_pages_total{rank="0"} 0
     lockstep_storage_late_calls_total{rank="0"} 5
     """
-    window = Window(said(told), Sighting(0.0, {0: {}}))
+    window = Window(said(told), GroupSample(0.0, {0: {}}))
     found = [each.what for each in findings(window)]
 
     assert found[0] == ("the store is slow: 5 calls timed out; 10 pages were computed instead")
@@ -347,7 +347,7 @@ def test_where_nothing_is_wrong_the_remedy_is_for_what_was_missed(
 def test_ranks_that_do_not_answer_are_named_with_what_was_last_heard_of_them() -> None:
     silent = {"a:1": "", "a:2": "", "a:3": "answered b'no'"}
 
-    (first, *_) = findings(Window(Sighting(40.0, {}, silent, {"a:2": 10.0})))
+    (first, *_) = findings(Window(GroupSample(40.0, {}, silent, {"a:2": 10.0})))
 
     assert first.weight is Weight.BROKEN
     assert first.what == "no rank answers at a:1, a:2 (last answer 30 s ago), a:3 (answered b'no')"
@@ -356,7 +356,7 @@ def test_ranks_that_do_not_answer_are_named_with_what_was_last_heard_of_them() -
 def test_of_many_ranks_that_do_not_answer_the_first_are_named() -> None:
     silent = {f"a:{port}": "" for port in range(1, 4096)}
 
-    (first, *_) = findings(Window(Sighting(0.0, {}, silent)))
+    (first, *_) = findings(Window(GroupSample(0.0, {}, silent)))
 
     assert first.what == "no rank answers at a:1, a:2, a:3, a:4 and 4,091 others"
 
@@ -369,10 +369,10 @@ def test_what_a_rank_has_counted_before_it_was_first_heard_is_no_growth() -> Non
             f"lockstep_round_wait_seconds_total{labels} {waited}\n"
         )
 
-    before = Sighting(0.0, {1: numbers(1, 5.0)})
-    window = Window(Sighting(WINDOW_S, {rank: numbers(rank, 9.0) for rank in (0, 1)}), before)
+    before = GroupSample(0.0, {1: numbers(1, 5.0)})
+    window = Window(GroupSample(WINDOW_S, {rank: numbers(rank, 9.0) for rank in (0, 1)}), before)
 
-    assert window.grew_everywhere("round_wait_seconds_total") == 4.0
+    assert window.grew_on_every_rank("round_wait_seconds_total") == 4.0
     assert window.waits() == {1: 4.0}
     assert window.grew("rounds_total") == 4.0
 
@@ -392,8 +392,8 @@ def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
     }
 
     lines = shown(
-        Window(Sighting(WINDOW_S + 2, ranks), Sighting(WINDOW_S, ranks)),
-        Window(Sighting(WINDOW_S + 2, ranks)),
+        Window(GroupSample(WINDOW_S + 2, ranks), GroupSample(WINDOW_S, ranks)),
+        Window(GroupSample(WINDOW_S + 2, ranks)),
     )
 
     assert "why since opened: pages in the store were corrupt: rank 0 3, rank 1 4" in lines

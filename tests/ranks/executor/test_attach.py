@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Answered, Capped, Ended, Quiesced
+from lockstep.coordinator.ballot import Answered, Capped, Quiesced, TransferEnded
 from lockstep.coordinator.proposal import Change, Proposal, Readiness
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.page_layout import ShardPlace
@@ -137,9 +137,9 @@ def test_a_store_opens_in_the_background_and_is_used_once_it_is_attached(rank: R
 
     store.let_open()
     wait_for(lambda: rank.readiness("a") is Readiness.READY)
-    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=False)))
+    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(TransferEnded(1, ok=False)))
     rank.executor.carry_out([AttachStore(to_attach("a").digest)])
-    happened(rank.executor, [Put(2, objects(2), LONG_S)], includes(Ended(2, ok=True)))
+    happened(rank.executor, [Put(2, objects(2), LONG_S)], includes(TransferEnded(2, ok=True)))
 
     rank.executor.carry_out([DetachStore()])
     assert store.closed.wait(PATIENCE_S)
@@ -157,7 +157,7 @@ def test_what_was_ordered_before_the_store_changes_goes_to_the_store_before(rank
     rank.executor.stage(to_attach("b"))
     wait_for(lambda: rank.readiness("b") is Readiness.READY)
 
-    happened(rank.executor, [Put(1, objects(3), LONG_S)], includes(Ended(1, ok=True)))
+    happened(rank.executor, [Put(1, objects(3), LONG_S)], includes(TransferEnded(1, ok=True)))
     change: list[Order] = [DetachStore(), AttachStore(to_attach("b").digest)]
     happened(rank.executor, [*change, Fetch(2, objects(3), LONG_S)], includes(Capped(2, 0)))
 
@@ -169,7 +169,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     store = HeldStore(stubborn=True)
     rank.attach("a", store)
     fill_host(rank.executor.host_pool, 1)
-    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(TransferEnded(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
     # The first call of the store was the write.
@@ -178,7 +178,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
     shelf = Shelf()
     rank.attach("b", HeldStore(shelf=shelf))
-    happened(rank.executor, [Put(3, objects(1), LONG_S)], includes(Ended(3, ok=True)))
+    happened(rank.executor, [Put(3, objects(1), LONG_S)], includes(TransferEnded(3, ok=True)))
     assert len(shelf.objects) == 1
 
     store.let_go(*keys(1))

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Ended
+from lockstep.coordinator.ballot import TransferEnded
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
@@ -89,9 +89,15 @@ def test_what_one_engine_writes_another_reads_whatever_order_their_axes_have(
     reads = arranged(nothing, wanted)
 
     writer, reader = start(arranged(kv, written), written), start(reads, wanted)
-    happened(writer, [to_host(1, [1, 2, 3, 8, 0], [4, 5, 6, 0, 8])], includes(Ended(1, ok=True)))
+    happened(
+        writer, [to_host(1, [1, 2, 3, 8, 0], [4, 5, 6, 0, 8])], includes(TransferEnded(1, ok=True))
+    )
     reader.host_pool.bytes_tensor.copy_(writer.host_pool.bytes_tensor)
-    happened(reader, [to_device(1, [4, 5, 6, 0, 8], [5, 6, 7, 1, 3])], includes(Ended(1, ok=True)))
+    happened(
+        reader,
+        [to_device(1, [4, 5, 6, 0, 8], [5, 6, 7, 1, 3])],
+        includes(TransferEnded(1, ok=True)),
+    )
 
     expected = arranged(kv, wanted)
     found = [

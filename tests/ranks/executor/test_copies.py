@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Quiesced, QuiesceExpired, TransferEnded
 from lockstep.errors import InternalError
 from lockstep.page_format.page_layout import (
     ShardLayout,
@@ -140,7 +140,7 @@ def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
     slots = random.Random(11).sample(range(PAGES), len(pages))
     before = [device_page(pool, page) for page in range(PAGES)]
 
-    happened(executor, [to_host(1, pages, slots)], includes(Ended(1, ok=True)))
+    happened(executor, [to_host(1, pages, slots)], includes(TransferEnded(1, ok=True)))
 
     on_host = [bytes(executor.host_pool.page(slot)) for slot in slots]
     assert on_host == [before[page] for page in pages]
@@ -148,7 +148,7 @@ def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
     fill_device(pool, seed=2)
     after = [device_page(pool, page) for page in range(PAGES)]
     back = list(reversed(pages))
-    happened(executor, [to_device(2, slots, back)], includes(Ended(2, ok=True)))
+    happened(executor, [to_device(2, slots, back)], includes(TransferEnded(2, ok=True)))
 
     expected = dict(zip(back, on_host, strict=True))
     assert [device_page(pool, page) for page in range(PAGES)] == [
@@ -178,7 +178,7 @@ def test_host_pages_are_in_the_order_that_ranks_of_all_sizes_share(
         values = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         tensor.view(torch.uint8).copy_(values.view(tensor.view(torch.uint8).shape))
 
-    happened(executor, [to_host(1, [0, 1], [1, 0])], includes(Ended(1, ok=True)))
+    happened(executor, [to_host(1, [0, 1], [1, 0])], includes(TransferEnded(1, ok=True)))
 
     assert [bytes(executor.host_pool.page(slot)) for slot in (1, 0)] == [
         reference_page(layout, place, absent, page) for page in range(2)
@@ -193,12 +193,14 @@ def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: s
     fill_device(executor.device_pool, seed=4)
     pages = random.Random(5).sample(range(count), count)
 
-    happened(executor, [to_host(1, pages, list(range(count)))], includes(Ended(1, ok=True)))
+    happened(executor, [to_host(1, pages, list(range(count)))], includes(TransferEnded(1, ok=True)))
     before = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
     assert before == [device_page(executor.device_pool, page) for page in pages]
 
     fill_device(executor.device_pool, seed=5)
-    happened(executor, [to_device(2, list(range(count)), pages)], includes(Ended(2, ok=True)))
+    happened(
+        executor, [to_device(2, list(range(count)), pages)], includes(TransferEnded(2, ok=True))
+    )
 
     assert [device_page(executor.device_pool, page) for page in pages] == before
 
@@ -214,9 +216,9 @@ def test_one_copy_moves_pages_of_several_pools_each_in_its_own_layout(
     transfers = tuple(CopyTransfer(name, (7, 3, 0), (1, 2, 9)) for name in pools)
     before = {name: device_page(pool, 3) for name, pool in pools.items()}
 
-    happened(executor, [CopyToHost(1, transfers, LONG_S)], includes(Ended(1, ok=True)))
+    happened(executor, [CopyToHost(1, transfers, LONG_S)], includes(TransferEnded(1, ok=True)))
     back = tuple(CopyTransfer(name, (2,), (40,)) for name in pools)
-    happened(executor, [CopyToDevice(2, back, LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [CopyToDevice(2, back, LONG_S)], includes(TransferEnded(2, ok=True)))
 
     hosts = executor.host_pools
     assert {name: bytes(host.page(2)) for name, host in hosts.items()} == before
@@ -290,7 +292,11 @@ def test_copies_of_both_directions_at_once_keep_to_their_own_pages(
 ) -> None:
     executor = start(grouped_layout(), device)
     fill_device(executor.device_pool, seed=6)
-    happened(executor, [to_host(1, list(range(24)), list(range(24)))], includes(Ended(1, ok=True)))
+    happened(
+        executor,
+        [to_host(1, list(range(24)), list(range(24)))],
+        includes(TransferEnded(1, ok=True)),
+    )
     saved = [bytes(executor.host_pool.page(slot)) for slot in range(24)]
     fill_device(executor.device_pool, seed=7)
     content = [device_page(executor.device_pool, page) for page in range(PAGES)]
@@ -300,7 +306,9 @@ def test_copies_of_both_directions_at_once_keep_to_their_own_pages(
         loaded = list(range(3 * part, 3 * part + 3))
         backed_up = [24 + page for page in loaded]
         orders += [to_device(10 + part, loaded, loaded), to_host(20 + part, backed_up, backed_up)]
-    happened(executor, orders, includes(*(Ended(order.operation, ok=True) for order in orders)))
+    happened(
+        executor, orders, includes(*(TransferEnded(order.operation, ok=True) for order in orders))
+    )
 
     assert [device_page(executor.device_pool, page) for page in range(24)] == saved
     assert [bytes(executor.host_pool.page(slot)) for slot in range(24, 48)] == content[24:]
@@ -325,7 +333,7 @@ def test_a_copy_that_cannot_be_made_is_an_outcome_and_the_next_one_goes_well(
     progress = happened(executor, [CopyToHost(1, (transfer,), LONG_S)], bool)
     progress += happened(executor, [to_host(2, [0], [0])], bool)
 
-    assert progress == [Ended(1, ok=False), Ended(2, ok=True)]
+    assert progress == [TransferEnded(1, ok=False), TransferEnded(2, ok=True)]
     assert executor.trouble() is None
 
 
@@ -336,7 +344,9 @@ def test_a_copy_whose_time_is_up_has_failed_and_is_quiet_when_it_really_ends(
     executor = start(mixed_layout(), device)
     transfers = held(CopyTransfer(KV_POOL, (0,), (0,)))
 
-    assert happened(executor, [CopyToHost(1, transfers, SOON_S)], bool) == [Ended(1, ok=False)]
+    assert happened(executor, [CopyToHost(1, transfers, SOON_S)], bool) == [
+        TransferEnded(1, ok=False)
+    ]
     assert happened(executor, [Cancel(1, SOON_S)], bool) == [QuiesceExpired(1)]
 
     let_go(transfers)
@@ -355,7 +365,7 @@ def test_a_cancelled_copy_that_has_not_begun_touches_nothing(
     let_go(transfers)
     progress = waited(executor, includes(Quiesced(2)))
 
-    assert progress == [Ended(1, ok=True), Ended(2, ok=False), Quiesced(2)]
+    assert progress == [TransferEnded(1, ok=True), TransferEnded(2, ok=False), Quiesced(2)]
     assert not any(executor.host_pool.page(1))
 
 
@@ -490,7 +500,7 @@ def test_a_copy_to_the_host_sees_what_kernels_before_it_wrote(start: Start) -> N
         for shard in pool.layout.columns:
             pool.column_bytes(shard).fill_(7)
         executor.carry_out([to_host(1, list(range(PAGES)), list(range(PAGES)))])
-    waited(executor, includes(Ended(1, ok=True)))
+    waited(executor, includes(TransferEnded(1, ok=True)))
 
     assert bool((executor.host_pool.bytes_tensor == 7).all())
 
@@ -509,7 +519,7 @@ def test_a_load_back_waits_for_kernels_that_still_read_its_pages(start: Start) -
         sleep_on_the_device(KERNEL_CYCLES)
         seen.copy_(column)
         executor.carry_out([to_device(1, list(range(PAGES)), list(range(PAGES)))])
-    waited(executor, includes(Ended(1, ok=True)))
+    waited(executor, includes(TransferEnded(1, ok=True)))
 
     with torch.cuda.stream(new_stream()):
         loaded = column.clone()
@@ -547,10 +557,10 @@ def test_the_engine_s_stream_is_not_held_up_by_copies(start: Start) -> None:
 
     kernels_done.synchronize()
     progress = executor.progress()
-    assert Ended(last, ok=True) not in progress, (
+    assert TransferEnded(last, ok=True) not in progress, (
         "the engine's stream ended no sooner than the copies"
     )
-    waited(executor, includes(Ended(last, ok=True)))
+    waited(executor, includes(TransferEnded(last, ok=True)))
 
 
 @pytest.mark.gpu

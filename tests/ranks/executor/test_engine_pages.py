@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Ended
+from lockstep.coordinator.ballot import TransferEnded
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout
 from lockstep.ranks.executor import population
@@ -124,12 +124,12 @@ def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
     executor: RankExecutor, layers: list[torch.Tensor]
 ) -> None:
     before = [layer.clone() for layer in layers]
-    done = includes(Ended(1, ok=True))
+    done = includes(TransferEnded(1, ok=True))
     happened(executor, [to_host(1, [5, 0, 3], [2, 3, 7])], done)
     for layer in layers:
         layer.zero_()
 
-    happened(executor, [to_device(2, [7, 2, 3], [1, 5, 0])], includes(Ended(2, ok=True)))
+    happened(executor, [to_device(2, [7, 2, 3], [1, 5, 0])], includes(TransferEnded(2, ok=True)))
 
     expected = [torch.zeros_like(layer) for layer in before]
     for layer, was in zip(expected, before, strict=True):

@@ -1,6 +1,6 @@
 """Deadlines of a rank's operations in flight."""
 
-from lockstep.coordinator.ballot import Answered, Ended, QuiesceExpired
+from lockstep.coordinator.ballot import Answered, QuiesceExpired, TransferEnded
 from lockstep.ranks.executor.flights import Flights
 from lockstep.ranks.protocol.orders import CopyToHost, LookUp
 
@@ -15,7 +15,7 @@ def test_a_deadline_passes_once_and_the_newest_counts() -> None:
 
     assert flights.next_deadline() == 3.0
     flights.pass_until(6.0)
-    assert flights.collect() == [Answered(3, 0), Ended(2, ok=False)]
+    assert flights.collect() == [Answered(3, 0), TransferEnded(2, ok=False)]
     flights.pass_until(9.0)
     assert flights.collect() == [QuiesceExpired(1)]
     flights.pass_until(99.0)

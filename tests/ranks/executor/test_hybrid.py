@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Answered, Capped, Ended, Expired, Landed, Quiesced
+from lockstep.coordinator.ballot import Answered, Capped, Expired, Landed, Quiesced, TransferEnded
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout, ShardPlace
@@ -62,7 +62,7 @@ def objects(pool: str, count: int, *, first_key: int = 0, first_page: int = 0) -
 
 
 def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
-    happened(executor, [Put(1000, transfers, LONG_S)], includes(Ended(1000, ok=True)))
+    happened(executor, [Put(1000, transfers, LONG_S)], includes(TransferEnded(1000, ok=True)))
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.coordinator.ballot import Answered, Ended, Expired, Landed
+from lockstep.coordinator.ballot import Answered, Expired, Landed, TransferEnded
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
@@ -31,7 +31,7 @@ def executor() -> Iterator[RankExecutor]:
     shelf = Shelf()
     writer = make_executor(grouped_layout(), backend=MemoryBackend(shelf))
     fill_host(writer.host_pool, 1)
-    happened(writer, [Put(1, (PAGES,), LONG_S)], includes(Ended(1, ok=True)))
+    happened(writer, [Put(1, (PAGES,), LONG_S)], includes(TransferEnded(1, ok=True)))
     writer.close()
     store = FaultBackend(MemoryBackend(shelf), THIRD_OF_FOUR_HANGS)
     made = make_executor(grouped_layout(), backend=store)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Quiesced, QuiesceExpired, TransferEnded
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor import cuda_copies
 from lockstep.ranks.executor.copies import CpuCopies
@@ -80,7 +80,7 @@ def test_a_fence_waits_for_copies_that_end_in_time(
 
     executor.carry_out([Fence(operations, LONG_S)])
 
-    assert executor.progress() == [Ended(1, ok=True)]
+    assert executor.progress() == [TransferEnded(1, ok=True)]
 
 
 def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
@@ -96,7 +96,7 @@ def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
     gate.opened.set()
     progress += happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
 
-    assert progress == [Ended(1, ok=False), Quiesced(1)]
+    assert progress == [TransferEnded(1, ok=False), Quiesced(1)]
     assert executor.trouble() is None
 
 
@@ -106,7 +106,7 @@ def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
     """Lockstep cannot quarantine pages that the engine owns, so a rank with a hanging load is lost."""
     gate = Gate(monkeypatch)
     begin(executor, structs.replace(to_device(1, [0], [0]), timeout_s=0.01))
-    waited(executor, includes(Ended(1, ok=False)))
+    waited(executor, includes(TransferEnded(1, ok=False)))
 
     happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
 
@@ -120,10 +120,10 @@ def test_copies_begin_in_the_direction_that_the_engine_says(executor: RankExecut
     executor.carry_out([to_host(1, [0], [0]), to_device(2, [1], [1]), to_host(3, [2], [2])])
 
     executor.begin_copies(Direction.TO_DEVICE)
-    assert waited(executor, bool) == [Ended(2, ok=True)]
+    assert waited(executor, bool) == [TransferEnded(2, ok=True)]
     executor.begin_copies(Direction.TO_HOST)
-    done = includes(Ended(3, ok=True))
-    assert waited(executor, done) == [Ended(1, ok=True), Ended(3, ok=True)]
+    done = includes(TransferEnded(3, ok=True))
+    assert waited(executor, done) == [TransferEnded(1, ok=True), TransferEnded(3, ok=True)]
 
 
 def test_a_copy_s_time_begins_with_the_copy(
@@ -135,7 +135,7 @@ def test_a_copy_s_time_begins_with_the_copy(
 
     executor.begin_copies(Direction.TO_HOST)
 
-    assert executor.progress() == [Ended(1, ok=False)]
+    assert executor.progress() == [TransferEnded(1, ok=False)]
     gate.opened.set()
 
 
@@ -144,11 +144,11 @@ def test_a_copy_that_is_fenced_before_it_begins_has_failed_and_never_begins(
     executor: RankExecutor, timeout_s: float
 ) -> None:
     executor.carry_out([to_host(1, [0], [0]), to_host(2, [1], [1]), Fence((1,), timeout_s)])
-    assert executor.progress() == [Ended(1, ok=False)]
+    assert executor.progress() == [TransferEnded(1, ok=False)]
 
     executor.begin_copies(Direction.TO_HOST)
 
-    assert waited(executor, bool) == [Ended(2, ok=True)]
+    assert waited(executor, bool) == [TransferEnded(2, ok=True)]
     assert not executor.host_pool.bytes_tensor[0].any()
     assert executor.host_pool.bytes_tensor[1].any()
     executor.carry_out([Cancel(1, LONG_S)])
@@ -159,11 +159,11 @@ def test_a_copy_that_is_cancelled_before_it_begins_ends_and_is_quiet(
     executor: RankExecutor,
 ) -> None:
     executor.carry_out([to_device(1, [0], [0]), to_device(2, [1], [1]), Cancel(1, LONG_S)])
-    assert executor.progress() == [Ended(1, ok=False), Quiesced(1)]
+    assert executor.progress() == [TransferEnded(1, ok=False), Quiesced(1)]
 
     executor.begin_copies(Direction.TO_DEVICE)
 
-    assert waited(executor, bool) == [Ended(2, ok=True)]
+    assert waited(executor, bool) == [TransferEnded(2, ok=True)]
     assert executor.counts().bytes_moved.l2_to_l1 == executor.host_pool.layout.page_bytes
 
 

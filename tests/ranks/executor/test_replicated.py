@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep.coordinator.ballot import Ended
+from lockstep.coordinator.ballot import TransferEnded
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import WriterShare
 from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer, Put
@@ -49,7 +49,7 @@ def test_a_replicated_page_is_written_by_exactly_one_rank_and_the_ranks_share_th
 
     ended = [happened(executor, [order], bool) for executor in group]
 
-    assert ended == [[Ended(1, ok=True)]] * RANKS
+    assert ended == [[TransferEnded(1, ok=True)]] * RANKS
     outcomes = [key_outcomes(executor, Call.WRITE) for executor in group]
     written = [each["ok"] for each in outcomes]
     assert sum(written) == PAGES
@@ -64,8 +64,13 @@ def test_a_writer_that_fails_says_so_and_the_others_are_done(group: list[RankExe
 
     ended = [happened(executor, [wrong], bool) for executor in group]
 
-    assert sorted(each == [Ended(1, ok=True)] for each in ended) == [False, True, True, True]
-    assert ended.count([Ended(1, ok=False)]) == 1
+    assert sorted(each == [TransferEnded(1, ok=True)] for each in ended) == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert ended.count([TransferEnded(1, ok=False)]) == 1
 
 
 def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
@@ -86,6 +91,6 @@ def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
     progress = happened(executor, [Put(1, transfers, LONG_S)], bool)
 
     executor.close()
-    assert progress == [Ended(1, ok=True)]
+    assert progress == [TransferEnded(1, ok=True)]
     assert key_outcomes(executor, Call.WRITE)["ok"] == 4
     assert [int(key, 16) for key in store.next_entered()] == [0, 1, 2, 3]

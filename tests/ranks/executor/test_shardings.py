@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from msgspec import structs
 
-from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
+from lockstep.coordinator.ballot import Answered, Capped, Landed, TransferEnded
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
@@ -140,7 +140,9 @@ def persist(
         contents = pages_of(layout, rank, len(group), absent, count)
         for slot, content in enumerate(contents):
             executor.host_pool.page(slot)[:] = content
-        happened(executor, [Put(1, hashed_objects(count), LONG_S)], includes(Ended(1, ok=True)))
+        happened(
+            executor, [Put(1, hashed_objects(count), LONG_S)], includes(TransferEnded(1, ok=True))
+        )
 
 
 def looked_up(executor: RankExecutor) -> int:
@@ -262,7 +264,7 @@ def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf
     (executor,) = start(lambda: store, 1, pages=4 * BATCH_PAGES)
 
     persist([executor])
-    happened(executor, [Put(2, hashed_objects(9), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, hashed_objects(9), LONG_S)], includes(TransferEnded(2, ok=True)))
 
     marks = [name for name in store.written if name.pool == "sharding"]
     assert [name.shard for name in marks] == ["stage0of1.tp1"]
@@ -280,7 +282,7 @@ def test_what_was_read_from_another_groups_objects_is_written_again_only_where_t
     (transfer,) = hashed_objects(PAGES)
     order = Put(4, (structs.replace(transfer, stored=True),), LONG_S)
 
-    happened(executor, [order], includes(Ended(4, ok=True)))
+    happened(executor, [order], includes(TransferEnded(4, ok=True)))
 
     assert [name.key for name in store.written if name.pool == KV_POOL] == [KEYS[3].hex()]
 

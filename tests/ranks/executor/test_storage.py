@@ -15,11 +15,11 @@ from msgspec import structs
 from lockstep.coordinator.ballot import (
     Answered,
     Capped,
-    Ended,
     Expired,
     Landed,
     Quiesced,
     QuiesceExpired,
+    TransferEnded,
 )
 from lockstep.errors import UsageError
 from lockstep.page_format.object_name import ObjectName, object_path
@@ -98,7 +98,7 @@ def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list
         executor.host_pool.page(slot)[:] = random_bytes((size,), slot).numpy().tobytes()
     contents = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
     order = Put(operation, objects(count), LONG_S)
-    happened(executor, [order], includes(Ended(operation, ok=True)))
+    happened(executor, [order], includes(TransferEnded(operation, ok=True)))
     return contents
 
 
@@ -137,8 +137,8 @@ def test_whatever_writes_to_a_host_page_ends_its_leases_and_no_other(
     persisted(executor, 2)
     leases = executor.host_pool.leases(range(8))
 
-    happened(executor, [to_host(2, [0], [4])], includes(Ended(2, ok=True)))
-    happened(executor, [to_device(3, [5], [1])], includes(Ended(3, ok=True)))
+    happened(executor, [to_host(2, [0], [4])], includes(TransferEnded(2, ok=True)))
+    happened(executor, [to_device(3, [5], [1])], includes(TransferEnded(3, ok=True)))
     happened(executor, [Fetch(4, objects(2, first_page=6), LONG_S)], includes(Landed(4, 2)))
 
     assert [each.slot for each in leases if not each.is_current] == [4, 6, 7]
@@ -151,7 +151,7 @@ def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
     persisted(executor, 4)
     before = executor.counts().bytes_moved.l2_to_l3
 
-    happened(executor, [Put(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, objects(4), LONG_S)], includes(TransferEnded(2, ok=True)))
 
     assert executor.counts().bytes_moved.l2_to_l3 == before
     assert key_outcomes(executor, Call.WRITE)["present"] == 4
@@ -165,11 +165,11 @@ def test_pages_count_as_used_when_the_page_was_that_they_continue_and_each_befor
     older = used_ns(executor, tmp_path, 700)
     (again, more) = structs.replace(objects(700)[0], stored=True), objects(800, first_key=700)[0]
 
-    happened(executor, [Put(2, (again,), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, (again,), LONG_S)], includes(TransferEnded(2, ok=True)))
     happened(
         executor,
         [Put(3, (more,), LONG_S, after=again.keys[-1], distance=1)],
-        includes(Ended(3, ok=True)),
+        includes(TransferEnded(3, ok=True)),
     )
 
     times = used_ns(executor, tmp_path, 1500)
@@ -185,7 +185,7 @@ def test_a_lookup_answers_with_the_number_of_leading_keys(
     happened(
         executor,
         [Put(2, objects(2, first_key=4, first_page=4), LONG_S)],
-        includes(Ended(2, ok=True)),
+        includes(TransferEnded(2, ok=True)),
     )
 
     progress = happened(
@@ -307,7 +307,7 @@ def test_a_cancel_drops_the_batches_that_have_not_begun(start: Start) -> None:
 
     progress = happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
 
-    assert progress == [Ended(1, ok=False), Quiesced(1)]
+    assert progress == [TransferEnded(1, ok=False), Quiesced(1)]
     assert began == [(key.hex(),) for key in keys(2)]
     assert store.entered.empty()
 
@@ -334,7 +334,7 @@ def test_deadlines_are_kept_by_one_clock_whatever_the_loops_own_one_says(
     monkeypatch.setattr(asyncio, "new_event_loop", LoopWithAClockOfItsOwn)
     executor = start(mixed_layout(), MemoryBackend())
 
-    happened(executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+    happened(executor, [Put(1, objects(2), LONG_S)], includes(TransferEnded(1, ok=True)))
 
     happened(executor, [look_up(2, keys(2), LONG_S)], includes(Answered(2, 2)))
 
@@ -344,7 +344,7 @@ def test_a_persist_whose_time_is_up_has_failed_and_is_quiet_later(start: Start) 
     store.hold(*keys(1))
     executor = start(mixed_layout(), store)
 
-    assert happened(executor, [Put(1, objects(2), SOON_S)], bool) == [Ended(1, ok=False)]
+    assert happened(executor, [Put(1, objects(2), SOON_S)], bool) == [TransferEnded(1, ok=False)]
 
     executor.carry_out([Cancel(1, LONG_S)])
     assert executor.progress() == []
@@ -401,7 +401,7 @@ def test_a_storage_loop_that_has_died_is_trouble_and_its_orders_fail(start: Star
         ],
         lambda progress: len(progress) == 3,
     )
-    assert progress == [Answered(3, 0), Capped(4, 0), Ended(5, ok=False)]
+    assert progress == [Answered(3, 0), Capped(4, 0), TransferEnded(5, ok=False)]
     assert happened(executor, [Cancel(2, SOON_S)], bool) == [QuiesceExpired(2)]
 
 
@@ -439,7 +439,7 @@ def test_a_page_that_the_pool_does_not_have_fails_its_operation_alone(start: Sta
         lambda progress: len(progress) == 2,
     )
 
-    assert set(progress) == {Capped(1, 0), Ended(2, ok=False)}
+    assert set(progress) == {Capped(1, 0), TransferEnded(2, ok=False)}
 
 
 def test_the_bytes_in_flight_stay_within_their_bound(start: Start) -> None:
@@ -456,7 +456,7 @@ def test_the_bytes_in_flight_stay_within_their_bound(start: Start) -> None:
         store.let_go(finished)
         began.append(store.next_entered())
     store.let_go()
-    waited(executor, includes(Ended(1, ok=True), Ended(2, ok=True)))
+    waited(executor, includes(TransferEnded(1, ok=True), TransferEnded(2, ok=True)))
 
     assert [int(key, 16) for (key,) in began] == [0, 5, 1, 6, 2], "operations do not take turns"
     assert store.bytes_running_max == 3 * ONE_CALL_BYTES

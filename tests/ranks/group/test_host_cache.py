@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Answered, Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Answered, Quiesced, QuiesceExpired, TransferEnded
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
@@ -23,7 +23,7 @@ from lockstep.ranks.protocol.orders import (
     LookUp,
     Put,
 )
-from lockstep.ranks.replica.tree.node import HOST, PASSING
+from lockstep.ranks.replica.tree.node import HOST, NO_PERSIST_PREFIX
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
 PROMPT = list(range(4 * PAGE_TOKENS))
@@ -64,7 +64,7 @@ def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> No
     cache, executor = ranks.caches[0], ranks.executors[0]
     other = list(range(1000, 1000 + PAGE_TOKENS))
 
-    assert ranks.every(lambda each: each.hit("r", PROMPT))
+    assert ranks.every(lambda each: each.match_host("r", PROMPT))
     ranks.every(lambda each: each.load("r", PROMPT, range(4)))
     ranks.every(lambda each: each.back_up("s", other, [9]))
     executor.begun.clear()
@@ -93,7 +93,7 @@ def test_an_engine_s_pages_of_full_attention_may_be_given_alone_or_by_name(*, na
         cache.back_up("r", PROMPT, range(4))
 
         assert cache.flush()
-        assert cache.hit("another", PROMPT) == len(PROMPT)
+        assert cache.match_host("another", PROMPT) == len(PROMPT)
 
 
 def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins() -> None:
@@ -103,7 +103,7 @@ def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins(
         cache.begin_backups()
 
         assert cache.flush()
-        assert cache.hit("another", PROMPT) == 0
+        assert cache.match_host("another", PROMPT) == 0
         assert cache.stats().bytes_moved.l1_to_l2 == 0
 
 
@@ -117,7 +117,7 @@ def test_an_idle_step_does_not_wait_for_a_backup_that_the_engine_has_not_begun()
 
         assert time.monotonic() - started < 30.0
         assert cache.flush()
-        assert cache.hit("another", PROMPT) == len(PROMPT)
+        assert cache.match_host("another", PROMPT) == len(PROMPT)
 
 
 def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> None:
@@ -125,9 +125,9 @@ def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> N
     begin_backup(ranks)
     assert not ranks.every(lambda cache: cache.release("r"))
 
-    assert ranks.every(lambda cache: cache.lends("r"))
+    assert ranks.every(lambda cache: cache.has_copies_in_flight("r"))
     assert not ranks.every(lambda cache: cache.release("r"))
-    ranks.caches[0].keep_off("r")
+    ranks.caches[0].wait_for_copies("r")
     ranks.caches[1].fence("r")
 
     fences = [executor.take(Fence) for executor in ranks.executors]
@@ -157,13 +157,13 @@ def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
 
     assert looked_up(ranks, "a") == set()
     assert persisted(ranks, "b") == set()
-    assert ranks.every(lambda cache: cache.hit("c", PROMPT)) == len(PROMPT)
+    assert ranks.every(lambda cache: cache.match_host("c", PROMPT)) == len(PROMPT)
 
 
 def test_storage_has_nothing_to_do_with_a_namespace_that_is_of_this_life_alone() -> None:
     ranks = HostRanksInTurn()
 
-    place = PASSING + "anything"
+    place = NO_PERSIST_PREFIX + "anything"
 
     asked = ranks.every(lambda cache: cache.prefetch("a", PROMPT, place))
     ranks.every(lambda cache: cache.back_up("a", PROMPT, range(4), place))
@@ -284,7 +284,7 @@ def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
     assert not ranks.every(lambda cache: cache.release("r"))
     assert ranks.every(lambda cache: cache.pending_frees)
 
-    ranks.executors[0].said.append(Ended(backup, ok=False))
+    ranks.executors[0].said.append(TransferEnded(backup, ok=False))
     ranks.step()
     ranks.executors[0].said.append(QuiesceExpired(backup))
     ranks.step()

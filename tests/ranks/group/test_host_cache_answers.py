@@ -12,7 +12,7 @@ from lockstep.coordinator.ballot import Answered, Capped, Landed
 from lockstep.errors import CollectiveTimeout, DivergenceError, StorageError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.group.member.member import FLUSH_POLL_S
+from lockstep.ranks.group.member.group_rank import FLUSH_POLL_S
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow, Timeouts
 from lockstep.ranks.protocol.orders import Fetch, LookUp
 from lockstep.ranks.replica.attaching import StoreState
@@ -98,7 +98,7 @@ def test_ranks_that_have_done_the_same_find_nothing_and_go_on() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_ranks_that_differ_are_named_to_whom_compares(depth: int) -> None:
     def program(host: HostCache) -> object:
-        host.witness("batch", host.rank)
+        host.digest_facts("batch", host.rank)
         return host.compare(20.0)
 
     found = on_every_rank(program, pipeline_depth=depth)

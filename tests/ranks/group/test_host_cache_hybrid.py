@@ -118,7 +118,7 @@ def test_what_was_backed_up_is_loaded_into_other_pages_of_every_pool(engine: Eng
     engine.cache.flush()
     engine.cache.release("w")
 
-    assert engine.cache.hit("r", PROMPT) == len(PROMPT)
+    assert engine.cache.match_host("r", PROMPT) == len(PROMPT)
     engine.cache.load("r", PROMPT, lent([10, 11, 12, 13, 14, 15], [*gone, 16, 17], [3]))
     engine.until("r", LoadState.READY)
 
@@ -136,7 +136,7 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
     with running(tmp_path) as other:
         assert other.cache.prefetch("r", PROMPT)
         other.until_idle()
-        assert other.cache.hit("r", PROMPT) == len(PROMPT)
+        assert other.cache.match_host("r", PROMPT) == len(PROMPT)
         other.cache.load("r", PROMPT, lent(list(range(6)), [*[NO_PAGE] * 4, 8, 9], [0]))
         other.until("r", LoadState.READY)
 
@@ -148,10 +148,10 @@ def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine:
     tokens = [*PROMPT, 7, 8]
     held = engine.content([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], 2)
     gone = [NO_PAGE] * 4
-    engine.cache.hit("r", tokens)
+    engine.cache.match_host("r", tokens)
     assert engine.cache.retract("r", tokens, lent([0, 1, 2, 3, 4, 5, 6], [*gone, 4, 5, 6], [2]))
     engine.until("r", LoadState.SAVED)
-    assert not engine.cache.lends("r")
+    assert not engine.cache.has_copies_in_flight("r")
     for each in (*engine.kv, *engine.window, *engine.state):
         each.zero_()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lockstep.coordinator.ballot import Answered, Ended, Landed, Quiesced
+from lockstep.coordinator.ballot import Answered, Landed, Quiesced, TransferEnded
 from lockstep.errors import UsageError
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.answers import Wait
@@ -30,10 +30,10 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     ranks.every(lambda c: c.back_up("p", TOKENS, range(PAGES)))
     ranks.every(lambda c: c.retract("q", TOKENS, range(10, 10 + PAGES)))
     backup, retract = (each.operation for each in ranks.executors[0].given(CopyToHost))
-    ranks.executors[0].said.append(Ended(backup, ok=False))
-    ranks.executors[1].said.append(Ended(backup, ok=True))
+    ranks.executors[0].said.append(TransferEnded(backup, ok=False))
+    ranks.executors[1].said.append(TransferEnded(backup, ok=True))
     ranks.step()
-    ranks.report(Ended(retract, ok=True), Quiesced(backup))
+    ranks.report(TransferEnded(retract, ok=True), Quiesced(backup))
     ranks.step()
     ranks.step()
     assert ranks.every(lambda c: c.load_state("q")) is LoadState.SAVED
@@ -75,8 +75,8 @@ REFUSED: dict[str, Callable[[HostCache], object]] = {
     "a page that is none": lambda c: c.back_up("r", TOKENS, [-7] * PAGES),
     "pages in two dimensions": lambda c: c.back_up("r", TOKENS, np.zeros((2, 3), np.int32)),
     "bytes for pages": lambda c: c.back_up("r", TOKENS, b"abc"),
-    "a start before the first token": lambda c: c.hit("r", TOKENS, device_tokens=-4),
-    "a name that is a list": lambda c: c.hit([], TOKENS),  # type: ignore[arg-type]
+    "a start before the first token": lambda c: c.match_host("r", TOKENS, device_tokens=-4),
+    "a name that is a list": lambda c: c.match_host([], TOKENS),  # type: ignore[arg-type]
     "a list to prefetch for": lambda c: c.prefetch([], TOKENS),  # type: ignore[arg-type]
     "a list to release": lambda c: c.release([]),  # type: ignore[arg-type]
     "a list to ask of": lambda c: c.load_state([]),  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(
 
 def test_a_request_without_a_hit_counts_among_what_was_asked_for() -> None:
     (cache,) = HostRanksInTurn(1, store=False).caches
-    cache.hit("r", TOKENS)
+    cache.match_host("r", TOKENS)
     cache.admit("r", TOKENS)
     for pages in (2, PAGES):
         cache.back_up("r", TOKENS[: pages * PAGE_TOKENS], range(pages))

@@ -14,7 +14,7 @@ from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.protocol.config import NamespaceLimit
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 from tests.kit.ranks.passing_time import PassingTime
 

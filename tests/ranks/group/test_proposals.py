@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from lockstep.coordinator.ballot import (
     Answered,
     Ballot,
-    Ended,
     Landed,
     Progress,
     Quiesced,
     QuiesceExpired,
+    TransferEnded,
 )
 from lockstep.coordinator.lanes import NEUTRAL, BallotShape, LaneLayout, Voter, fold
+from lockstep.coordinator.prefetch_slots import PrefetchSlots
 from lockstep.coordinator.proposal import (
     NOTHING_STAGED,
     Change,
     Proposal,
     Readiness,
-    Staged,
+    StagedLanes,
     change_of,
 )
-from lockstep.coordinator.seats import Seats
 from lockstep.coordinator.verdict import Proposed, Verdicts
 from lockstep.errors import ConfigError, PeerLost, StorageError, UsageError
 from lockstep.ranks.protocol.config import Bounds
@@ -48,10 +48,10 @@ URI = "memory://other"
 OrderT = TypeVar("OrderT", bound=Order)
 
 
-def voted(*staged: Staged) -> Proposed | None:
+def voted(*staged: StagedLanes) -> Proposed | None:
     """Return the verdict's proposal when each rank has staged the given value."""
-    shape = BallotShape(world_size=len(staged), seats=1)
-    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+    shape = BallotShape(world_size=len(staged), prefetch_slots=1)
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, prefetch_slots=PrefetchSlots(1).freeze())
     vectors = [
         Ballot(shape, rank).fill(layout, Voter(healthy=True, time_ms=0, staged=each))
         for rank, each in enumerate(staged)
@@ -63,13 +63,15 @@ digests = st.builds(Proposal, st.sampled_from(Change), st.text(max_size=8)).map(
     lambda proposal: proposal.digest
 )
 something = st.builds(
-    Staged, digests, st.sampled_from([each for each in Readiness if each is not Readiness.UNSTAGED])
+    StagedLanes,
+    digests,
+    st.sampled_from([each for each in Readiness if each is not Readiness.UNSTAGED]),
 )
 
 
 @given(st.lists(st.just(NOTHING_STAGED) | something, min_size=1, max_size=5))
 def test_the_lanes_say_what_is_staged_whether_all_have_it_and_how_far_they_are(
-    staged: list[Staged],
+    staged: list[StagedLanes],
 ) -> None:
     have = {each.proposal for each in staged if each != NOTHING_STAGED}
     refusing = [rank for rank, each in enumerate(staged) if each.readiness is Readiness.REFUSED]
@@ -253,7 +255,7 @@ class Busy:
         self.ranks = ranks = RanksInTurn(2, depth=depth, bounds=Bounds(**bounds))
         ranks.publish("writer", prompt(2, start=500))
         (copy,) = taken(ranks, CopyToHost)
-        self.both(Ended(copy.operation, ok=True))
+        self.both(TransferEnded(copy.operation, ok=True))
         self.persist = taken(ranks, Put)[0].operation
         ranks.every(lambda cache: cache.prefetch("reader", prompt(8)))
         self.fetch = taken(ranks, LookUp)[0].operation

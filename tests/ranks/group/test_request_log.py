@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Ballot
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, fold
-from lockstep.coordinator.seats import Seats
+from lockstep.coordinator.prefetch_slots import PrefetchSlots
 from lockstep.coordinator.verdict import Verdicts
 from lockstep.errors import DivergenceError, UsageError
 from lockstep.ranks.group.cache import Cache
@@ -17,14 +17,14 @@ from lockstep.ranks.group.member.request_log import AgreedRequests, RequestLog
 from lockstep.ranks.replica.replica import Replica
 from tests.kit.ranks.in_turn import RanksInTurn
 
-LAYOUT = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+LAYOUT = LaneLayout(epoch=1, round=1, state_digest=1, prefetch_slots=PrefetchSlots(1).freeze())
 
 counts = st.integers(0, 1 << 40)
 
 
 def voted(*requests: int | None) -> int:
     """Return the verdict's request count, given each rank's count, or None for a rank without a log."""
-    shape = BallotShape(world_size=len(requests), seats=1)
+    shape = BallotShape(world_size=len(requests), prefetch_slots=1)
     vectors = [
         Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, requests=each))
         for rank, each in enumerate(requests)
@@ -111,7 +111,7 @@ class Obeyed:
         self.ranks = RanksInTurn(ranks, depth=depth, logs=True)
         self.did: list[list[bytes]] = [[] for _ in range(ranks)]
         for cache, did in zip(self.ranks.caches, self.did, strict=True):
-            cache.obey(did.append)
+            cache.set_control_handler(did.append)
 
     def reach(self, rank: int, number: int, content: bytes) -> None:
         assert self.ranks.logs is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from tests.kit.ranks.pair import PAGE_TOKENS, Pair
 from tests.kit.ranks.served_group import keyed
 from tests.kit.servers.mooncake_master import needs_mooncake

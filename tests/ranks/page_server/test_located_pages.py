@@ -11,18 +11,18 @@ from lockstep.errors import StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import part_table
 from lockstep.page_format.page_layout import ShardPlace
-from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
+from lockstep.ranks.page_server.page_server import HostPageServer, ServerBounds
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.buffers import address_of
-from lockstep.storage_backends.peer.transfer_engine import Piece, TransferEngine
+from lockstep.storage_backends.peer.transfer_engine import RemotePiece, TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,
     Forget,
-    Locate,
-    Located,
+    LocateReply,
+    LocateRequest,
+    LookupReply,
     Message,
     State,
-    Told,
     encode,
 )
 from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys, plain_pages
@@ -57,18 +57,18 @@ def serve(stack: ExitStack) -> Serve:
     return start
 
 
-def locate(count: int, number: int = 7) -> Locate:
+def locate(count: int, number: int = 7) -> LocateRequest:
     """Return a request to locate all parts of the first pages."""
     layout = LAYOUT.shard(0, 1)
     table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
     keys = tuple(key.hex() for key in KEYS[:count])
-    return Locate(number, KV_POOL, layout.name, table, held, keys)
+    return LocateRequest(number, KV_POOL, layout.name, table, held, keys)
 
 
-def located(reader: RawReader, asked: Locate) -> tuple[Located, bytes]:
+def located(reader: RawReader, asked: LocateRequest) -> tuple[LocateReply, bytes]:
     reader.send(asked)
     message, headers = reader.receive()
-    assert isinstance(message, Located)
+    assert isinstance(message, LocateReply)
     return message, headers
 
 
@@ -76,7 +76,7 @@ def is_served(reader: RawReader, group: ServedGroup) -> bool:
     """Return whether the first page is served, once the server has handled all earlier messages."""
     reader.send(ask(group, 1))
     message, _ = reader.receive()
-    assert isinstance(message, Told)
+    assert isinstance(message, LookupReply)
     return message.there == b"\1"
 
 
@@ -183,7 +183,7 @@ def test_a_rank_without_an_engine_locates_nothing(
     reader.send(locate(1))
 
     assert reader.is_hung_up_on()
-    assert "a Locate out of place" in caplog.text
+    assert "a LocateRequest out of place" in caplog.text
 
 
 def test_a_server_that_has_closed_lets_no_engine_read_its_memory(
@@ -191,15 +191,15 @@ def test_a_server_that_has_closed_lets_no_engine_read_its_memory(
 ) -> None:
     needs_mooncake()
     objects = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1)
-    server = PageServer(objects, make_engine=lambda host: TransferEngine("tcp", "", host))
+    server = HostPageServer(objects, make_engine=lambda host: TransferEngine("tcp", "", host))
     target = server.rank.engine.removeprefix("tcp://")
     with closing(TransferEngine("tcp", "", "127.0.0.1")) as engine:
         room = memoryview(bytearray(64))
         engine.register([room])
         (page,) = objects.page_views(KV_POOL, [0])
-        before = engine.read(target, [Piece(address_of(room), address_of(page), 64)])
+        before = engine.read(target, [RemotePiece(address_of(room), address_of(page), 64)])
         assert server.close()
-        after = engine.read(target, [Piece(address_of(room), address_of(page), 64)])
+        after = engine.read(target, [RemotePiece(address_of(room), address_of(page), 64)])
 
     assert (before, after) == (True, False)
     assert caplog.text == ""
@@ -211,6 +211,6 @@ def test_an_engine_that_cannot_be_had_leaves_no_port_bound() -> None:
 
     objects, port = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1), free_port()
     with pytest.raises(StorageError, match=r"there is none at 127\.0\.0\.1"):
-        PageServer(objects, f"127.0.0.1:{port}", make_engine=fail)
+        HostPageServer(objects, f"127.0.0.1:{port}", make_engine=fail)
 
-    assert PageServer(objects, f"127.0.0.1:{port}").close()
+    assert HostPageServer(objects, f"127.0.0.1:{port}").close()

@@ -17,20 +17,20 @@ from lockstep.page_format.object_name import MARK_POOL
 from lockstep.page_format.object_shape import part_table
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.page_server.offers import OfferedPage, Offers
-from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
+from lockstep.ranks.page_server.page_server import HostPageServer, ServerBounds
 from lockstep.ranks.page_server.served_pages import ServedPages
 from lockstep.ranks.protocol.host_port import split_address
 from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer
 from lockstep.storage_backends.peer.wire import (
     REQUESTS_MAX,
-    Ask,
-    Fetch,
     Forget,
     Hello,
-    Pages,
+    LookupReply,
+    LookupRequest,
     PeerRank,
+    ReadReply,
+    ReadRequest,
     State,
-    Told,
 )
 from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
@@ -70,30 +70,30 @@ def serve(stack: ExitStack) -> Serve:
     return start
 
 
-def fetch(group: ServedGroup, count: int, number: int = 7) -> Fetch:
+def fetch(group: ServedGroup, count: int, number: int = 7) -> ReadRequest:
     """Return a request for all parts of the first pages."""
     layout = group.objects[0].pools[KV_POOL].layout
     table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
     keys = tuple(key.hex() for key in KEYS[:count])
-    return Fetch(number, KV_POOL, layout.name, table, held, keys)
+    return ReadRequest(number, KV_POOL, layout.name, table, held, keys)
 
 
-def ask(group: ServedGroup, count: int) -> Ask:
+def ask(group: ServedGroup, count: int) -> LookupRequest:
     shard = group.objects[0].pools[KV_POOL].layout.name
-    return Ask(3, KV_POOL, shard, tuple(key.hex() for key in KEYS[:count]))
+    return LookupRequest(3, KV_POOL, shard, tuple(key.hex() for key in KEYS[:count]))
 
 
-def told(reader: RawReader, question: Ask) -> bytes:
+def told(reader: RawReader, question: LookupRequest) -> bytes:
     reader.send(question)
     message, _ = reader.receive()
-    assert isinstance(message, Told)
+    assert isinstance(message, LookupReply)
     return message.there
 
 
-def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
+def begin(reader: RawReader, group: ServedGroup, count: int) -> ReadReply:
     reader.send(fetch(group, count))
     message = reader.receive_control()
-    assert isinstance(message, Pages)
+    assert isinstance(message, ReadReply)
     return message
 
 
@@ -171,7 +171,7 @@ class TestOffers:
         offers.serve(1, [OfferedPage((KV_POOL, KEYS[0].hex()), *objects.leases(KV_POOL, [0]))])
         layout = objects.pools[KV_POOL].layout
         table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
-        begun = pages.begin(Fetch(7, KV_POOL, layout.name, table, held, ()), KEYS[0].hex())
+        begun = pages.begin(ReadRequest(7, KV_POOL, layout.name, table, held, ()), KEYS[0].hex())
         assert begun is not None
 
         objects.begin_writes(KV_POOL, [0])
@@ -253,7 +253,7 @@ class TestWithdrawing:
         assert ended(group.withdrawn(2)) == [2]
 
     def test_what_was_handed_in_to_a_server_that_never_opens_is_quiet_when_it_closes(self) -> None:
-        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+        server = HostPageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
         quiet = SimpleQueue[int]()
         server.serve(1, transfer(KEYS[:1], (0,)))
         server.withdraw(1, quiet.put)
@@ -288,10 +288,10 @@ def pages_between_answers(
         # The server may be in the middle of a frame when it receives this.
         reader.send(ask(group, 1))
         message, attached = reader.receive()
-        if isinstance(message, Told):
+        if isinstance(message, LookupReply):
             answers += 1
             continue
-        assert isinstance(message, Pages)
+        assert isinstance(message, ReadReply)
         each = len(attached) // len(message.states)
         got += [attached[at + HEADER_BYTES : at + each] for at in range(0, len(attached), each)]
     return got, answers
@@ -335,7 +335,7 @@ class TestReaders:
         reader.send(structs.replace(fetch(group, 1), table=b"\1" * 5))
         message, attached = reader.receive()
 
-        assert (message, len(attached)) == (Pages(7, 0, bytes([State.BARE])), HEADER_BYTES)
+        assert (message, len(attached)) == (ReadReply(7, 0, bytes([State.BARE])), HEADER_BYTES)
 
     @pytest.mark.parametrize("held", [b"\1", b""])
     def test_a_reader_that_wants_parts_that_there_are_not_is_cut_off(
@@ -428,23 +428,23 @@ class TestBinding:
         objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
 
         with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
-            PageServer(objects, address, secret=secret)
+            HostPageServer(objects, address, secret=secret)
 
     def test_a_port_that_is_taken_is_refused_by_name(self, serve: Serve) -> None:
         group = serve(SMALL)
 
         with pytest.raises(ConfigError, match="Address already in use; give another address"):
-            PageServer(group.objects[0], group.servers[0].address)
+            HostPageServer(group.objects[0], group.servers[0].address)
 
     def test_a_rank_that_is_not_among_those_that_serve_is_refused(self) -> None:
-        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+        server = HostPageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
 
         with pytest.raises(UsageError, match="lack this one"):
             server.open([PeerRank("127.0.0.1:1", ())])
         server.close()
 
     def test_more_ranks_than_a_hello_can_tell_are_refused(self) -> None:
-        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+        server = HostPageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
         others = [PeerRank(f"{'h' * 250}:{port}", ()) for port in range(1200)]
 
         with pytest.raises(ConfigError, match="1201 ranks cannot serve pages together"):

@@ -13,7 +13,7 @@ from lockstep.ranks.executor import sources
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.protocol.answers import Admission
 from lockstep.ranks.protocol.config import Bounds, CacheConfig
-from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.protocol.network_config import Peers
 from lockstep.storage_backends.handshake import UNPROVEN_S
 from tests.kit.ranks.relay import Relay
 from tests.kit.servers.ports import free_port

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.coordinator import codec
 from lockstep.coordinator.codec import Codec
-from lockstep.coordinator.expectations import Forgotten, Queued, Seated, Settled, Unseated
+from lockstep.coordinator.expectations import Forgotten, Queued, Settled, SlotAssigned, SlotFreed
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.proposal import Change
 from lockstep.errors import StorageError, WireError
@@ -29,6 +29,7 @@ from lockstep.ranks.protocol.dispatch import (
     Rest,
     Vote,
 )
+from lockstep.ranks.protocol.network_config import Control, Peers
 from lockstep.ranks.protocol.orders import (
     AttachStore,
     Cancel,
@@ -45,7 +46,6 @@ from lockstep.ranks.protocol.orders import (
     Put,
     Serve,
 )
-from lockstep.ranks.protocol.outside import Control, Peers
 from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.core.pages import page_run
 from lockstep.storage_backends.peer.wire import MESSAGES
@@ -61,8 +61,8 @@ DISPATCH = Dispatch(
     (
         Expect(
             (
-                Seated(1, 2, Phase.QUERY, 1 << 40),
-                Unseated(2),
+                SlotAssigned(1, 2, Phase.QUERY, 1 << 40),
+                SlotFreed(2),
                 Queued(Queue.PERSIST, 3, 4),
                 Settled(Queue.BACKUP, 5),
                 Forgotten(6),
@@ -165,7 +165,7 @@ def test_what_is_read_of_an_enumeration_is_its_member() -> None:
     expected = DISPATCHES.decode(DISPATCHES.encode(DISPATCH)).told[0]
 
     assert isinstance(expected, Expect)
-    assert isinstance(expected.expectations[0], Seated)
+    assert isinstance(expected.expectations[0], SlotAssigned)
     assert expected.expectations[0].phase is Phase.QUERY
 
 
@@ -186,7 +186,7 @@ NO_TRANSFERS: list[Any] = []
         (packed(["Vote", True, 2, 3, 4]), "Expected `int`, got `bool`"),
         (packed(["Fetch", 1, NO_TRANSFERS, 1.0, ""]), "Invalid value 'Fetch' - at `$[2][0][0]`"),
         (packed(["Prepare", 9, ""]), "Invalid enum value 9"),
-        (packed(["Expect", [["Unseated", NO_TRANSFERS]]]), "Expected `int`, got `array`"),
+        (packed(["Expect", [["SlotFreed", NO_TRANSFERS]]]), "Expected `int`, got `array`"),
         (packed(["Prepare", 1, b"\xff"]), "Expected `str`, got `bytes`"),
         (packed(["GiveUp"])[:-1], "truncated"),
         (packed(["GiveUp"]) + b"\0", "trailing characters"),

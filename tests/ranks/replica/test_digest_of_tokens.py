@@ -31,8 +31,8 @@ COMMANDS: dict[str, Command] = {
 
 HOST_COMMANDS: dict[str, HostCommand] = {
     "prefetch": lambda cache, tokens: cache.prefetch("new", tokens),
-    "hit": lambda cache, tokens: cache.hit("new", tokens),
-    "hit of less than a page": lambda cache, tokens: cache.hit("new", tokens[-2:]),
+    "hit": lambda cache, tokens: cache.match_host("new", tokens),
+    "hit of less than a page": lambda cache, tokens: cache.match_host("new", tokens[-2:]),
     "back up": lambda cache, tokens: cache.back_up("r", tokens, range(4)),
     "pin": lambda cache, tokens: cache.pin("kept", tokens, ttl_s=10.0),
 }
@@ -72,7 +72,7 @@ def test_a_load_of_other_tokens_that_are_cached_as_well_changes_the_digest() -> 
         ranks.every(partial(HostCache.release, request=name))
 
     for cache, tokens in zip(ranks.caches, SAMPLED, strict=True):
-        cache.hit("new", PROMPT)
+        cache.match_host("new", PROMPT)
         cache.load("new", tokens[: 3 * PAGE_TOKENS], range(3))
 
     require_named(ranks)

@@ -9,7 +9,7 @@ from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
 from lockstep.ranks.group.member.observer import Observer
 from lockstep.ranks.protocol.effects import NOTHING, Effects
-from lockstep.ranks.protocol.notices import OTHERS_HAVE_IT, Lacking
+from lockstep.ranks.protocol.events import OTHERS_HAVE_IT, MissingOnRank
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.replica import Replica
@@ -36,9 +36,9 @@ def new_replica(*, device_pages: int = 16, host_pages: int = 16, names: bool = F
 
 def ended(replica: Replica, queue: Queue) -> Effects:
     """Apply a verdict by which all operations of a queue have succeeded on every rank."""
-    last = max(ticket for ticket, _ in replica.agenda.queues()[queue])
+    last = max(queue_index for queue_index, _ in replica.operation_table.queues()[queue])
     mark = Watermark(queue=queue, ended_through=last, first_failed=None, failed_rank=None)
-    return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), seats=()))
+    return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), prefetch_slots=()))
 
 
 def compute(replica: Replica, name: str, pages: int) -> Effects:
@@ -51,7 +51,7 @@ def test_the_fields_stand_in_the_order_in_which_a_driver_follows_them() -> None:
     fields = Effects._fields
 
     assert fields.index("lost") < fields.index("expectations") < fields.index("orders")
-    assert fields.index("orders") < fields.index("decisions") < fields.index("notices")
+    assert fields.index("orders") < fields.index("decisions") < fields.index("events")
 
 
 def test_nothing_is_left_behind_for_the_next_command() -> None:
@@ -84,7 +84,7 @@ def test_a_query_changes_nothing(device_pages: int) -> None:
     replica.match("other", tokens(2))
     replica.prefetch_done("r")
     replica.knows("r")
-    replica.seats()
+    replica.prefetch_slots()
     assert not replica.idle
     assert replica.clock.agreed_ms == 0
     assert replica.store_state == "attached"
@@ -119,9 +119,9 @@ def test_naming_pages_changes_nothing_else() -> None:
     assert state_digest(named) == state_digest(unnamed)
 
 
-def test_statistics_are_what_the_notices_add_up_to() -> None:
+def test_statistics_are_what_the_events_add_up_to() -> None:
     replica = new_replica(host_pages=0)
-    observer = Observer(1, replica.agenda, None)
+    observer = Observer(1, replica.operation_table, None)
     for name, pages in (("r", 2), ("s", 4)):
         effects = replica.load_back(name, "", tokens(pages), pages * PAGE_TOKENS)[1]
         observer.follow(effects)
@@ -139,8 +139,8 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
 
 def test_a_rank_lacks_only_what_the_others_have() -> None:
     """If no rank could read a page, the first rank to report that is named but not counted."""
-    observer = Observer(1, new_replica().agenda, None)
+    observer = Observer(1, new_replica().operation_table, None)
     for rank, reason in ((0, "could not be read"), (1, OTHERS_HAVE_IT)):
-        observer.follow(Effects(notices=(Lacking(1, "r", rank, 0, b"key", reason),)))
+        observer.follow(Effects(events=(MissingOnRank(1, "r", rank, 0, b"key", reason),)))
 
     assert observer.stats().lacking == {1: 1}

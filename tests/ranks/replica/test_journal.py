@@ -100,7 +100,7 @@ def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
         with pytest.raises(
             UsageError, match=rf"^engine: {re.escape(named)}.* has no bytes that are"
         ):
-            cache.witness("adapters", fact)
+            cache.digest_facts("adapters", fact)
 
     after = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.journal.count))
     assert after == before

@@ -9,7 +9,7 @@ import pytest
 from lockstep.coordinator.ballot import Answered
 from lockstep.ranks.group.member.cache_stats import ReplicaStats
 from lockstep.ranks.protocol.config import Bounds
-from lockstep.ranks.protocol.notices import MissedTokens
+from lockstep.ranks.protocol.events import MissedTokens
 from lockstep.ranks.protocol.orders import LookUp
 from lockstep.ranks.replica.core.misses import NOTHING_SOUGHT, SLOTS_MIN, Misses, Sought
 from lockstep.ranks.replica.tree.tokens import page_keys, token_hash
@@ -36,7 +36,7 @@ def serve(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str =
 
 
 def load_and_admit(ranks: HostRanksInTurn, name: str, tokens: list[int]) -> None:
-    hit = ranks.every(lambda cache: cache.hit(name, tokens))
+    hit = ranks.every(lambda cache: cache.match_host(name, tokens))
     if hit:
         ranks.every(lambda cache: cache.load(name, tokens[:hit], range(hit // PAGE_TOKENS)))
         ranks.settle()
@@ -175,7 +175,7 @@ def test_a_cache_with_device_pages_of_its_own_counts_as_it_admits() -> None:
 def test_the_engine_s_own_hits_and_loads_are_told_apart_where_it_admits() -> None:
     ranks = HostRanksInTurn(store=False)
     serve(ranks, "first", ASKED)
-    ranks.every(lambda cache: cache.hit("again", ASKED, device_tokens=PAGE_TOKENS))
+    ranks.every(lambda cache: cache.match_host("again", ASKED, device_tokens=PAGE_TOKENS))
     tokens = ASKED[: 3 * PAGE_TOKENS]
     ranks.every(lambda cache: cache.load("again", tokens, [7, 8], device_tokens=PAGE_TOKENS))
     ranks.settle()
@@ -241,7 +241,7 @@ def test_what_a_load_has_failed_to_bring_is_lost_and_no_hit(
     ranks = HostRanksInTurn()
     bring(ranks)
     longer = [*ASKED, *prompt(1, start=900)]
-    ranks.every(lambda cache: cache.hit("r", longer))
+    ranks.every(lambda cache: cache.match_host("r", longer))
     ranks.every(lambda cache: cache.load("r", ASKED, range(4)))
     fail_copies(ranks)
 
@@ -256,7 +256,7 @@ def test_what_a_load_has_brought_before_one_that_fails_is_a_hit_of_the_host() ->
     ranks = HostRanksInTurn(store=False)
     backed_up(ranks)
     half = len(ASKED) // 2
-    ranks.every(lambda cache: cache.hit("r", ASKED))
+    ranks.every(lambda cache: cache.match_host("r", ASKED))
     ranks.every(lambda cache: cache.load("r", ASKED[:half], range(2)))
     ranks.settle()
     ranks.every(lambda cache: cache.load("r", ASKED, range(2, 4), device_tokens=half))

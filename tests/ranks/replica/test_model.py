@@ -78,7 +78,7 @@ class Driven:
         self.round += 1
         marks: list[Watermark] = []
         for queue in Queue:
-            line = self.replica.agenda.queues()[queue]
+            line = self.replica.operation_table.queues()[queue]
             failed = line[0][0] if line and queue is failing else None
             marks.append(
                 Watermark(
@@ -88,7 +88,9 @@ class Driven:
                     failed_rank=None if failed is None else 0,
                 )
             )
-        verdict = Verdict(round=self.round, time_ms=self.round, watermarks=tuple(marks), seats=())
+        verdict = Verdict(
+            round=self.round, time_ms=self.round, watermarks=tuple(marks), prefetch_slots=()
+        )
         self.follow(self.replica.apply(verdict))
         check(self.replica)
 

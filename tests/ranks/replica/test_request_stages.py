@@ -7,8 +7,8 @@ import pytest
 from lockstep.errors import InternalError
 from lockstep.ranks.replica.operations.requests import (
     STAGES,
-    Event,
     Request,
+    RequestEvent,
     Requests,
     Stage,
 )
@@ -21,7 +21,7 @@ def requests() -> tuple[Requests, Request]:
 
 
 @pytest.mark.parametrize(("event", "stage"), STAGES, ids=lambda each: each.name)
-def test_an_event_moves_a_request_as_the_table_says(event: Event, stage: Stage) -> None:
+def test_an_event_moves_a_request_as_the_table_says(event: RequestEvent, stage: Stage) -> None:
     known, request = requests()
     request.stage = stage
 
@@ -32,10 +32,12 @@ def test_an_event_moves_a_request_as_the_table_says(event: Event, stage: Stage) 
 
 @pytest.mark.parametrize(
     ("event", "stage"),
-    [each for each in product(Event, Stage) if each not in STAGES],
+    [each for each in product(RequestEvent, Stage) if each not in STAGES],
     ids=lambda each: each.name,
 )
-def test_an_event_that_the_table_does_not_have_is_a_bug_of_ours(event: Event, stage: Stage) -> None:
+def test_an_event_that_the_table_does_not_have_is_a_bug_of_ours(
+    event: RequestEvent, stage: Stage
+) -> None:
     known, request = requests()
     request.stage = stage
 
@@ -54,7 +56,7 @@ def test_every_stage_is_reached_from_known_and_left_again() -> None:
 
 
 def test_every_event_moves_something() -> None:
-    assert {event for event, _ in STAGES} == set(Event)
+    assert {event for event, _ in STAGES} == set(RequestEvent)
 
 
 @pytest.mark.parametrize("stage", Stage, ids=lambda each: each.name)
@@ -94,7 +96,7 @@ def test_a_request_whose_engine_lends_pages_is_barred_from_loads_once_one_has_fa
 
     ranks.every(lambda cache: cache.back_up("w", tokens, [0, 1]))
     ranks.settle()
-    ranks.every(lambda cache: cache.hit("r", tokens))
+    ranks.every(lambda cache: cache.match_host("r", tokens))
     assert stage() is Stage.KNOWN
     ranks.every(lambda cache: cache.load("r", tokens, [2, 3]))
     assert stage() is Stage.LOADING
@@ -103,7 +105,7 @@ def test_a_request_whose_engine_lends_pages_is_barred_from_loads_once_one_has_fa
     assert stage() is Stage.STOPPING
     ranks.settle()
     assert stage() is Stage.BARRED
-    assert ranks.every(lambda cache: cache.hit("r", tokens)) == 0
+    assert ranks.every(lambda cache: cache.match_host("r", tokens)) == 0
     ranks.every(lambda cache: cache.fence("r"))
     assert stage() is Stage.FAILED
     ranks.every(lambda cache: cache.back_up("r", tokens, [4, 5]))

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.coordinator.ballot import Quiesced, TransferEnded
 from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.protocol.answers import Admission, Wait
@@ -95,7 +95,9 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
     ranks.every(lambda cache: cache._replica.reset())  # pyright: ignore[reportPrivateUsage]
 
     for executor in ranks.executors:
-        executor.said += [Ended(each.operation, ok=False) for each in executor.take(CopyToDevice)]
+        executor.said += [
+            TransferEnded(each.operation, ok=False) for each in executor.take(CopyToDevice)
+        ]
     ranks.step()
     ranks.settle()
 
@@ -225,7 +227,9 @@ def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_cou
         ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=4))
         ranks.every(lambda cache: cache.insert(name, prompt(1, start=index * 100)))
     for executor in ranks.executors:
-        executor.said += [Ended(order.operation, ok=True) for order in executor.take(CopyToHost)]
+        executor.said += [
+            TransferEnded(order.operation, ok=True) for order in executor.take(CopyToHost)
+        ]
     ranks.step()
 
     assert [len(executor.take(Put)) for executor in ranks.executors] == [1, 1]
@@ -264,7 +268,7 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
     evict_from_device(ranks, 6)
     ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
     operation = ranks.executors[0].take(CopyToDevice)[0].operation
-    ranks.executors[1].said.append(Ended(operation, ok=False))
+    ranks.executors[1].said.append(TransferEnded(operation, ok=False))
     ranks.step()
     assert ranks.phase(operation) == "QUIESCE"
     ranks.every(lambda cache: cache.abort("b"))
@@ -274,13 +278,15 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
     ranks.check()
 
     pinned = ranks.every(
-        lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0]
+        lambda cache: cache.inspection.prefixes.allocator.ref_counts.kept_pages[HOST][0]
     )
     assert pinned >= 4
     ranks.report(Quiesced(operation))
     ranks.settle()
     assert (
-        ranks.every(lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0])
+        ranks.every(
+            lambda cache: cache.inspection.prefixes.allocator.ref_counts.kept_pages[HOST][0]
+        )
         == 0
     )
 
@@ -334,7 +340,7 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
     ranks.compute("a", prompt(10))
 
     assert ranks.free(HOST) == 0
-    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 8
+    assert ranks.every(lambda cache: cache.inspection.prefixes.allocator.tree_pages[HOST][0]) == 8
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {
         "complete": 1,
         "no_room": 1,

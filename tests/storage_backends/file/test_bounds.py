@@ -12,7 +12,7 @@ from lockstep.errors import StorageError
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
-from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file import write_lock_slots as file_turns
 from lockstep.storage_backends.file.publish import choose_draft, draft_unnamed, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.threaded_backend import Stop

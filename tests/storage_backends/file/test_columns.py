@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file import write_lock_slots as file_turns
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.threaded_backend import Stop

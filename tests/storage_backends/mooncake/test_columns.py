@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.complaints import Complaints
+from lockstep.storage_backends.error_log import ErrorLog
 from lockstep.storage_backends.mooncake.client import MooncakeClient
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.names import WantedObject, key_of
@@ -32,7 +32,7 @@ class Engine(NamedTuple):
         client = store.lend(store.settings())
         memory = RegisteredMemory(client, [])
         reader = ObjectReader(client, memory)
-        return cls(client, reader, ObjectWriter(client, memory, reader, Complaints("it")))
+        return cls(client, reader, ObjectWriter(client, memory, reader, ErrorLog("it")))
 
     def put(self, present: int, author: int = 1) -> WriteOutcome:
         want = wanted(present, full_page(present, author))

@@ -11,12 +11,12 @@ from itertools import chain
 
 import pytest
 
-from lockstep.ranks.protocol.engine_settings import Protocol
+from lockstep.ranks.protocol.transfer_engine_settings import Protocol
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.mooncake import memory as mooncake_memory
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
-from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.mooncake.pieces import BufferPiece, Code
 from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import Begun, LentClient, MooncakeStore, pool
 from tests.kit.servers.processes import until
@@ -30,9 +30,11 @@ class GivingUp(LentClient):
     """Abandons every transfer; its bytes arrive when the test says so, as with RDMA."""
 
     asked = 0
-    pending: tuple[Piece, ...] = ()
+    pending: tuple[BufferPiece, ...] = ()
 
-    def fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+    def fetch(
+        self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
+    ) -> list[int]:
         self.asked += len(keys)
         self.pending += tuple(chain.from_iterable(pieces))
         return [int(Code.NOT_TRANSFERRED)] * len(keys)

@@ -13,7 +13,7 @@ from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.mooncake.backend import from_uri
 from lockstep.storage_backends.mooncake.client import MooncakeClient
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
-from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.mooncake.pieces import BufferPiece, Code
 from lockstep.storage_backends.threaded_backend import Stop
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.servers.mooncake_master import MooncakeStore, pool
@@ -64,7 +64,7 @@ class TestMemory:
         pages = [memory[n << 20 : (n + 1) << 20] for n in range(4)]
         back = [memory[n << 20 : (n + 1) << 20] for n in range(4, 8)]
 
-        monkeypatch.setattr("lockstep.storage_backends.mooncake.writes.in_rooms", None)
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.writes.staging_views", None)
         async with opened(shared, [memory]) as backend:
             for number, each in enumerate(pages):
                 each[:] = page(number, 1 << 20)
@@ -147,7 +147,7 @@ class TestLeases:
                 return before
 
         memory = pool(KIB)
-        pieces = [[Piece(address_of(memory), KIB, 0)]]
+        pieces = [[BufferPiece(address_of(memory), KIB, 0)]]
         content = bytes(page(1, KIB))
         assert shared.owner.put("shared", content) == 0
         client = shared.lend(shared.settings())

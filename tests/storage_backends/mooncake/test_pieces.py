@@ -9,9 +9,9 @@ from lockstep.storage_backends.mooncake.pieces import (
     LEASES,
     STEP_BYTES,
     STEP_PIECES,
+    BufferPiece,
     Code,
     Columns,
-    Piece,
     move,
     renewing,
 )
@@ -34,7 +34,7 @@ class TestSteps:
             return [-800 if key in held else n for key, n in zip(keys, sums, strict=True)]
 
         keys = [f"k{number}" for number in range(len(sizes))]
-        wanted = [[Piece(0, size, 0)] * pieces for size in sizes]
+        wanted = [[BufferPiece(0, size, 0)] * pieces for size in sizes]
         return calls, move(by, keys, wanted, stop)
 
     def test_the_first_piece_goes_alone_and_later_ones_together(self) -> None:
@@ -60,7 +60,7 @@ class TestSteps:
             calls.append(keys)
             return [-704 if key == "k0" else 5 for key in keys]
 
-        wanted = [[Piece(0, 5, 0)] * 3, [Piece(0, 5, 0)]]
+        wanted = [[BufferPiece(0, 5, 0)] * 3, [BufferPiece(0, 5, 0)]]
         assert move(by, ["k0", "k1"], wanted, Stop(soon_off_loop())) == [Code.NOT_FOUND, 5]
         assert calls == [["k0"], ["k1"]]
 
@@ -68,7 +68,7 @@ class TestSteps:
         def by(*_: object) -> list[int]:
             return []
 
-        codes = move(by, ["k0"], [[Piece(0, 5, 0)]], Stop(soon_off_loop()))
+        codes = move(by, ["k0"], [[BufferPiece(0, 5, 0)]], Stop(soon_off_loop()))
         assert codes == [Code.NO_MASTER]
 
 

@@ -17,7 +17,7 @@ from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import left_behind
-from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.mooncake.pieces import BufferPiece, Code
 from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import (
     Begun,
@@ -286,7 +286,7 @@ class TestMaster:
         assert client.register(address_of(memory), len(memory))
         assert client.begin(["unfinished"], [4 * KIB]) == [0]
         shared.master.kill()
-        pieces = [[Piece(address_of(memory), 4 * KIB, 0)]]
+        pieces = [[BufferPiece(address_of(memory), 4 * KIB, 0)]]
         sent = client.send(["unfinished"], pieces, Stop(soon_off_loop()))
         assert sent == [4 * KIB]
         assert client.finish(["unfinished"])[0] in (Code.NO_MASTER, Code.MASTER_LATE)

@@ -10,13 +10,20 @@ import pytest
 from lockstep.page_format.object_header import HEADER_BYTES, encode_header, part_checksums
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.page_layout import ShardPlace
-from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.page_server.page_server import HostPageServer
 from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.storage_backends import complaints
+from lockstep.storage_backends import error_log
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
 from lockstep.storage_backends.peer import group as peer_group
-from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
+from lockstep.storage_backends.peer.wire import (
+    LookupReply,
+    LookupRequest,
+    Message,
+    ReadReply,
+    ReadRequest,
+    encode,
+)
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import ServedGroup, objects_of, pages_of, reads_of, serving_keys
@@ -114,24 +121,24 @@ def swapped(kind: type[Message]) -> Callable[[], Alter]:
 
 
 ALTERATIONS: dict[str, Callable[[], Alter]] = {
-    "a byte of an answer's length": only(Pages, lambda p: [flipped(p.head, 4) + p.attached]),
-    "a byte of an answer's control": only(Pages, lambda p: [flipped(p.head, 14) + p.attached]),
-    "a byte of an answer's tag": only(Pages, lambda p: [flipped(p.head, -1) + p.attached]),
-    "a byte of an object's header": only(Pages, lambda p: [p.head + flipped(p.attached, 9)]),
-    "a byte of a page": only(Pages, lambda p: [p.head + flipped(p.attached, HEADER_BYTES + 9)]),
-    "a byte of the pages' tag": only(Pages, lambda p: [p.head + flipped(p.attached, -1)]),
-    "forged pages": only(Pages, lambda p: [forged(p)]),
+    "a byte of an answer's length": only(ReadReply, lambda p: [flipped(p.head, 4) + p.attached]),
+    "a byte of an answer's control": only(ReadReply, lambda p: [flipped(p.head, 14) + p.attached]),
+    "a byte of an answer's tag": only(ReadReply, lambda p: [flipped(p.head, -1) + p.attached]),
+    "a byte of an object's header": only(ReadReply, lambda p: [p.head + flipped(p.attached, 9)]),
+    "a byte of a page": only(ReadReply, lambda p: [p.head + flipped(p.attached, HEADER_BYTES + 9)]),
+    "a byte of the pages' tag": only(ReadReply, lambda p: [p.head + flipped(p.attached, -1)]),
+    "forged pages": only(ReadReply, lambda p: [forged(p)]),
     "an answer that says nothing is there": only(
-        Told, lambda p: [encode(Told(1, bytes(PAGES))) + p.head[-16:]]
+        LookupReply, lambda p: [encode(LookupReply(1, bytes(PAGES))) + p.head[-16:]]
     ),
-    "an answer twice": only(Told, lambda p: [p.raw, p.raw]),
-    "an answer left out": only(Told, lambda p: []),
-    "answers in another order": swapped(Told),
-    "a byte of a question": only(Ask, lambda p: [flipped(p.head, 14)]),
-    "a byte of a fetch": only(Fetch, lambda p: [flipped(p.head, -20)]),
-    "a question twice": only(Ask, lambda p: [p.raw, p.raw]),
-    "a question left out": only(Ask, lambda p: []),
-    "questions in another order": swapped(Ask),
+    "an answer twice": only(LookupReply, lambda p: [p.raw, p.raw]),
+    "an answer left out": only(LookupReply, lambda p: []),
+    "answers in another order": swapped(LookupReply),
+    "a byte of a question": only(LookupRequest, lambda p: [flipped(p.head, 14)]),
+    "a byte of a fetch": only(ReadRequest, lambda p: [flipped(p.head, -20)]),
+    "a question twice": only(LookupRequest, lambda p: [p.raw, p.raw]),
+    "a question left out": only(LookupRequest, lambda p: []),
+    "questions in another order": swapped(LookupRequest),
 }
 
 
@@ -191,7 +198,7 @@ async def test_a_rank_is_read_from_by_each_address_that_is_its_own(
 ) -> None:
     port = free_port()
     objects = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1)
-    server = PageServer(objects, f"{bound}:{port}", secret=SECRET, reached_at=reached_at)
+    server = HostPageServer(objects, f"{bound}:{port}", secret=SECRET, reached_at=reached_at)
     server.open([server.rank])
     with ExitStack() as stack:
         stack.callback(server.close)
@@ -203,13 +210,13 @@ async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port
     """The reader learns the second rank's address from the first rank."""
     layout = plain_pages(2 * 64, heads=2)
     async with AsyncExitStack() as stack:
-        servers: list[PageServer] = []
+        servers: list[HostPageServer] = []
         for rank in range(2):
             port, told = free_port(), free_port()
             await stack.enter_async_context(tampering(f"127.0.0.1:{port}", unaltered, told))
             objects = objects_of(layout, ShardPlace.of(rank, 2), pages=1)
             servers.append(
-                PageServer(
+                HostPageServer(
                     objects,
                     f"127.0.0.1:{port}",
                     secret=SECRET,
@@ -237,7 +244,7 @@ async def test_where_an_impostor_answers_nobody_connects_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(peer_group, "UNPROVEN_S", left_alone_s)
-    monkeypatch.setattr(complaints, "SAID_AGAIN_S", 0.0)
+    monkeypatch.setattr(error_log, "SAID_AGAIN_S", 0.0)
     port = free_port()
     async with AsyncExitStack() as stack:
         with serving_keys(PAGES, LAYOUT, secret=SECRET, ports=[port]) as group:

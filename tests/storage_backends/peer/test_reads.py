@@ -18,12 +18,12 @@ from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import connection
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.wire import (
-    Fetch,
     Forget,
-    Located,
-    Pages,
+    LocateReply,
+    LookupReply,
+    ReadReply,
+    ReadRequest,
     State,
-    Told,
     encode,
 )
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
@@ -55,20 +55,20 @@ LARGE = plain_pages(24 << 20)
 """Pages larger than the sockets' buffers, so that a read needs the reader's event loop to finish."""
 SIZE = 16 * KIB
 ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
-    (lambda n: encode(Told(n, b"\1")), "an answer without a request"),
-    (lambda n: encode(Pages(n + 1, 0, b"\0")), "objects that were not requested"),
-    (lambda n: encode(Pages(n, 1, b"\0")), "1 objects from position 1"),
-    (lambda n: encode(Pages(n, 0, b"\0\0")), "2 objects from position 0"),
-    (lambda n: encode(Pages(n, 0, b"")), "0 objects from position 0"),
-    (lambda n: encode(Pages(n, 0, b"\3")), "1 objects from position 0"),
-    (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes; expected 0 bytes"),
-    (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"expected {HEADER_BYTES + SIZE} bytes"),
+    (lambda n: encode(LookupReply(n, b"\1")), "an answer without a request"),
+    (lambda n: encode(ReadReply(n + 1, 0, b"\0")), "objects that were not requested"),
+    (lambda n: encode(ReadReply(n, 1, b"\0")), "1 objects from position 1"),
+    (lambda n: encode(ReadReply(n, 0, b"\0\0")), "2 objects from position 0"),
+    (lambda n: encode(ReadReply(n, 0, b"")), "0 objects from position 0"),
+    (lambda n: encode(ReadReply(n, 0, b"\3")), "1 objects from position 0"),
+    (lambda n: encode(ReadReply(n, 0, b"\0"), 1), "with 1 bytes; expected 0 bytes"),
+    (lambda n: encode(ReadReply(n, 0, b"\2"), 1 << 62), f"expected {HEADER_BYTES + SIZE} bytes"),
     (lambda n: encode(Forget(n)), "unexpected message Forget"),
-    (lambda n: encode(Located(n + 1, b"\2", (0,))), "locations that were not requested"),
-    (lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "locations of"),
-    (lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES), "locations of"),
-    (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "locations of"),
-    (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "locations of"),
+    (lambda n: encode(LocateReply(n + 1, b"\2", (0,))), "locations that were not requested"),
+    (lambda n: encode(LocateReply(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "locations of"),
+    (lambda n: encode(LocateReply(n, b"\2", ()), HEADER_BYTES), "locations of"),
+    (lambda n: encode(LocateReply(n, b"\3", (0,)), HEADER_BYTES), "locations of"),
+    (lambda n: encode(LocateReply(n, b"\2", (0,)), 1 << 62), "locations of"),
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "cannot be read"),
 ]
@@ -109,8 +109,8 @@ class TestWhatIsBad:
         async def lie(reader: Impostor) -> None:
             await reader.welcome()
             fetch = await reader.hear()
-            assert isinstance(fetch, Fetch)
-            whole = Pages(fetch.number, 0, bytes([State.WHOLE]))
+            assert isinstance(fetch, ReadRequest)
+            whole = ReadReply(fetch.number, 0, bytes([State.WHOLE]))
             await reader.say(encode(whole, HEADER_BYTES + SIZE) + bytes(HEADER_BYTES + SIZE))
             await reader.hung_up()
 
@@ -230,7 +230,7 @@ class TestGivingUp:
 
         assert outcomes == [ReadOutcome.TIMED_OUT]
         assert there == [False]
-        assert isinstance(asked, Fetch)
+        assert isinstance(asked, ReadRequest)
         assert forgotten == Forget(asked.number)
 
     async def test_a_connection_that_is_silent_for_long_is_given_up_and_made_again(
@@ -259,8 +259,8 @@ class TestGivingUp:
         async def half(reader: Impostor) -> None:
             await reader.welcome()
             fetch = await reader.hear()
-            assert isinstance(fetch, Fetch)
-            await reader.say(encode(Pages(fetch.number, 0, bytes([State.ABSENT]))))
+            assert isinstance(fetch, ReadRequest)
+            await reader.say(encode(ReadReply(fetch.number, 0, bytes([State.ABSENT]))))
             await reader.hung_up()
 
         async with impostor(half) as address, opened_at(f"peer://{address}") as backend:
@@ -349,7 +349,7 @@ class TestBreaking:
         async def babble(reader: Impostor) -> None:
             await reader.welcome()
             fetch = await reader.hear()
-            assert isinstance(fetch, Fetch)
+            assert isinstance(fetch, ReadRequest)
             await reader.say(answer(fetch.number))
             await reader.hung_up()
 

@@ -12,20 +12,20 @@ import pytest
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES, encode_object
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.ranks.protocol.engine_settings import EngineSettings
+from lockstep.ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import one_sided, transfer_engine
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,
-    Fetch,
     Hello,
-    Locate,
-    Located,
+    LocateReply,
+    LocateRequest,
     Message,
-    Pages,
     PeerRank,
+    ReadReply,
+    ReadRequest,
     State,
     encode,
 )
@@ -52,7 +52,7 @@ from tests.kit.storage.peer_impostors import Impostor, impostor
 BYTES = 3 << 19
 LAYOUT = plain_pages(BYTES, heads=2)
 COUNT = 8
-WOULD = EngineSettings()
+WOULD = TransferEngineSettings()
 """Settings of a reader that may also read over its connection."""
 OK = ReadOutcome.OK
 
@@ -69,7 +69,9 @@ def served(**options: object) -> Generator[ServedGroup]:
         yield group
 
 
-async def read_all(group: ServedGroup, settings: EngineSettings = BY_ENGINE) -> list[ReadOutcome]:
+async def read_all(
+    group: ServedGroup, settings: TransferEngineSettings = BY_ENGINE
+) -> list[ReadOutcome]:
     """Return the outcomes of all pages, after checking the bytes of those that are OK."""
     async with using(PeerBackend(group.servers[0].address, engine=settings)) as backend:
         reads, buffers = reads_of(group, COUNT)
@@ -147,7 +149,7 @@ class TestWhereThereIsNone:
 
     async def test_engines_of_two_protocols_do_not_read_from_each_other(self) -> None:
         with served() as group:
-            settings = EngineSettings(protocol="rdma", insists=True)
+            settings = TransferEngineSettings(protocol="rdma", insists=True)
             backend = PeerBackend(group.servers[0].address, engine=settings)
             with pytest.raises(ConfigError, match="its protocol is tcp there and rdma here"):
                 await backend.open()
@@ -192,15 +194,17 @@ class Keeper:
             message = await reader.hear()
             self.heard.append(message)
             match message:
-                case Locate():
+                case LocateRequest():
                     numbers = [NUMBERS[key] for key in message.keys]
                     headers = b"".join(map(header_of, numbers))
                     places = tuple(self.places[number] for number in numbers)
-                    answer = Located(message.number, bytes([State.WHOLE]) * len(numbers), places)
+                    answer = LocateReply(
+                        message.number, bytes([State.WHOLE]) * len(numbers), places
+                    )
                     await reader.say(encode(answer, len(headers)) + headers)
-                case Fetch():
+                case ReadRequest():
                     states = bytes([State.ABSENT]) * len(message.keys)
-                    await reader.say(encode(Pages(message.number, 0, states)))
+                    await reader.say(encode(ReadReply(message.number, 0, states)))
                 case _:
                     pass
 
@@ -222,7 +226,7 @@ def keeping(pages: int = 3) -> Generator[Keeper]:
 
 @asynccontextmanager
 async def reading_from(
-    keeper: Keeper, settings: EngineSettings = WOULD
+    keeper: Keeper, settings: TransferEngineSettings = WOULD
 ) -> AsyncGenerator[StorageBackend]:
     async with (
         impostor(keeper.tell) as address,
@@ -277,7 +281,7 @@ class TestTheOtherProcess:
                 await eventually(lambda: done_with(keeper, 3))
 
         assert seen == [ReadOutcome.FAILED] * 3
-        assert [type(each) for each in keeper.heard] == [Locate, Done] * 3
+        assert [type(each) for each in keeper.heard] == [LocateRequest, Done] * 3
 
     async def test_memory_that_has_other_bytes_by_now_is_corrupt(self) -> None:
         with keeping() as keeper:
@@ -310,7 +314,7 @@ class TestTheOtherProcess:
 
 
 async def asked(keeper: Keeper, count: int) -> bool:
-    return sum(isinstance(each, Locate) for each in keeper.heard) >= count
+    return sum(isinstance(each, LocateRequest) for each in keeper.heard) >= count
 
 
 async def done_with(keeper: Keeper, count: int) -> bool:

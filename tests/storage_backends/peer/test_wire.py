@@ -14,17 +14,17 @@ from lockstep.storage_backends.peer.wire import (
     PREFIX_BYTES,
     RANKS,
     RANKS_MAX,
-    Ask,
     Done,
-    Fetch,
     Forget,
     Hello,
-    Locate,
-    Located,
+    LocateReply,
+    LocateRequest,
+    LookupReply,
+    LookupRequest,
     Message,
-    Pages,
     PeerRank,
-    Told,
+    ReadReply,
+    ReadRequest,
     decode_prefix,
     encode,
 )
@@ -34,13 +34,13 @@ MESSAGES_SENT: list[Message] = [
     Hello(
         1, "ab" * 32, (RANK, structs.replace(RANK, address="[fe80::1]:7001", engine="rdma://h:1"))
     ),
-    Ask(1, "kv", "l0-4.h0-2", ("00" * 32, "11" * 32)),
-    Fetch(2, "kv", "l0-4.h0-2", b"\0" * 10, b"\0\1", ("00" * 32,)),
+    LookupRequest(1, "kv", "l0-4.h0-2", ("00" * 32, "11" * 32)),
+    ReadRequest(2, "kv", "l0-4.h0-2", b"\0" * 10, b"\0\1", ("00" * 32,)),
     Forget(3),
-    Told(4, b"\0\1"),
-    Pages(5, 17, b"\0\1\2"),
-    Locate(2, "kv", "l0-4.h0-2", b"\0" * 10, b"\0\1", ("00" * 32,)),
-    Located(2, b"\0\2", (0, 1 << 47)),
+    LookupReply(4, b"\0\1"),
+    ReadReply(5, 17, b"\0\1\2"),
+    LocateRequest(2, "kv", "l0-4.h0-2", b"\0" * 10, b"\0\1", ("00" * 32,)),
+    LocateReply(2, b"\0\2", (0, 1 << 47)),
     Done(2),
 ]
 
@@ -102,4 +102,4 @@ def test_a_message_that_is_too_long_is_not_written() -> None:
     names = tuple(["k" * 1000] * NAMES_MAX)
 
     with pytest.raises(StorageError, match=f"at most {CONTROL_BYTES_MAX}"):
-        encode(Ask(1, "kv", "s", names))
+        encode(LookupRequest(1, "kv", "s", names))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.storage_backends.complaints import Complaints
+from lockstep.storage_backends.error_log import ErrorLog
 from lockstep.storage_backends.threaded_backend import Stop
 from lockstep.storage_backends.three_fs import usrbio
-from lockstep.storage_backends.three_fs.transfers import Extent, Moved
+from lockstep.storage_backends.three_fs.transfers import Extent, MovedObject
 from lockstep.storage_backends.three_fs.usrbio import (
     ENTRIES,
     SharedSegment,
@@ -29,7 +29,7 @@ from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 BLOCK = 4096
 BLOCKS = 8
 MOUNT = "/mnt/3fs"
-COMPLAINTS = Complaints("3fs:///mnt/3fs/kv")
+COMPLAINTS = ErrorLog("3fs:///mnt/3fs/kv")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_the_kernel_refuses_is_a_failure(client: UsrbioStandIn, tmp_path: P
     transfers.register(fd)
     extents = [[Extent(fd, 0, [memoryview(bytes(BLOCK))])]]
     deadline = soon_off_loop()
-    assert transfers.move(extents, Stop(deadline), deadline, reads=False) == [Moved.FAILED]
+    assert transfers.move(extents, Stop(deadline), deadline, reads=False) == [MovedObject.FAILED]
     transfers.close()
     transfers.deregister(fd)
     transfers.deregister(fd)

@@ -46,7 +46,7 @@ def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
 def test_ranks_that_compute_different_batches_are_named_beside_the_error_of_their_own_collective(
     tmp_path: Path, model: Path
 ) -> None:
-    """With `witness`, ranks are named before they compute: see `test_controls.py`, `test_hooks.py`."""
+    """With `compare_batches`, ranks are named before they compute; see `test_hooks.py`."""
     with lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}) as engine:
         # Rank 1 finds no hit for the second request.
         with pytest.raises(EngineEndedError):

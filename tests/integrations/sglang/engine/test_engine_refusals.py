@@ -28,13 +28,17 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
     ({"enable_hierarchical_cache": False}, None, "lockstep needs --enable-hierarchical-cache"),
     ({"pp_size": 2}, None, "--pp-size is 2: pipeline parallelism is untested"),
     ({"hicache_write_policy": "write_back"}, None, "use 'write_through_selective'"),
-    ({"hicache_storage_backend": "file"}, None, "give 'dynamic', and the URI of a Lockstep store as 'store'"),
+    (
+        {"hicache_storage_backend": "file"},
+        None,
+        "give 'dynamic', and the URI of a Lockstep store as 'store'",
+    ),
     ({}, {"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
     (DYNAMIC, {"stroe": "file:///kv"}, "there is no key 'stroe'; known: adapter_versions"),
     (DYNAMIC, {"store": "flie:///kv"}, "store 'flie:///kv': unknown scheme 'flie'; known: 3fs,"),
     (DYNAMIC, {"host_pages": 0}, "host_pages is 0, must be at least 1"),
     (DYNAMIC, {"timeouts": {"lookup_s": -1}}, "timeouts.lookup_s is -1, must be more than 0"),
-    (DYNAMIC, {"witness": 1}, "witness is 1, must be true or false"),
+    (DYNAMIC, {"compare_batches": 1}, "compare_batches is 1, must be true or false"),
 ]
 """Flags, the extra configuration, and the expected parts of the error."""
 

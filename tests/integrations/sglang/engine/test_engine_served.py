@@ -5,7 +5,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from lockstep.launch.top.sighting import label_of, numbers_in
+from lockstep.launch.top.group_sample import label_of, numbers_in
 from tests.kit.servers.ports import free_port
 from tests.kit.servers.processes import until
 from tests.kit.sglang.served import generate, served

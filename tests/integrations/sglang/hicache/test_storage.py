@@ -13,7 +13,7 @@ import torch
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.hicache.calls import HiCacheCalls
 from lockstep.integrations.sglang.hicache.pages import COPIED_AT_A_TIME, PoolPages
-from lockstep.integrations.sglang.hicache.prefixes import Found
+from lockstep.integrations.sglang.hicache.prefixes import LookupResult
 from tests.kit.sglang.host_pools import (
     Anchor,
     LayerFirst,
@@ -138,33 +138,33 @@ def test_what_was_not_read_does_not_touch_a_pool_that_is_copied_to(
     assert same_bytes(pool.kv, before)
 
 
-BESIDE: dict[str, tuple[Wanted, list[int], Found]] = {
+BESIDE: dict[str, tuple[Wanted, list[int], LookupResult]] = {
     "a state ends it": (
         Wanted("mamba", keys_of(1), "trailing_pages"),
         [1, 4],
-        Found(5, {"kv": 6, "mamba": 5}, [2, 5]),
+        LookupResult(5, {"kv": 6, "mamba": 5}, [2, 5]),
     ),
     "a window of two pages, or the whole prefix": (
         Wanted("swa", keys_of(2), "trailing_pages"),
         [0, 2, 3, 5],
-        Found(4, {"kv": 6, "swa": 4}, [1, 4]),
+        LookupResult(4, {"kv": 6, "swa": 4}, [1, 4]),
     ),
     "every page of an index": (
         Wanted("indexer"),
         [0, 1, 3],
-        Found(2, {"kv": 4, "indexer": 2}, [1, 2]),
+        LookupResult(2, {"kv": 4, "indexer": 2}, [1, 2]),
     ),
     "blocks say how far they reach, and shorten nothing": (
         Wanted("blocks", None, "block_groups", block_pages=2, group_pages=1),
         [1, 5],
-        Found(7, {"kv": 7, "blocks": 2}, [1, 2, 3, 4, 5, 6, 7]),
+        LookupResult(7, {"kv": 7, "blocks": 2}, [1, 2, 3, 4, 5, 6, 7]),
     ),
 }
 
 
 @pytest.mark.parametrize(("wanted", "there", "found"), BESIDE.values(), ids=BESIDE)
 def test_a_prefix_is_restorable_where_the_pool_beside_it_has_what_its_policy_asks_for(
-    opens: Opens, store: str, wanted: Wanted, there: list[int], found: Found
+    opens: Opens, store: str, wanted: Wanted, there: list[int], found: LookupResult
 ) -> None:
     count = found.pool_pages["kv"]
     keys, pool, beside = keys_of(count), filled(PageFirst()), filled(PageFirst(page_size=1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.pools.engine_layout import EnginePool, engine_pools
+from lockstep.integrations.sglang.pools.engine_layout import SglangPool, engine_pools
 from lockstep.ranks.protocol.orders import KV_POOL
 
 PAGE, PAGES, LAYERS = 64, 3, 2
@@ -50,7 +50,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
         ]
 
 
-def described(pool: Any, tp_size: int = 1) -> EnginePool:
+def described(pool: Any, tp_size: int = 1) -> SglangPool:
     return engine_pools(pool, PAGE, tp_size)[KV_POOL]
 
 

@@ -73,7 +73,7 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> 
     # The tree already has a state for these tokens and takes only the tokens.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
-    slots.give_state_back(reserved)
+    slots.free_state(reserved)
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert len(allocator.free_pages) == 5
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.vllm.groups import STATES_SHARE, Kind, PoolGroup, pool_groups
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.groups import STATES_SHARE, GroupKind, PoolGroup, pool_groups
+from lockstep.integrations.vllm.lent_blocks import LentBlocks
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from tests.kit.vllm.groups import (
@@ -86,9 +86,9 @@ def test_what_no_pool_can_hold_is_refused_by_name(specs: list[Any], told: str) -
 
 
 POOLS = [
-    PoolGroup("kv", 1, Kind.FULL, TOKENS, 0),
-    PoolGroup("window", 0, Kind.WINDOW, TOKENS, 64),
-    PoolGroup("state", 2, Kind.STATE, TOKENS, TOKENS),
+    PoolGroup("kv", 1, GroupKind.FULL, TOKENS, 0),
+    PoolGroup("window", 0, GroupKind.WINDOW, TOKENS, 64),
+    PoolGroup("state", 2, GroupKind.STATE, TOKENS, TOKENS),
 ]
 BLOCKS = ([0, 0, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
 
@@ -99,13 +99,13 @@ def listed(lent: dict[str, Any]) -> dict[str, list[int]]:
 
 def test_a_load_is_brought_to_the_blocks_that_the_engine_has_for_it() -> None:
     """A load skips block 0, vLLM's null block, and brings a state to the block of the last tokens."""
-    lent = Lending(POOLS).for_load(BLOCKS, 1, 4)
+    lent = LentBlocks(POOLS).for_load(BLOCKS, 1, 4)
 
     assert listed(lent) == {"kv": [22, 23, 24], "window": [-1, 13, 14], "state": [34]}
 
 
 def test_a_backup_lends_a_state_only_where_it_is_the_one_after_the_last_page() -> None:
-    lending = Lending(POOLS)
+    lending = LentBlocks(POOLS)
 
     with_state = lending.for_backup(BLOCKS, 4, state=True)
     without = lending.for_backup(BLOCKS, 3, state=False)

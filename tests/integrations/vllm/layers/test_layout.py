@@ -9,7 +9,7 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.kv_description import KEYS, VALUES
-from lockstep.integrations.vllm import handover
+from lockstep.integrations.vllm import rank_channel
 from lockstep.integrations.vllm.engine_layout import (
     EngineLayout,
     require_drafts_before_saves,
@@ -255,10 +255,10 @@ def test_a_drafter_that_writes_before_vllm_saves_is_served(engine: Engine, versi
 
 
 def test_what_the_worker_leaves_is_taken_once() -> None:
-    left = handover.put("an engine", tensors(), groups(FullAttentionSpec()))
+    left = rank_channel.put("an engine", tensors(), groups(FullAttentionSpec()))
 
-    assert handover.take("an engine", Parallel()) is left
+    assert rank_channel.take("an engine", Parallel()) is left
     with pytest.raises(
         ConfigError, match="executors 'mp' and 'ray', and a scheduler on every rank"
     ):
-        handover.take("an engine", Parallel())
+        rank_channel.take("an engine", Parallel())

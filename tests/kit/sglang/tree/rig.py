@@ -17,7 +17,7 @@ from lockstep.coordinator.collective import Collective
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import ComponentConfig, HostCacheConfig, WritePolicy
 from lockstep.ranks.protocol.orders import KV_POOL, Direction
-from tests.kit.sglang.below_the_tree import KnownAdapters, named_by_version
+from tests.kit.sglang.host_tier_ranks import KnownAdapters, named_by_version
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
@@ -109,7 +109,7 @@ class Rig:
             write_policy=WritePolicy.WRITE_THROUGH,
             prefetch_threshold_tokens=0,
             idle_wait_s=0.05,
-            witness=False,
+            compare_batches=False,
             stream=None,
         )
         params = here.of(f"{MEM_CACHE}.cache_init_params", "CacheInitParams")(

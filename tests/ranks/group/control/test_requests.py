@@ -9,7 +9,7 @@ import pytest
 from lockstep import LockstepError, PeerLost, UsageError
 from lockstep.coordinator.collectives.in_process import MemoryStore
 from lockstep.coordinator.proposal import Proposal
-from lockstep.ranks.group.control.answering import Answering
+from lockstep.ranks.group.control.control_replies import ControlReplies
 from lockstep.ranks.group.control.group_control import GroupControl
 from lockstep.ranks.group.control.requests import REQUESTS, Attach, Limit, Pin, request_of
 from lockstep.ranks.group.control.stored_requests import KEY_BYTES, StoredRequests
@@ -99,7 +99,7 @@ class Asked:
     def __init__(self, *, idle_s: float = 60.0) -> None:
         self.ranks = RanksInTurn(2, logs=True)
         self.controls = [GroupControl(cache) for cache in self.ranks.caches]
-        self.answering = Answering(self.controls[0], self.submit, idle_s=idle_s)
+        self.answering = ControlReplies(self.controls[0], self.submit, idle_s=idle_s)
         self.threads = ThreadPoolExecutor(1)
         self.number = 0
 
@@ -159,7 +159,7 @@ def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
     asked.ranks.step()
     asked.ranks.step()
     limits = asked.ranks.every(
-        lambda cache: [each.namespace for each in cache.inspection.prefixes.residence.limits.given]
+        lambda cache: [each.namespace for each in cache.inspection.prefixes.allocator.limits.given]
     )
     asked.threads.shutdown()
     assert limits == ["tenant"]
@@ -188,7 +188,7 @@ def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Aske
         answer.result(60)
 
 
-def answered(ranks: RanksInTurn, answering: Answering, **asked: object) -> Future[object]:
+def answered(ranks: RanksInTurn, answering: ControlReplies, **asked: object) -> Future[object]:
     with ThreadPoolExecutor(1) as threads:
         answer: Future[object] = threads.submit(answering.answer, asked)
         while not answer.done():
@@ -205,18 +205,18 @@ def test_a_forged_request_is_carried_out_by_no_rank_and_whoever_asks_is_told() -
     first, _ = [GroupControl(cache) for cache in ranks.caches]
 
     def limits() -> int:
-        return ranks.every(lambda cache: len(cache.inspection.prefixes.residence.limits.given))
+        return ranks.every(lambda cache: len(cache.inspection.prefixes.allocator.limits.given))
 
     refused = answered(
         ranks,
-        Answering(first, logs[0].submit, agreed_s=0.1, idle_s=0.1),
+        ControlReplies(first, logs[0].submit, agreed_s=0.1, idle_s=0.1),
         ask="limit",
         namespace="tenant",
         host_pages=3,
     ).exception()
     before = limits()
     store.forges = False
-    answered(ranks, Answering(first, logs[0].submit, idle_s=60.0), ask="list").result()
+    answered(ranks, ControlReplies(first, logs[0].submit, idle_s=60.0), ask="list").result()
 
     assert isinstance(refused, LockstepError)
     assert (before, limits()) == (0, 1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.coordinator.ballot import Quiesced, TransferEnded
 from lockstep.errors import UsageError
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.answers import Wait
@@ -72,7 +72,7 @@ def brought(ranks: HostRanksInTurn) -> dict[str, list[int]]:
 
 def known(ranks: HostRanksInTurn) -> None:
     """Make the request known to the cache, with nothing of it in host memory."""
-    assert ranks.every(lambda cache: cache.hit("r", PROMPT)) == 0
+    assert ranks.every(lambda cache: cache.match_host("r", PROMPT)) == 0
 
 
 def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
@@ -88,8 +88,8 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
     ranks.settle()
 
     assert state_of(ranks) is LoadState.READY
-    residence = ranks.caches[0].inspection.prefixes.residence
-    assert residence.available(1, 0) == residence.pools[1][0].capacity
+    allocator = ranks.caches[0].inspection.prefixes.allocator
+    assert allocator.available(1, 0) == allocator.pools[1][0].capacity
 
 
 def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
@@ -98,7 +98,7 @@ def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
     back_up(ranks, "r", PROMPT[:8], [0, 1])
     backup = ranks.take_operation(CopyToHost)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
-    ranks.report(Ended(backup, ok=False))
+    ranks.report(TransferEnded(backup, ok=False))
     ranks.step()
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
@@ -117,7 +117,7 @@ def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> No
     known(ranks)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
     operation = ranks.take_operation(CopyToHost)
-    ranks.report(Ended(operation, ok=False))
+    ranks.report(TransferEnded(operation, ok=False))
     ranks.step()
 
     before = state_of(ranks)
@@ -203,7 +203,9 @@ def test_a_load_fills_the_window_that_begins(
     back_up(ranks, "first", PROMPT, range(6))
     ranks.settle()
     start, pages = first * PAGE_TOKENS, lent(6 - first, window=window)
-    assert ranks.every(lambda c: c.hit("r", PROMPT, device_tokens=start)) == len(PROMPT) - start
+    assert (
+        ranks.every(lambda c: c.match_host("r", PROMPT, device_tokens=start)) == len(PROMPT) - start
+    )
 
     ranks.every(lambda cache: cache.load("r", PROMPT, pages, device_tokens=start))
 
@@ -214,7 +216,7 @@ def test_a_load_without_a_page_that_the_window_needs_is_refused() -> None:
     ranks = hybrid()
     back_up(ranks, "first", PROMPT, range(6))
     ranks.settle()
-    ranks.every(lambda cache: cache.hit("r", PROMPT))
+    ranks.every(lambda cache: cache.match_host("r", PROMPT))
 
     with pytest.raises(UsageError, match="lacks lent pages of pool 'window' for the pages 4 to 6"):
         ranks.caches[0].load("r", PROMPT, lent(6, window=[*GONE * 5, 9]))
@@ -225,7 +227,7 @@ def test_a_request_whose_backup_has_failed_is_lost_when_it_is_resumed() -> None:
     back_up(ranks, "r", PROMPT, range(6))
     backup = ranks.take_operation(CopyToHost)
     retract(ranks, PROMPT, range(6))
-    ranks.report(Ended(backup, ok=False))
+    ranks.report(TransferEnded(backup, ok=False))
     ranks.settle()
     assert state_of(ranks) is LoadState.SAVED
 
@@ -249,13 +251,13 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
     back_up(ranks, "first", prefix, range(5))
     ranks.settle()
     # A hit in the middle splits the run, so the other prefix evicts no more of it than it needs.
-    ranks.every(lambda cache: cache.hit("second", prefix, device_tokens=12))
+    ranks.every(lambda cache: cache.match_host("second", prefix, device_tokens=12))
     ranks.every(lambda c: c.load("second", prefix, lent(2, window=[0, 1]), device_tokens=12))
     begin(ranks)
     ranks.settle()
     back_up(ranks, "third", other, [0])
     ranks.settle()
-    ranks.every(lambda cache: cache.hit("fourth", other))
+    ranks.every(lambda cache: cache.match_host("fourth", other))
     ranks.every(lambda cache: cache.load("fourth", other, lent(1, window=[0])))
 
     back_up(ranks, "first", longer, range(7))
@@ -296,7 +298,7 @@ def load(
     ranks: HostRanksInTurn, tokens: list[int], window: Sequence[int], *, first: int = 0
 ) -> None:
     start, pages = first * PAGE_TOKENS, lent(len(tokens) // PAGE_TOKENS - first, window=window)
-    hit = ranks.every(lambda cache: cache.hit("r", tokens, device_tokens=start))
+    hit = ranks.every(lambda cache: cache.match_host("r", tokens, device_tokens=start))
     assert hit == len(tokens) - start
     ranks.every(lambda cache: cache.load("r", tokens, pages, device_tokens=start))
     begin(ranks)
@@ -333,7 +335,7 @@ def begin_a_second_load(ranks: HostRanksInTurn) -> None:
 
 def after_a_load_that_failed_behind_another(ranks: HostRanksInTurn) -> None:
     begin_a_second_load(ranks)
-    ranks.report(Ended(ranks.take_operation(CopyToDevice), ok=False))
+    ranks.report(TransferEnded(ranks.take_operation(CopyToDevice), ok=False))
     ranks.settle()
 
 

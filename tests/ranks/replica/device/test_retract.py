@@ -122,8 +122,8 @@ def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
     cache.retract("a", TOKENS)
     settle(cache)
 
-    residence = cache.inspection.prefixes.residence
-    assert [residence.available(DEVICE, component) for component in range(3)] == [16, 16, 8]
+    allocator = cache.inspection.prefixes.allocator
+    assert [allocator.available(DEVICE, component) for component in range(3)] == [16, 16, 8]
 
 
 def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:

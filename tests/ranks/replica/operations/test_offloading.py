@@ -53,7 +53,7 @@ def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Repl
 
     check(replica)
     assert replica.requests.known("r").prefetch is None
-    assert not replica.agenda.in_flight
+    assert not replica.operation_table.in_flight
     assert not replica.prefixes.tree.roots
 
 

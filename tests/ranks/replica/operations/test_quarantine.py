@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Quiesced, QuiesceExpired, TransferEnded
 from lockstep.errors import RankUnhealthy
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.protocol.answers import Wait
@@ -26,7 +26,7 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
-        executor.said.append(Ended(backup, ok=rank == 0))
+        executor.said.append(TransferEnded(backup, ok=rank == 0))
     ranks.step()
     for executor in ranks.executors:
         executor.take(Cancel)
@@ -37,7 +37,7 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
 
 def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
     """Let a copy fail and its I/O outlive the deadline on all ranks; the next step applies this."""
-    ranks.report(Ended(copy, ok=False))
+    ranks.report(TransferEnded(copy, ok=False))
     ranks.step()
     ranks.report(QuiesceExpired(copy))
 
@@ -145,13 +145,13 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
     """A request with a hanging retract continues: an engine that waited for it would wait forever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
-    ranks.every(lambda cache: cache.hit("r", prompt(0), device_tokens=0))
+    ranks.every(lambda cache: cache.match_host("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
     ranks.every(lambda cache: cache.begin_backups())
     hang(ranks)
 
     assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED
-    assert ranks.every(lambda cache: cache.lends("r"))
+    assert ranks.every(lambda cache: cache.has_copies_in_flight("r"))
     assert not ranks.every(lambda cache: cache.release("r"))
     assert not ranks.every(lambda cache: cache.pending_frees)
     assert not ranks.every(lambda cache: cache.finish_copies())
@@ -163,14 +163,14 @@ def test_a_request_is_saved_though_an_earlier_copy_of_its_pages_hangs() -> None:
     cache.back_up("r", prompt(0), range(PAGES))
     cache.begin_backups()
     hang(ranks)
-    cache.keep_off("r")
+    cache.wait_for_copies("r")
     ranks.executors[0].orders.clear()
 
     assert cache.retract("r", [*prompt(0), 7], range(PAGES + 1))
     ranks.settle()
 
     assert cache.load_state("r") is LoadState.SAVED
-    assert cache.lends("r")
+    assert cache.has_copies_in_flight("r")
 
 
 def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
@@ -200,7 +200,7 @@ def hang_writes(ranks: RanksInTurn) -> None:
     ranks.step()
     for executor in ranks.executors:
         for write in executor.take(Put):
-            executor.said.append(Ended(write.operation, ok=False))
+            executor.said.append(TransferEnded(write.operation, ok=False))
     for _ in range(3):
         ranks.step()
     for executor in ranks.executors:

@@ -176,7 +176,7 @@ def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_s
     """Regression: nodes without pages leave the tree, so the record of their writes was lost."""
     ranks = HostRanksInTurn(host_pages=8)
     tokens, pages = prompt_of(1, 60), {KV_POOL: range(60)}
-    ranks.every(lambda cache: cache.hit("a", tokens))
+    ranks.every(lambda cache: cache.match_host("a", tokens))
     keys: list[bytes] = []
     for _ in range(80):
         ranks.every(lambda cache: cache.back_up("a", tokens, pages))
@@ -185,7 +185,7 @@ def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_s
         ranks.now_ms = [now + 5000 for now in ranks.now_ms]
         ranks.obey()
 
-    assert not ranks.every(lambda cache: cache.awaits_room("a"))
+    assert not ranks.every(lambda cache: cache.waits_for_host_pages("a"))
     assert len(set(keys)) == 60
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lockstep.ranks.protocol.config import Recurrent, WritePolicy
+from lockstep.ranks.protocol.network_config import Peers
 from lockstep.ranks.protocol.orders import CopyToHost, Serve
-from lockstep.ranks.protocol.outside import Peers
 from tests.kit.ranks.in_turn import LAYOUT, PAGE_TOKENS, RanksInTurn, window_of
 
 STATE = replace(LAYOUT, page_tokens=1)

@@ -2,8 +2,8 @@
 
 from lockstep.coordinator.ballot import Answered
 from lockstep.ranks.protocol.config import Bounds, Timeouts
+from lockstep.ranks.protocol.network_config import Peers
 from lockstep.ranks.protocol.orders import LookUp
-from lockstep.ranks.protocol.outside import Peers
 from lockstep.ranks.replica.operations.remembered import Remembered
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
@@ -76,5 +76,5 @@ def test_what_is_remembered_ends_with_its_time() -> None:
     remembered.forget_old(1000)
 
     assert (remembered.has("a", 1000), remembered.has("b", 1000)) == (False, True)
-    assert remembered.has_none_of(["a"])
-    assert not remembered.has_none_of(["a", "b"])
+    assert remembered.misses_all_of(["a"])
+    assert not remembered.misses_all_of(["a", "b"])

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import Need
 from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
-from lockstep.ranks.replica.core.basis import Basis
+from lockstep.ranks.replica.core.replica_parts import ReplicaParts
 from lockstep.ranks.replica.operations.kinds import Prefetch
-from lockstep.ranks.replica.prefetch.lookups import Lookups
+from lockstep.ranks.replica.prefetch.lookups import LookupPlanner
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.tree.node import HOST, Place
+from lockstep.ranks.replica.tree.node import HOST, TreeIdentity
 
 PAGES = 24
 
@@ -64,7 +64,7 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
         request="r",
         tokens=b"",
         waits_since_ms=0,
-        anchor=prefixes.root(Place("")),
+        anchor=prefixes.root(TreeIdentity("")),
         floor=floor,
         components=prefixes.components,
         needs=tuple(needs),
@@ -74,12 +74,14 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
         end = floor + pages
         return all(
             sum(p not in need.on_host for p in range(max(need.first, each.needed_from(end)), end))
-            <= prefixes.residence.available(HOST, each.index)
+            <= prefixes.allocator.available(HOST, each.index)
             for each, need in zip(prefixes.components[1:], needs[1:], strict=True)
         )
 
     expected = next(pages for pages in range(length, -1, -1) if not pages or fits(pages))
     assert (
-        Lookups(Basis(replica.config), prefixes, replica.store).room_for(operation, length)
+        LookupPlanner(ReplicaParts(replica.config), prefixes, replica.store).room_for(
+            operation, length
+        )
         == expected
     )

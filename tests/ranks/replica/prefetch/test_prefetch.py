@@ -12,29 +12,29 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from lockstep.coordinator.seats import UNBOUNDED
+from lockstep.coordinator.prefetch_slots import UNBOUNDED
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.protocol.config import Bounds
 from lockstep.ranks.protocol.orders import Fetch, LookUp
-from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.kinds import Prefetch
+from lockstep.ranks.replica.operations.operation_table import OperationTable
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn, prompt
 
 
 def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make rank 1 vote for a goal of each prefetch that is one page shorter."""
-    vote = Agenda.vote
-    others = ranks.caches[1]._replica.agenda  # pyright: ignore[reportPrivateUsage]
+    vote = OperationTable.vote
+    others = ranks.caches[1]._replica.operation_table  # pyright: ignore[reportPrivateUsage]
 
-    def vote_for_less(self: Agenda, operation: Prefetch, *vote_on: Any) -> None:
+    def vote_for_less(self: OperationTable, operation: Prefetch, *vote_on: Any) -> None:
         if self is others and operation.goal:
             *others_vote_on, goal = vote_on
             vote(self, operation, *others_vote_on, goal - 1)
         else:
             vote(self, operation, *vote_on)
 
-    monkeypatch.setattr(Agenda, "vote", vote_for_less)
+    monkeypatch.setattr(OperationTable, "vote", vote_for_less)
 
 
 def test_ranks_that_would_restore_to_different_positions_differ_at_once(
@@ -79,7 +79,7 @@ class Started:
     @property
     def free(self) -> int:
         return self.ranks.every(
-            lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free
+            lambda cache: cache.inspection.prefixes.allocator.pools[HOST][0].free
         )
 
 

@@ -59,7 +59,7 @@ def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tu
 
 
 def host_pages(ranks: RanksInTurn) -> int:
-    return ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[1][0])
+    return ranks.every(lambda cache: cache.inspection.prefixes.allocator.tree_pages[1][0])
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy(
     ranks.every(lambda cache: cache.insert("a", tokens))
     ranks.every(lambda cache: cache.release("a"))
     ranks.every(lambda cache: cache.pin("p", tokens, ttl_s=60.0))
-    residence = ranks.caches[0].inspection.prefixes.residence
-    assert residence.available(0, 0) == 2
+    allocator = ranks.caches[0].inspection.prefixes.allocator
+    assert allocator.available(0, 0) == 2
 
     ranks.settle()
     ranks.step()
 
     assert host_pages(ranks) == 2
-    assert residence.available(0, 0) == 4
+    assert allocator.available(0, 0) == 4
 
 
 def test_pins_are_bounded_and_named_once() -> None:
@@ -171,7 +171,7 @@ def half_saved_to_leave() -> RanksInTurn:
     branch = [*long[: 4 * PAGE_TOKENS], *[7] * PAGE_TOKENS]
     assert cache.load_back("x", branch, "small", reserve_tokens=20 * PAGE_TOKENS) is Wait.NO_ROOM
     cache.release("x")
-    free = cache.inspection.prefixes.residence.pools[DEVICE][0].free
+    free = cache.inspection.prefixes.allocator.pools[DEVICE][0].free
     cache.load_back("hog 2", [], "large", reserve_tokens=(free + 3) * PAGE_TOKENS)
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
@@ -191,7 +191,7 @@ def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
 
     ranks.step()
 
-    limits = ranks.caches[0].inspection.prefixes.residence.limits
+    limits = ranks.caches[0].inspection.prefixes.allocator.limits
     assert limits.leaving(DEVICE) == []
     assert cached(ranks, list(range(6 * PAGE_TOKENS)), "small") == (5, 6)
 
@@ -233,7 +233,7 @@ def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
     for salt in range(20):
         back_up(ranks, f"r{salt}", prompt(2), namespace=f"salt {salt}")
 
-    assert cache.inspection.prefixes.residence.limits.namespaces == {""}
+    assert cache.inspection.prefixes.allocator.limits.namespaces == {""}
 
 
 def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:

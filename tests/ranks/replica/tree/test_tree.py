@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.ranks.protocol.notices import Cause
+from lockstep.ranks.protocol.events import Cause
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.core.pages import page_run
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.tree.holds import Receipt
-from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, Place
+from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, TreeIdentity
 from lockstep.ranks.replica.tree.prefixes import Prefixes
+from lockstep.ranks.replica.tree.ref_counts import LockHandle
 from lockstep.ranks.replica.tree.tokens import as_token_bytes, namespace_seed, page_keys
 from tests.kit.ranks.in_turn import RanksInTurn
 
@@ -35,13 +35,13 @@ def whole(tokens: bytes) -> bytes:
 
 
 def put(prefixes: Prefixes, tokens: bytes) -> Node:
-    root = prefixes.root(Place(""))
+    root = prefixes.root(TreeIdentity(""))
     nodes = prefixes.walk_to(root, tokens)
     node = nodes[-1] if nodes else root
     if node.end * PAGE_BYTES < len(whole(tokens)):
         node = prefixes.tree.add(node, whole(tokens)[node.end * PAGE_BYTES :])
-        prefixes.residence.attach(
-            node, DEVICE, 0, prefixes.residence.pools[DEVICE][0].take(node.width), Cause.COMPUTED
+        prefixes.allocator.attach(
+            node, DEVICE, 0, prefixes.allocator.pools[DEVICE][0].take(node.width), Cause.COMPUTED
         )
     return node
 
@@ -54,7 +54,7 @@ def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
     for tokens in put_in:
         put(prefixes, tokens)
 
-    nodes, _, pages = prefixes.tree.follow(prefixes.root(Place("")), asked)
+    nodes, _, pages = prefixes.tree.follow(prefixes.root(TreeIdentity("")), asked)
     found = (nodes[-1].end if nodes else 0) + pages
 
     known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
@@ -77,34 +77,34 @@ def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: lis
 
 
 @given(st.lists(prompts, min_size=1, max_size=6), st.lists(prompts, max_size=6))
-def test_a_receipt_restores_every_count_also_after_splits(
+def test_a_lock_handle_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
     """Rule R8: a lock handle releases its token intervals, even after nodes were split."""
     prefixes = new_prefixes()
-    receipts: list[Receipt] = []
+    lock_handles: list[LockHandle] = []
     for tokens in first:
         node = put(prefixes, tokens)
-        receipts.append(prefixes.residence.holds.acquire(DEVICE, 0, node))
-        receipts.append(prefixes.residence.holds.acquire(HOST, 0, node))
+        lock_handles.append(prefixes.allocator.ref_counts.acquire(DEVICE, 0, node))
+        lock_handles.append(prefixes.allocator.ref_counts.acquire(HOST, 0, node))
     for tokens in later:
         put(prefixes, tokens)
 
-    for receipt in receipts:
-        prefixes.residence.holds.release(receipt)
+    for lock_handle in lock_handles:
+        prefixes.allocator.ref_counts.release(lock_handle)
 
     assert all(
         not node.is_held_on(tier) for node in prefixes.tree.nodes() for tier in (DEVICE, HOST)
     )
-    assert prefixes.residence.holds.kept_pages == ([0], [0])
-    assert prefixes.residence.available(DEVICE, 0) == 64
+    assert prefixes.allocator.ref_counts.kept_pages == ([0], [0])
+    assert prefixes.allocator.available(DEVICE, 0) == 64
 
 
 def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     prefixes = new_prefixes()
     node = put(prefixes, as_token_bytes(range(8)))
     keys = list(prefixes.tree.keys(node))
-    lock = prefixes.residence.holds.acquire(DEVICE, 0, node)
+    lock = prefixes.allocator.ref_counts.acquire(DEVICE, 0, node)
 
     prefixes.split(node, 1)
 
@@ -115,7 +115,7 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     assert node.pages(DEVICE) == page_run([1, 2, 3])
     assert [*prefixes.tree.keys(upper), *prefixes.tree.keys(node)] == keys
     assert upper.held[DEVICE] == node.held[DEVICE] == [1]
-    prefixes.residence.holds.release(lock)
+    prefixes.allocator.ref_counts.release(lock)
     assert upper.held[DEVICE] == node.held[DEVICE] == [0]
 
 

@@ -1,0 +1,71 @@
+"""Settings of the handoff benchmark, checked on construction, and the times of its turns."""
+
+from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from ...errors import ConfigError
+from ...page_format.object_shape import PART_BYTES_MAX
+from ...ranks.protocol.transfer_engine_settings import (
+    MOONCAKE,
+    TCP,
+    Transfer,
+    TransferEngineSettings,
+)
+from ..bare_calls import require_memory_twice
+from ..byte_sizes import BYTES
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffSettings:
+    """The options of `lockstep bench handoff`."""
+
+    page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
+    """Bytes per page, such as 262144 or 1MiB."""
+    total_bytes: Annotated[
+        int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
+    ] = 256 << 20
+    """Total bytes of pages in a round."""
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
+    """The number of rounds, each with one turn of each measurement."""
+    transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
+    """How host memory is transferred: tcp, or mooncake for Mooncake's engine, also over TCP."""
+
+    def __post_init__(self) -> None:
+        if self.total_bytes < self.page_bytes:
+            raise ConfigError(f"--bytes is {self.total_bytes}, must be {self.page_bytes} or more")
+        require_memory_twice(self.total_bytes)
+
+    @property
+    def pages(self) -> int:
+        return self.total_bytes // self.page_bytes
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether authenticated frames are measured as well; a transfer engine's reads have none."""
+        return self.transfer == TCP
+
+    @property
+    def engine(self) -> TransferEngineSettings | None:
+        """The transfer engine that moves pages; None for the plain connection."""
+        return TransferEngineSettings(insists=True) if self.transfer == MOONCAKE else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The time that one turn took in one process, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTimes:
+    """The times of all turns in one process."""
+
+    handoff: list[Turn]
+    authenticated: list[Turn]
+    limit: list[Turn]

@@ -1,0 +1,112 @@
+"""Plug-in settings, which users write into the engine's own configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Self, cast
+
+from msgspec import Meta
+
+from ..coordinator.validated_settings import AtLeastOne, Text, part_of, read_settings
+from ..errors import ConfigError
+from ..ranks.protocol.config import GroupSettings, Timeouts
+from ..ranks.protocol.network_config import Control
+from ..storage_backends.registry import is_built_in, known_schemes, make_backend
+from ..storage_backends.uri import RANK, parse_uri
+from ..telemetry.port import PORT_MAX
+from .releases import UnsupportedEngine
+from .sharing import Share
+
+ROUND_S = 600.0
+"""Default timeout of a round, in seconds, for example while a rank writes a checkpoint.
+
+A dead rank is detected immediately, whatever this value is.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSettings(GroupSettings):
+    """Settings of every plug-in; equal on every rank."""
+
+    where: ClassVar[str]
+    """Where users write these settings, for error messages."""
+
+    host_memory_gib: Annotated[float, Meta(gt=0, lt=1 << 20)] | None = None
+    """Host memory for pages on each rank, in GiB."""
+    host_pages: AtLeastOne | None = None
+    """Host memory as a number of full-attention pages; excludes `host_memory_gib`."""
+    model: Text | None = None
+    """Model name in keys; by default the name given to the engine, which may be a path."""
+    weights_version: Text | None = None
+    """Replaces the digest of all weights in keys; if given, the weight files are not read."""
+    weight_digests: Text | None = None
+    """Folder for remembered digests of weight files; by default the engine's cache folder."""
+    idle_wait_s: Annotated[float, Meta(gt=0, le=1)] = 0.002
+    """How long an idle engine step waits for storage and copies, in seconds."""
+    metrics_port: Annotated[int, Meta(ge=1, le=PORT_MAX)] | None = None
+    """Loopback port of rank 0's metrics; rank n uses this port plus n."""
+    control: Text | None = None
+    """Unix socket on which rank 0 accepts operator requests, from its own user only."""
+    timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.host_memory_gib is not None and self.host_pages is not None:
+            raise ConfigError("give host_memory_gib or host_pages, but not both")
+        if self.store is not None:
+            # Check the URI before anything is opened. Stores of other packages are checked when they
+            # open.
+            scheme = parse_uri(self.store).scheme
+            if is_built_in(scheme) or scheme not in known_schemes():
+                make_backend(self.store.replace(RANK, "0"))
+
+    @classmethod
+    def read(cls, given: object) -> Self:
+        """Return the user's settings; raise `ConfigError` with the name of a wrong key."""
+        if isinstance(given, Mapping):
+            keys = cast("Mapping[str, object]", given)
+            if isinstance(keys.get("timeouts"), Mapping):
+                timeouts = cast("Mapping[str, object]", keys["timeouts"])
+                keys = {**keys, "timeouts": {"round_s": ROUND_S, **timeouts}}
+            return read_settings(cls, keys, cls.where)
+        return read_settings(cls, given, cls.where)
+
+    def require_host_memory(self) -> None:
+        """Raise `ConfigError` if neither key gives the size of the host memory."""
+        if self.host_memory_gib is None and self.host_pages is None:
+            raise ConfigError(
+                "give host_memory_gib, the host memory for pages on each rank in GiB, or host_pages"
+            )
+
+    def host_pages_of(self, page_bytes: int) -> int:
+        """Return the number of host pages; `page_bytes` is the size of one page over all pools."""
+        if self.host_pages is not None:
+            return self.host_pages
+        assert self.host_memory_gib is not None
+        pages = int(self.host_memory_gib * (1 << 30)) // page_bytes
+        if not pages:
+            raise ConfigError(
+                f"{self.where}: host_memory_gib is {self.host_memory_gib:g}, but one page of this model"
+                f" takes {page_bytes} bytes; raise it"
+            )
+        return pages
+
+    def for_cache(self) -> dict[str, Any]:
+        """Return the settings that the cache shares, by name.
+
+        Operators may send every control request except changes of weights, which the engine reports
+        itself.
+        """
+        control = None if self.control is None else Control(path=self.control, refused=("weights",))
+        return {**part_of(self, GroupSettings), "control": control}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings(PluginSettings):
+    """Additional settings of the plug-ins for serving engines."""
+
+    adapter_versions: Mapping[str, Text] = field(default_factory=dict[str, str])
+    """Versions by adapter name, used in keys instead of digests of the adapters' files."""
+    share: Share = Share.ALL
+    """Which engines share pages: `all` that compute the same KV, or only those of the same `engine`."""
+    unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
+    """Policy for an engine of an unsupported release: `refuse` or `try`."""

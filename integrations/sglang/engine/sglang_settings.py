@@ -1,0 +1,226 @@
+"""User settings of Lockstep under SGLang: HiCache's flags, and keys of its extra configuration.
+
+HiCache's flags keep their meaning: the size of host memory, the write policy, and when a request stops
+waiting for storage. `--hicache-storage-backend-extra-config` holds the settings that have no HiCache
+flag.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from msgspec import Meta
+
+from ....coordinator.stop_policy import StopPolicy, StopRule, StopTime
+from ....coordinator.validated_settings import Count, Settings, Text, read_settings
+from ....errors import ConfigError
+from ....ranks.protocol.config import WritePolicy
+from ...plugin_settings import ServingSettings
+
+WHERE = "--hicache-storage-backend-extra-config"
+
+BACKEND = "dynamic"
+"""The storage backend that must be set in SGLang so that SGLang requests prefetches."""
+
+log = logging.getLogger(__name__)
+
+FORMER_KEYS = {"witness": "compare_batches"}
+"""Keys of the extra configuration that were renamed, by their former names."""
+NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
+"""Keys by which SGLang would find a HiCache backend. Lockstep ignores them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Settings):
+    """SGLang's flags for HiCache, after SGLang has resolved them."""
+
+    hicache_ratio: Annotated[float, Meta(gt=0, le=1e6)] | None
+    """Host pages per device page, used if no size is given."""
+    hicache_size: Count
+    """Host memory for pages on each rank, in GB; 0 means that the ratio applies."""
+    hicache_write_policy: WritePolicy
+    hicache_host_memory_mode: Literal["cache"]
+    """The only mode that Lockstep supports: host memory is a cache."""
+    hicache_storage_backend: str | None
+    hicache_storage_backend_extra_config: str | None
+    hicache_storage_prefetch_policy: StopRule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hicache_storage_backend not in {None, BACKEND}:
+            raise ConfigError(
+                f"hicache_storage_backend is {self.hicache_storage_backend!r}, a HiCache"
+                f" backend; give {BACKEND!r}, and the URI of a Lockstep store as 'store' in {WHERE}"
+            )
+        if self.hicache_write_policy is WritePolicy.WRITE_BACK:
+            raise ConfigError(
+                "hicache_write_policy is 'write_back': SGLang's tree does not report the tokens of a"
+                " page that it evicts, so the page cannot be copied then; use"
+                " 'write_through_selective'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraSettings(ServingSettings):
+    """The keys of the extra configuration; equal on every rank."""
+
+    where: ClassVar[str] = WHERE
+
+    compare_batches: bool = False
+    """Whether ranks compare each batch before any of them computes it."""
+    prefetch_threshold: Count = 0
+    """A request is prefetched only if it has at least this many tokens beyond those on the device."""
+    prefetch_timeout_base: StopTime | None = None
+    """Sets `base_s` of the stop policy if no stop policy is given."""
+    prefetch_timeout_per_ki_token: StopTime | None = None
+    """Sets `per_ki_token_s` of the stop policy if no stop policy is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AttachSettings(Settings):
+    """Keys that are allowed in the extra configuration when a store is attached to a running engine."""
+
+    store: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePoolSize:
+    """Size of one pool on one rank's device."""
+
+    device_pages: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangSettings:
+    """All settings given by the user; equal on every rank."""
+
+    plugin: ExtraSettings
+    flags: Flags
+
+    def host_pages(self, pools: Mapping[str, DevicePoolSize], main: str) -> dict[str, int]:
+        """Return the number of host pages of each pool, in the same proportions as on the device.
+
+        The `host_pages` setting counts pages of the pool `main`. Every pool gets at least one page.
+        """
+        settings, device = self.plugin, pools[main].device_pages
+        size_gb = self.flags.hicache_size
+        # SGLang fills in its own default before it creates a cache, so None is rare here.
+        ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
+        if settings.host_pages is not None:
+            ratio = settings.host_pages / device
+        elif settings.host_memory_gib is not None or size_gb:
+            gib = settings.host_memory_gib
+            nbytes = size_gb * 10**9 if gib is None else int(gib * (1 << 30))
+            ratio = nbytes / sum(each.device_pages * each.page_bytes for each in pools.values())
+            if int(ratio * device) < 1:
+                raise ConfigError(
+                    f"{nbytes} bytes of host memory are less than one page of this model"
+                    f" ({pools[main].page_bytes} bytes and its share of the other pools); raise"
+                    " --hicache-size or host_memory_gib"
+                )
+        # The epsilon keeps rounding errors from making an exact page count one too small.
+        return {
+            name: max(1, math.floor(ratio * each.device_pages + 1e-6))
+            for name, each in pools.items()
+        }
+
+
+def parse(resolved: object) -> SglangSettings:
+    """Return the settings; raise `ConfigError` with the invalid flag or key.
+
+    `resolved` has SGLang's flags as attributes. If the extra configuration is `@path`, that file is
+    read.
+    """
+    found = {each.name: getattr(resolved, each.name) for each in fields(Flags)}
+    flags = read_settings(Flags, found, "SGLang's flags")
+    extra = extra_config(flags.hicache_storage_backend_extra_config)
+    plugin = ExtraSettings.read(_ours(extra))
+    if plugin.store is not None and flags.hicache_storage_backend is None:
+        raise ConfigError(
+            f"{WHERE} names a store, but SGLang requests prefetches only with"
+            f" --hicache-storage-backend {BACKEND}; add it"
+        )
+    times = {
+        "base_s": plugin.prefetch_timeout_base,
+        "per_ki_token_s": plugin.prefetch_timeout_per_ki_token,
+    }
+    given = {name: time_s for name, time_s in times.items() if time_s is not None}
+    if "stop_policy" not in extra:
+        policy = StopPolicy(rule=flags.hicache_storage_prefetch_policy, **given)
+        plugin = replace(plugin, stop_policy=policy)
+    elif given:
+        raise ConfigError(
+            f"{WHERE}: give either stop_policy, or prefetch_timeout_base and"
+            " prefetch_timeout_per_ki_token"
+        )
+    return SglangSettings(plugin=plugin, flags=flags)
+
+
+def store_to_attach(
+    backend: str, given: str | None, policies: Mapping[str, tuple[str | None, str]]
+) -> str:
+    """Return the URI of the store to attach while the engine runs.
+
+    `policies` maps a policy's name to the requested value and the value at startup. Raises
+    `ConfigError` if the request would change a policy or any other setting.
+    """
+    if backend != BACKEND:
+        raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")
+    # `@path` is not accepted here, because the file could differ between ranks.
+    extra = _parsed(WHERE, given or "{}")
+    store = read_settings(_AttachSettings, _ours(extra), WHERE).store
+    for name, (asked, started) in policies.items():
+        if asked not in {None, started}:
+            raise ConfigError(f"{name} is {asked!r}, must stay {started!r} as at startup")
+    return store
+
+
+def _ours(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys that are not SGLang's own, under their present names.
+
+    Logs a warning for a former name. Raises `ConfigError` if both names of a key are given.
+    """
+    ours = {key: value for key, value in extra.items() if key not in NAMES_A_BACKEND}
+    for former, name in FORMER_KEYS.items():
+        if former not in ours:
+            continue
+        if name in ours:
+            raise ConfigError(
+                f"{WHERE}: {former!r} is the former name of {name!r}; give {name!r} alone"
+            )
+        log.warning(
+            "%s: %r is now %r; the former name is removed in the next release", WHERE, former, name
+        )
+        ours[name] = ours.pop(former)
+    return ours
+
+
+def extra_config(given: str | None) -> Mapping[str, Any]:
+    """Return the extra configuration: inline JSON, or `@` and the path of a JSON file."""
+    if not given:
+        return {}
+    if not given.startswith("@"):
+        return _parsed(WHERE, given)
+    path = Path(given[1:]).expanduser()
+    where = f"{WHERE}: {path}"
+    try:
+        return _parsed(where, path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
+
+
+def _parsed(where: str, given: str) -> Mapping[str, Any]:
+    try:
+        values = cast("object", json.loads(given))
+    except ValueError as error:
+        raise ConfigError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{where} is a {type(values).__name__}, must be an object of keys and values"
+        )
+    return cast("Mapping[str, Any]", values)

@@ -1,0 +1,142 @@
+"""Pending backups of device pages: SGLang's tree keeps the pages until all ranks have copied them.
+
+A lock on the tree path keeps the pages, so SGLang needs no fence. A retracted request is different:
+SGLang frees its pages at once, so they are copied first. A backup without room in host memory keeps its
+lock and is retried while it makes progress within every `PATIENCE_S`. Such locks together keep at most
+one in `SHARE` of the device's tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...ranks.group.host_cache import HostCache
+from ...ranks.replica.tree.tokens import TOKEN_BYTES
+from .engine.contract import Lock
+from .pools.slots import Pages
+
+PATIENCE_S = 10.0
+"""A backup without progress for this long, in agreed time, is given up."""
+SHARE = 8
+"""Backups that wait for host memory keep at most 1/SHARE of the device's tokens."""
+TRIES_MAX = 4
+"""Maximum number of retries per step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Awaiting:
+    """A backup that waits for room in host memory."""
+
+    tokens: bytes
+    device_pages: Mapping[str, Pages]
+    namespace: str
+    until_ms: int
+
+
+@dataclass(slots=True)
+class PendingTreeBackups:
+    """Backups that have not completed on every rank, and the locks that keep their pages."""
+
+    host: HostCache
+    unlock: Callable[[Lock], object]
+    device_tokens: int
+    """Capacity of the device pool, in tokens."""
+    retracted: int = 0
+    """Number of retracted requests whose pages were copied before SGLang freed them."""
+    _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
+    _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
+    """The subset of `_kept` that waits for host memory."""
+    _given: int = 0
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a backup is still pending on some rank."""
+        return name in self._kept
+
+    def __len__(self) -> int:
+        """Return the number of pending backups."""
+        return len(self._kept)
+
+    def keep(
+        self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str, lock: Lock
+    ) -> None:
+        """Copy the part of a prefix that is not on the host; `lock` keeps its pages until then."""
+        name = self._begin(tokens, device_pages, namespace)
+        self._kept[name] = lock
+        if self.host.waits_for_host_pages(name) and self._may_await(tokens):
+            until_ms = self._until_ms()
+            self._awaiting[name] = _Awaiting(tokens, device_pages, namespace, until_ms)
+        else:
+            self._end(name)
+
+    def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
+        """Copy the part of a prefix that is not on the host, and wait for this rank's copies.
+
+        Returns the name of the backup while other ranks still have to complete it, or None. The slots
+        may be overwritten on this rank after the return.
+        """
+        self.retracted += 1
+        name = self._begin(tokens, device_pages, namespace)
+        self.host.begin_backups()
+        self.host.wait_for_copies(name)
+        if self.host.release(name):
+            return None
+        self._kept[name] = None
+        return name
+
+    def collect(self) -> None:
+        """Unlock pages whose backups completed on every rank; retry backups that wait for room."""
+        for name in self.host.collect_freed():
+            self.unlock(self._kept.pop(name))
+        if self._awaiting:
+            self._try_again()
+
+    def give_up(self) -> None:
+        """Give up all backups that wait for room, and unlock their pages when their copies complete."""
+        for name in list(self._awaiting):
+            self._end(name)
+
+    def finish(self) -> None:
+        """Retry backups that wait for room while retries help, before the cache is closed."""
+        host = self.host
+
+        def over() -> bool:
+            self.collect()
+            host.begin_backups()
+            due = any(map(host.backup_is_due, self._awaiting))
+            return not (self._awaiting and (host.inspection.in_flight or due))
+
+        host.step_until(over, host.config.timeouts.flush_s)
+
+    def drop(self) -> None:
+        """Drop all locks, because the tree that they belonged to is gone."""
+        self._kept = dict.fromkeys(self._kept)
+
+    def _may_await(self, tokens: bytes) -> bool:
+        kept = sum(len(each.tokens) for each in self._awaiting.values()) + len(tokens)
+        return kept * SHARE <= self.device_tokens * TOKEN_BYTES
+
+    def _until_ms(self) -> int:
+        return self.host.inspection.agreed_ms + int(PATIENCE_S * 1000)
+
+    def _try_again(self) -> None:
+        host, tries, now_ms = self.host, 0, self.host.inspection.agreed_ms
+        for name, each in list(self._awaiting.items()):
+            if tries < TRIES_MAX and host.backup_is_due(name):
+                tries += 1
+                before = host.copies(name)
+                host.back_up(name, each.tokens, each.device_pages, each.namespace)
+                if host.copies(name) != before:
+                    each.until_ms = self._until_ms()
+            if not host.waits_for_host_pages(name) or now_ms > each.until_ms:
+                self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Release a backup; unlock its pages as soon as its copies have completed."""
+        self._awaiting.pop(name, None)
+        if self.host.release(name):
+            self.unlock(self._kept.pop(name))
+
+    def _begin(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str:
+        self._given += 1
+        name = f"b{self._given}"
+        self.host.back_up(name, tokens, device_pages, namespace)
+        return name

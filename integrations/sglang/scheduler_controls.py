@@ -1,0 +1,136 @@
+"""Lockstep's interface for SGLang's hooks and endpoints, beyond the radix-cache methods."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeAlias
+
+from ...errors import ConfigError, UsageError
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import WritePolicy
+from ...storage_backends.uri import parse_uri, without_secrets
+from .engine.contract import ForwardBatch
+from .engine.sglang_settings import store_to_attach
+
+log = logging.getLogger(__name__)
+
+Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
+"""Facts of a batch that must be equal on every rank."""
+
+COMPARE_S = 5.0
+"""How long a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
+
+VERDICT_S = 1e-6
+"""I/O wait of a step that must return the verdict of its round: practically none."""
+
+
+class SchedulerControls:
+    """The controls of one rank's cache. SGLang's scheduler calls them identically on every rank."""
+
+    def __init__(
+        self,
+        host: HostCache,
+        *,
+        compare_batches: bool,
+        write_policy: str = WritePolicy.WRITE_THROUGH,
+    ) -> None:
+        self._host = host
+        self._write_policy = str(write_policy)
+        self._compare_batches = compare_batches
+        self._batch: Facts = ()
+        store = host.config.store
+        self.storage_scheme = "none" if store is None else parse_uri(store).scheme
+        """The store's name in the details of a request's cached tokens (`cached_tokens_details`)."""
+
+    @property
+    def agreed_s(self) -> float:
+        """The time that all ranks agreed on, in seconds; constant within a step."""
+        return self._host.inspection.agreed_ms / 1000
+
+    def batch_is_next(self, batch: ForwardBatch) -> None:
+        """Add the next batch to the digest, so that ranks whose batches differ are named.
+
+        With `compare_batches`, ranks compare before any of them computes the batch; otherwise in the
+        round of the next iteration.
+        """
+        self._batch = batch_facts(batch, each=self._compare_batches)
+        self._host.digest_facts("batch", *self._batch)
+        if self._compare_batches:
+            self.compare_now()
+
+    def compare_now(self) -> None:
+        """Run one round and wait for it; raise an error with the difference if ranks diverged."""
+        self._host.step(idle_s=VERDICT_S)
+
+    def batch_failed(self) -> None:
+        """Log this rank's failed batch, and whether the other ranks computed the same one."""
+        rank = self._host.rank
+        log.error("rank %d failed in the batch %s", rank, self._batch)
+        found = self._host.compare(COMPARE_S)
+        log.error("rank %d: %s", rank, found or "no difference between the ranks so far")
+
+    def attach(
+        self,
+        storage_backend: str,
+        storage_backend_extra_config_json: str | None = None,
+        served_model_name: str | None = None,
+        hicache_storage_prefetch_policy: str | None = None,
+        hicache_write_policy: str | None = None,
+    ) -> tuple[bool, str]:
+        """Attach a store; return whether every rank attached it, and a message for the operator."""
+        del served_model_name
+        try:
+            uri = store_to_attach(
+                storage_backend,
+                storage_backend_extra_config_json,
+                {
+                    "hicache_storage_prefetch_policy": (
+                        hicache_storage_prefetch_policy,
+                        str(self._host.config.stop_policy.rule),
+                    ),
+                    "hicache_write_policy": (hicache_write_policy, self._write_policy),
+                },
+            )
+        except ConfigError as error:
+            return False, str(error)
+        told = self._decide(lambda: self._host.attach_store(uri))
+        if told:
+            return False, told
+        self.storage_scheme = parse_uri(uri).scheme
+        return True, f"attached {without_secrets(uri)}"
+
+    def detach(self) -> tuple[bool, str]:
+        """Detach the store; return whether every rank detached it, and a message for the operator."""
+        told = self._decide(self._host.detach_store)
+        if told:
+            return False, told
+        self.storage_scheme = "none"
+        return True, ""
+
+    def _decide(self, propose: "Callable[[], Future[None]]") -> str:
+        """Run rounds until all ranks have decided; return why they refused, or an empty string."""
+        try:
+            proposal = propose()
+        except (ConfigError, UsageError) as error:
+            return str(error)
+        if not self._host.run_until_decided(proposal):
+            return "the ranks did not decide in time"
+        refusal = proposal.exception()
+        return "" if refusal is None else str(refusal)
+
+
+def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
+    """Return the batch's mode and the share of each request that the batch computes.
+
+    A prefill lists each request by id, with its cached and its computed tokens. Other modes give the
+    number of requests or, with `each`, every request with its output length: these change little
+    between passes.
+    """
+    mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
+    if batch.forward_mode.is_extend():
+        parts += [[each.rid, each.prefix_len, each.extend_end or 0] for each in batch.reqs]
+    elif each:
+        parts += [[each.rid, len(each.output_ids)] for each in batch.reqs]
+    else:
+        return mode, len(batch.reqs)
+    return mode, parts

@@ -1,0 +1,38 @@
+"""The user's settings for `LockstepCache.open`, checked once, when the cache opens."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from ..plugin_settings import PluginSettings
+
+WHERE = "LockstepCache.open"
+
+_Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings(PluginSettings):
+    """The settings of a cache for `generate()`; equal on every rank."""
+
+    where: ClassVar[str] = WHERE
+
+    pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
+    """No pipelining, because `reuse` waits for its results and no forward pass overlaps a round."""
+    max_tokens: _Tokens = 4096
+    """Tokens of preallocated device memory for a sequence.
+
+    A longer sequence continues in private memory, and is cached up to this length.
+    """
+    page_tokens: _Tokens = 16
+    """Tokens per page; only whole pages of a prefix are cached."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_host_memory()
+
+    @property
+    def pages(self) -> int:
+        """Number of pages of the longest sequence that is fully cached."""
+        return -(-self.max_tokens // self.page_tokens)

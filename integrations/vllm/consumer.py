@@ -1,0 +1,128 @@
+"""Consumer side of disaggregated prefill: how long requests wait for pages of another engine.
+
+The consumer requests missing pages again for a limited agreed time, then queries the store, and finally
+computes the rest.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...ranks.group.host_cache import HostCache
+from ...storage_backends.error_log import LoggedError
+from .transfer_params import Handoff
+
+log = logging.getLogger(__name__)
+
+FRESH = 2
+"""Number of time updates after which the agreed time is current.
+
+An idle group still has the agreed time of its last step.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class AwaitedRequest:
+    """State of a request whose prompt another engine has computed."""
+
+    handoff: Handoff
+    times: int = 0
+    """Number of different agreed times seen while the request waited."""
+    last_ms: int = 0
+    """The last agreed time seen, in milliseconds."""
+    since_ms: int = 0
+    """The agreed time of the last progress, in milliseconds."""
+    found: int = 0
+    """Number of tokens found at the last progress."""
+    given_up: bool = False
+    """Whether the consumer has stopped reading from the other engine."""
+
+    @property
+    def source(self) -> str:
+        """URI from which the pages are read now; empty for the store."""
+        return "" if self.given_up else self.handoff.source
+
+
+class PrefillConsumer:
+    """Decides how long a request waits for pages that another engine has computed."""
+
+    def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
+        """A request waits up to `patience_s` for pages promised by another engine.
+
+        An engine that does not load (`loads` is False) never waits.
+        """
+        self._cache = cache
+        self._loads = loads
+        self._told: set[str] = set()
+        self._useless = LoggedError(log)
+        self._patience_ms = patience_s * 1000
+
+    def arrived(self, params: object) -> AwaitedRequest | None:
+        """Return the state of a new request; None if no other engine has computed its prompt.
+
+        Invalid parameters are logged, and the request is computed.
+        """
+        try:
+            handoff = Handoff.read(params)
+        except UsageError as error:
+            self._useless.warn(
+                "a request's kv_transfer_params are invalid, so it is computed: %s", error
+            )
+            return None
+        if handoff is None or not handoff.tokens:
+            return None
+        why = self._nothing_to_take(handoff)
+        if why and why not in self._told:
+            self._told.add(why)
+            where = handoff.source or "a store"
+            log.warning("a request's pages cannot be read from %s: %s", where, why)
+        return None if why else AwaitedRequest(handoff)
+
+    def waits(self, taken: AwaitedRequest) -> None:
+        """Record the agreed time for a waiting request; must be called in each pass that queries it."""
+        now_ms = self._cache.inspection.agreed_ms
+        if taken.last_ms == now_ms:
+            return
+        taken.last_ms = now_ms
+        taken.times += 1
+        if taken.times <= FRESH:
+            taken.since_ms = now_ms
+
+    def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
+        """Return whether a request should prefetch again and wait, having `found` of `at_most` tokens.
+
+        To be called after each prefetch of the request. Lookup time counts towards the patience unless
+        the lookup found more tokens. A source that has `refused` the request is not awaited.
+        """
+        if taken.given_up:
+            return False
+        now_ms = self._cache.inspection.agreed_ms
+        if found > taken.found:
+            taken.found, taken.since_ms = found, now_ms
+        if found >= min(taken.handoff.tokens, at_most):
+            taken.since_ms = now_ms
+            return False
+        is_early = taken.times <= FRESH or now_ms - taken.since_ms <= self._patience_ms
+        if is_early and not refused:
+            return True
+        taken.given_up = True
+        log.info(
+            "of %d tokens promised by %s, %d have arrived; the rest is computed",
+            taken.handoff.tokens,
+            taken.handoff.source or "another engine",
+            found,
+        )
+        return bool(taken.handoff.source) and self._cache.config.store is not None
+
+    def _nothing_to_take(self, handoff: Handoff) -> str:
+        """Return why promised pages cannot be read; empty if they can."""
+        config = self._cache.config
+        if not self._loads:
+            return "kv_role is kv_producer, so this engine loads nothing"
+        if handoff.source and config.peers is None:
+            return "set `peers` in kv_connector_extra_config"
+        if handoff.source and config.peers is not None and config.peers.excludes(handoff.source):
+            return "it is not in allow_sources of `peers`"
+        if not handoff.source and config.store is None:
+            return "set the same store, or `peers`, in kv_connector_extra_config of both engines"
+        return ""

@@ -1,0 +1,124 @@
+"""The engine's blocks as engine-owned device pages (lent), by pool, and blocks kept during copies.
+
+A request has one block table per layer group, in token order. Block 0 is a placeholder for missing
+blocks. A state is in the block of the tokens that precede it.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...ranks.group.host_cache import HostCache
+from ...ranks.replica.operations.lent import NO_PAGE
+from .contract import BlockPool
+from .groups import GroupKind, PoolGroup
+from .tracked import TrackedRequest
+
+BlockTables = Sequence[Sequence[int]]
+"""A request's block ids, one sequence per layer group of the engine."""
+
+Pages = npt.NDArray[np.int32]
+
+NOBODYS = 0
+"""Block id of the placeholder for a missing block."""
+
+
+@dataclass(slots=True)
+class HeldBlocks:
+    """Blocks that backups read and that their request may free before every rank has finished the copy.
+
+    A refcount in the engine's pool prevents reuse. All ranks hold and free the same blocks, because
+    both follow from commands and verdicts.
+    """
+
+    pool: BlockPool | None = None
+    _held: list[tuple[str, int, list[int]]] = field(
+        default_factory=list[tuple[str, int, list[int]]]
+    )
+
+    @property
+    def can_be_found(self) -> bool:
+        """Whether the engine's prefix cache has any block, as far as the pool is known."""
+        return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
+
+    def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
+        """Hold blocks until a copy of a request's blocks has finished."""
+        assert self.pool is not None, "the engine has not given its block pool"
+        self.pool.touch([self.pool.blocks[each] for each in blocks])
+        self._held.append((request, copy, list(blocks)))
+
+    def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
+        """Free the blocks of finished copies; `copies` returns a request's copies in flight."""
+        held, self._held = self._held, []
+        for request, copy, blocks in held:
+            if copy in copies(request):
+                self._held.append((request, copy, blocks))
+                continue
+            assert self.pool is not None
+            self.pool.free_blocks([self.pool.blocks[each] for each in blocks])
+
+
+@dataclass(frozen=True, slots=True)
+class LentBlocks:
+    """Selects a request's blocks for each pool, and holds some of them during copies."""
+
+    pools: Sequence[PoolGroup]
+    held: HeldBlocks = field(default_factory=HeldBlocks)
+    """Blocks that copies in flight read."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a prefix can be restored only at a saved state."""
+        return any(pool.kind is GroupKind.STATE for pool in self.pools)
+
+    def for_load(self, blocks: BlockTables, first: int, last: int) -> dict[str, Pages]:
+        """Return the destination blocks by pool for a load of pages `first` to `last` (exclusive)."""
+        return {
+            pool.name: _pages(
+                blocks, pool, last - 1 if pool.kind is GroupKind.STATE else first, last
+            )
+            for pool in self.pools
+        }
+
+    def for_backup(self, blocks: BlockTables, pages: int, *, state: bool) -> dict[str, Pages]:
+        """Return the source blocks by pool for the first `pages` pages, and the `state` after them."""
+        of_state = pages - 1 if state else pages
+        return {
+            pool.name: _pages(blocks, pool, of_state if pool.kind is GroupKind.STATE else 0, pages)
+            for pool in self.pools
+        }
+
+    def passing(self, lent: dict[str, Pages]) -> list[int]:
+        """Return the blocks that the request may free while it still runs: windows and states."""
+        passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
+        found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
+        return [int(block) for block in found[found != NO_PAGE]]
+
+
+def load(
+    cache: HostCache, lending: LentBlocks, tracked: TrackedRequest, blocks: BlockTables, tokens: int
+) -> None:
+    """Load the part of a request's match that the engine accepted, which may be less than offered.
+
+    The load fails if that part cannot be restored, for example if it ends inside a page.
+    """
+    start, unit = tracked.device_tokens, tracked.page_tokens
+    taken = tracked.head(start + tokens)
+    # Another `hit` would count as a second query in the statistics.
+    found = cache.match(taken, tracked.namespace).host_tokens
+    if found == start + tokens:
+        lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)
+        cache.load(tracked.name, taken, lent, device_tokens=start)
+    else:
+        tracked.failures += 1
+        tracked.refused = True
+    tracked.loaded = True
+
+
+def _pages(blocks: BlockTables, pool: PoolGroup, first: int, last: int) -> Pages:
+    found = np.array(blocks[pool.group][first:last], dtype=np.int32)
+    if pool.kind is not GroupKind.FULL:
+        found[found == NOBODYS] = NO_PAGE
+    return found

@@ -1,0 +1,146 @@
+"""The worker side of the connector, for a scheduler in the same process or in another process.
+
+Both modes start copies at the right points of the forward pass. Under another process's scheduler, the
+worker also applies orders and returns its ballot (vote).
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from ...coordinator.collectives.engine_channel import FoldedBallots
+from ...errors import InternalError
+from ...ranks.executor.base import ExecutorCounts
+from ...ranks.group.one_scheduler.worker import WorkerRank
+from .rank_channel import RankChannel
+from .stats import TOLD_EVERY_S
+from .tracked import PassResult
+
+
+@dataclass
+class PassMetadata(KVConnectorMetadata):
+    """Data from the scheduler's connector to the workers' connectors for one step."""
+
+    result: PassResult
+    dispatch: bytes = b""
+    """Orders of a scheduler in another process; empty if the scheduler is in this process."""
+    computes: bool = True
+    """Whether the step computes anything."""
+
+
+@dataclass
+class OpenedRank(KVConnectorHandshakeMetadata):
+    """A worker's handshake message to the scheduler: the rank that the worker has opened, encoded."""
+
+    opened: bytes
+
+
+@dataclass
+class Ballots(KVConnectorWorkerMetadata):
+    """Carries the workers' ballots to the scheduler, folded when vLLM aggregates them."""
+
+    folded: FoldedBallots
+    counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
+    """Executor counters by rank, only of workers that sent counters with this ballot."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
+        """Return the combination of both ballots."""
+        if not isinstance(other, Ballots):
+            raise InternalError(f"a worker answered with a {type(other).__name__}")
+        return Ballots(self.folded.joined(other.folded), self.counts | other.counts)
+
+
+class SchedulerOnEveryRank:
+    """Worker with its scheduler in the same process: starts copies in the scheduler's cache."""
+
+    def __init__(self, handover: RankChannel) -> None:
+        self._handover = handover
+
+    def apply_metadata(self, metadata: PassMetadata) -> None:
+        """Do nothing, because the cache in this process already has the scheduler's commands."""
+
+    def begin_loads(self) -> None:
+        """Start the copies to the device."""
+        self._handover.opened.begin_loads()
+
+    def begin_backups(self) -> None:
+        """Start the copies to the host."""
+        self._handover.opened.begin_backups()
+
+    def ballots(self) -> Ballots | None:
+        """Return this rank's ballot of the step, or None if the scheduler needs none."""
+        return None
+
+    def wait_for_copies(self) -> None:
+        """Wait until no copy accesses the engine's KV, which is about to be unmapped."""
+        self._handover.opened.wait_for_copies()
+
+    def close(self) -> None:
+        """Do nothing, because the scheduler's side closes the cache."""
+
+
+class RemoteScheduler:
+    """Worker with its scheduler in another process: applies the orders of the replica there."""
+
+    def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
+        """A copy that is awaited, for example before its blocks are reused, fails after `fence_s`.
+
+        With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
+        """
+        self._rank = rank
+        self._fence_s = fence_s
+        self._drafts_last = drafts_last
+        self._late = False
+        """Whether backups of the last step still wait for the drafter."""
+        self._counts_due_s = 0.0
+        self._obeyed: PassMetadata | None = None
+
+    def apply_metadata(self, metadata: PassMetadata) -> None:
+        # vLLM may pass the same metadata twice: before it overwrites blocks and before the forward
+        # pass.
+        if metadata is not self._obeyed:
+            self._begin_late_backups()
+            self._obeyed = metadata
+            self._rank.apply_dispatch(metadata.dispatch)
+
+    def begin_loads(self) -> None:
+        self._rank.begin_loads()
+
+    def begin_backups(self) -> None:
+        self._late = self._drafts_last
+        if not self._late:
+            self._rank.begin_backups()
+
+    def ballots(self) -> Ballots | None:
+        folded = self._rank.vote()
+        return None if folded is None else Ballots(folded, self._counts())
+
+    def wait_for_copies(self) -> None:
+        self._begin_late_backups()
+        self._rank.wait_for_copies(self._fence_s)
+
+    def close(self) -> None:
+        self._rank.close()
+
+    def _counts(self) -> dict[int, ExecutorCounts]:
+        """Return this rank's counters at intervals and in steps that compute nothing; otherwise {}."""
+        now = time.monotonic()
+        if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
+            return {}
+        self._counts_due_s = now + TOLD_EVERY_S
+        return {self._rank.rank: self._rank.executor.counts()}
+
+    def _begin_late_backups(self) -> None:
+        """Start backups that waited for the drafter, before the next step adds more."""
+        if self._late:
+            self._late = False
+            self._rank.begin_backups()
+
+
+WorkerHalf: TypeAlias = SchedulerOnEveryRank | RemoteScheduler

@@ -1,0 +1,119 @@
+"""Answers to operator requests, on rank 0: the result agreed by every rank, or an error."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Final, cast
+
+from ....errors import LockstepError, UsageError
+from ...replica.tree.backlog import Undone
+from .group_control import GroupControl
+from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
+
+AGREED_S: Final = 10.0
+"""Default timeout of an answer. An engine that steps answers much sooner."""
+IDLE_S: Final = 1.0
+"""An engine without a step for this long is considered idle."""
+POLL_S: Final = 0.01
+_STATS: Final = {"ask": "stats"}
+
+Submit = Callable[[bytes], int]
+"""Submits an encoded request to the ranks and returns its number (`StoredRequests.submit`)."""
+
+
+class ControlReplies:
+    """Submits requests and waits for their results. For rank 0, on any thread except the engine's."""
+
+    def __init__(
+        self,
+        control: GroupControl,
+        submit: Submit,
+        *,
+        refused: tuple[str, ...] = (),
+        agreed_s: float = AGREED_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """`refused` names the kinds of requests that this group rejects."""
+        self._control = control
+        self._submit = submit
+        self._agreed_s = agreed_s
+        self._idle_s = idle_s
+        self._refused = refused
+
+    def answer(self, asked: object) -> Answer:
+        """Execute a request, given as parsed JSON, and return its result.
+
+        Raises a `LockstepError` of a type and with a text for the client.
+        """
+        if asked == _STATS:
+            return asdict(self._control.cache.stats(rounds=0))
+        request = request_of(asked)
+        if request.ask in self._refused:
+            raise UsageError(
+                f"{request.ask} is refused: this group's engine decides on that itself"
+            )
+        if isinstance(request, Flush):
+            return self._flushed(request)
+        return self._agreed(request)
+
+    def _agreed(self, request: AnyRequest) -> Answer:
+        """Submit a request and return its result on all ranks."""
+        content, answer = self._control.waited_for(request)
+        opens = isinstance(request, Attach | Detach)
+        longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
+        ends = time.monotonic() + self._agreed_s + longer_s
+        try:
+            self._submit(content)
+            inspection = self._control.cache.inspection
+            while time.monotonic() < ends:
+                before = inspection.rounds
+                with suppress(TimeoutError):
+                    return answer.result(self._idle_s)
+                if inspection.ended_by is not None:
+                    raise LockstepError(f"the group has ended: {inspection.ended_by}")
+                if inspection.rounds == before and not len(inspection.requests):
+                    raise LockstepError(
+                        "queued: the engine is idle and executes this when it computes its next"
+                        " request"
+                    )
+            raise LockstepError(
+                "the ranks have not agreed on the request yet; they execute it in their next step,"
+                " unless a rank hangs or cannot read the request (see its log)"
+            )
+        finally:
+            # If no rank has started the request, its result is not reported.
+            answer.cancel()
+
+    def _flushed(self, request: Flush) -> Answer:
+        """Wait until pages being backed up or persisted are written.
+
+        Waits twice, because a finished backup starts an operation that writes to the store. Then
+        continues while pages cached before the store was attached are still being written, a few at a
+        time.
+        """
+        ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
+        operations: set[int] = set()
+        waits, told = 2, self._agreed(request)
+        while waits or (_writes_older(told) and time.monotonic() < ends):
+            in_flight = cast("list[int]", told["in_flight"])
+            operations.update(in_flight)
+            self._wait_for(in_flight, ends)
+            waits, told = max(0, waits - 1), self._agreed(request)
+        return {"operations": len(operations), "unwritten": told["unwritten"]}
+
+    def _wait_for(self, operations: list[int], ends: float) -> None:
+        """Wait until the operations have finished; operation ids are never reused."""
+        works = self._control.cache.inspection.works
+        while left := [each for each in operations if works(each)]:
+            if time.monotonic() > ends:
+                raise LockstepError(
+                    f"{len(left)} of {len(operations)} operations are still in flight after"
+                    f" {self._control.cache.config.timeouts.flush_s:g} s"
+                )
+            time.sleep(POLL_S)
+
+
+def _writes_older(told: Answer) -> bool:
+    """Return whether pages cached before the store was attached are still being written."""
+    return bool(told["in_flight"]) and Undone.NEW_STORE in cast("dict[str, int]", told["unwritten"])

@@ -1,0 +1,61 @@
+"""The rank's part of each ballot beyond operations: health, time, staged proposal and requests."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from ....coordinator.ballot import Ballot, Progress
+from ....coordinator.lanes import Voter
+from ...executor.base import Executor
+from .proposals import StagedProposals
+from .request_log import RequestLog
+
+log = logging.getLogger("lockstep")
+
+
+class BallotHeader:
+    """One rank's votes. Owned by the thread that calls `step`."""
+
+    def __init__(
+        self,
+        rank: int,
+        executor: Executor,
+        ballot: Ballot,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`clock_ms` defaults to a monotonic clock."""
+        self.staging = StagedProposals(rank, executor)
+        self._rank = rank
+        self._executor = executor
+        self._ballot = ballot
+        self._clock_ms = clock_ms or _steady_clock_ms()
+
+    def vote(
+        self,
+        progress: Iterable[Progress],
+        requests: RequestLog | None = None,
+        trouble: str | None = None,
+    ) -> Voter:
+        """Record the executor's progress in the ballot; return the rank's health and other votes.
+
+        Without `requests` the rank takes no operator requests. `trouble` says why the rank cannot
+        continue, in addition to its executor's trouble.
+        """
+        for each in progress:
+            self._ballot.note(each)
+        trouble = trouble or self._executor.trouble()
+        if trouble is not None:
+            log.error("rank %d cannot go on: %s", self._rank, trouble)
+        return Voter(
+            healthy=trouble is None,
+            time_ms=self._clock_ms(),
+            staged=self.staging.vote(),
+            requests=None if requests is None else requests.count,
+            newest=0 if requests is None else requests.newest,
+        )
+
+
+def _steady_clock_ms() -> Callable[[], int]:
+    """Return a clock that is set to the wall clock once and never jumps, as deadlines require."""
+    base_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

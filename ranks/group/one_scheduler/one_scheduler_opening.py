@@ -1,0 +1,49 @@
+"""Opening the workers of a group whose scheduler is in another process.
+
+Workers open like the ranks of any group: they compare settings and agree on sizes, over a temporary
+group of `torch.distributed`. Then each worker sends the result to the scheduler's process.
+"""
+
+from collections.abc import Mapping
+
+from ....coordinator.collectives.torch_gloo import TorchCollective
+from ....coordinator.lanes import BallotShape
+from ....errors import ConfigError
+from ...executor.engine_pages import EnginePages
+from ...protocol.config import GroupSettings, HostCacheConfig
+from ...protocol.dispatch import OPENINGS, Opened
+from ..opening import open_rank
+from .worker import WorkerRank
+
+
+def require_pipelining(settings: GroupSettings) -> None:
+    """Raise `ConfigError` if the scheduler would have to wait for the round of its current step."""
+    if settings.pipeline_depth != 1:
+        raise ConfigError(
+            "pipeline_depth is 0, must be 1 with one scheduler, because the ballots of a step return"
+            " only with the step's outputs"
+        )
+
+
+def open_worker(
+    config: HostCacheConfig,
+    pages: Mapping[str, EnginePages],
+    group: TorchCollective,
+    *,
+    names_pages: bool = False,
+) -> tuple[WorkerRank, bytes]:
+    """Open this worker's rank; return it with the encoded `Opened` message for the scheduler.
+
+    Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
+    closed on return. With `names_pages` the scheduler's events carry page keys. Raises as
+    `HostCache.open` does, equally on every rank.
+    """
+    require_pipelining(config)
+    try:
+        executor, replica = open_rank(config, group, pages, names_pages=names_pages)
+    finally:
+        group.close()
+    rank, world_size = group.rank, group.world_size
+    shape = BallotShape(world_size=world_size, prefetch_slots=config.bounds.prefetches)
+    opened = Opened(rank, world_size, config, replica, executor.serving_address())
+    return WorkerRank(executor, shape, rank), OPENINGS.encode(opened)

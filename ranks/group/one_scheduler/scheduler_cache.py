@@ -1,0 +1,246 @@
+"""The scheduler's process in one-scheduler mode: the replica of a group whose ranks are workers.
+
+    commands --> REPLICA --effects--> dispatch ==engine==> EXECUTOR, BALLOT of each worker
+                    ^                                              |
+                    +------- verdict <-- fold <====engine==========+
+
+The class is a `HostCache` with other parts. Effects for ballot and executor are buffered for the next
+dispatch, and the transport is the engine's channel. Nothing here touches pages, blocks, or runs a round
+by itself: operations finish only if the engine steps.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from ....coordinator.ballot import Ballot, Progress
+from ....coordinator.collective import Vector
+from ....coordinator.collectives.engine_channel import EngineChannel, FoldedBallots
+from ....coordinator.expectations import Expectation
+from ....coordinator.lanes import BallotShape, LaneLayout, Voter
+from ....coordinator.proposal import Proposal, Readiness
+from ....errors import ConfigError, GroupError, InternalError
+from ...executor.base import ExecutorCounts, added
+from ...protocol.dispatch import (
+    DISPATCHES,
+    CarryOut,
+    Dispatch,
+    Expect,
+    GiveUp,
+    Log,
+    Opened,
+    Prepare,
+    Rest,
+    Told,
+    Vote,
+)
+from ...protocol.orders import Direction, Order
+from ...replica.parts import Parts
+from ..control.control_opening import controlled_alone
+from ..host_cache import HostCache
+from ..member.cache_stats import CacheStats
+from ..member.group_rank import ROUND_TIMES_KEPT, Listener, Substitutes
+
+
+class _Outgoing:
+    """Buffer of messages for the workers' next step, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[Told] = []
+        self.asked: Vote | None = None
+        """The last round in which the workers were asked to vote."""
+        self._number = 0
+
+    def take(self) -> bytes:
+        """Return the buffered messages as one encoded dispatch, and clear the buffer."""
+        self._number += 1
+        told, self.told = self.told, []
+        return DISPATCHES.encode(Dispatch(self._number, tuple(told)))
+
+
+class _DistantBallot(Ballot):
+    """Proxy for the ballots of all workers."""
+
+    def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
+        super().__init__(shape, rank)
+        self._outgoing = outgoing
+
+    def follow(self, expectations: Iterable[Expectation]) -> None:
+        self._outgoing.told.append(Expect(tuple(expectations)))
+
+    def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
+        """Ask every worker to vote; the returned lanes contain the header only."""
+        asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
+        self._outgoing.asked = asked
+        self._outgoing.told.append(asked)
+        return super().fill(layout, voter)
+
+
+class _DistantExecutors:
+    """Proxy for the executors of all workers; see `Executor`."""
+
+    def __init__(self, outgoing: _Outgoing, serving_address: str) -> None:
+        self._outgoing = outgoing
+        self._serving_address = serving_address
+        self.by_rank: Mapping[int, ExecutorCounts] = {}
+        """The counts last received from each worker."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        self._outgoing.told.append(CarryOut(tuple(orders)))
+
+    def begin_copies(self, direction: Direction) -> None:
+        """Do nothing: each worker starts copies around its forward pass."""
+
+    def progress(self) -> list[Progress]:
+        return []
+
+    def wait(self, timeout_s: float) -> None:
+        self._outgoing.told.append(Rest(timeout_s))
+
+    def trouble(self) -> str | None:
+        return None
+
+    def stage(self, proposal: Proposal) -> None:
+        self._outgoing.told.append(Prepare(proposal.change, proposal.store))
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - the workers say it.
+        return Readiness.STAGED
+
+    def unstage(self, proposal: Proposal) -> None:  # noqa: ARG002 - one is staged at most.
+        self._outgoing.told.append(GiveUp())
+
+    def serving_address(self) -> str:
+        return self._serving_address
+
+    def counts(self) -> ExecutorCounts:
+        told = [*self.by_rank.values()]
+        total: ExecutorCounts = added(told) if told else ExecutorCounts()
+        return total
+
+    def close(self) -> None:
+        """Do nothing: the workers close their executors."""
+
+
+class SchedulerCache(HostCache):
+    """The cache in the scheduler's process, for executors in the workers.
+
+    An engine step: commands, `end_step`, `dispatch` (sent to every worker), and `deliver` when the
+    ballots return. Steps may overlap: a step that starts before the last round's ballots have returned
+    applies no verdict and launches no round.
+
+    Only the engine's steps make progress, so `flush`, `finish_copies` and `run_until_decided` do not
+    block but return the current state. Workers close by themselves and drop unwritten pages.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        listener: Listener | None = None,
+    ) -> None:
+        """Create the cache from `opened`, which any of the workers sent; see `decide`."""
+        self._outgoing = _Outgoing()
+        self._executors = _DistantExecutors(self._outgoing, opened.serving_address)
+        self._channel = EngineChannel(opened.world_size)
+        super().__init__(
+            opened.config,
+            self._channel,
+            self._executors,
+            opened.replica,
+            listener=listener,
+            substitutes=Substitutes(parts=Parts(ballot=partial(_DistantBallot, self._outgoing))),
+        )
+
+    @property
+    def can_progress(self) -> bool:
+        """Whether a step without scheduled requests would make progress.
+
+        Prefetches do not count, because the waiting request already makes the engine step.
+        """
+        prefetching = self._replica.prefetching
+        waited_for = self._replica.operation_table.prefetch_slots_taken + len(prefetching.waiting)
+        works = self._replica.operation_table.working.total() > waited_for
+        return bool(self._outgoing.told) or works or self.pending_frees
+
+    def begin_step(self) -> None:
+        """Apply the last round's verdict if all ballots have returned; execute operator requests."""
+        if self._channel.answered:
+            super().begin_step()
+        # There is one replica only, so received requests need no agreement.
+        asked = 0 if self._requests.log is None else self._requests.log.count
+        if asked > self._replica.hearing.agreed:
+            self._follow(self._replica.agree_on_requests(asked))
+
+    def _end_step(self, idle_s: float) -> None:
+        """Launch a round, sent by `dispatch`, unless one is pending.
+
+        With `idle_s`, each worker waits up to `idle_s` for progress before voting.
+        """
+        if idle_s and not self._replica.idle:
+            self._executor.wait(idle_s)
+        if not self._rounds.pending:
+            super()._end_step(0.0)
+        elif self._channel.asks_again and self._outgoing.asked is not None:
+            self._channel.asks_again = False
+            self._outgoing.told.append(self._outgoing.asked)
+
+    def log_from(self, level: str) -> None:
+        super().log_from(level)
+        self._outgoing.told.append(Log(level))
+
+    def dispatch(self) -> bytes:
+        """Return the message for every worker. Call once per step, after `end_step`."""
+        return self._outgoing.take()
+
+    def deliver(
+        self,
+        ballots: FoldedBallots | None,
+        counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
+    ) -> None:
+        """Process the ballots returned with a step's outputs; None if the engine returned none.
+
+        `counts` are the executors' counts by rank, for those workers that sent them.
+        """
+        if counts:
+            # Replace the dict instead of changing it, because any thread may read the statistics.
+            self._executors.by_rank = {**self._executors.by_rank, **counts}
+        if ballots is not None:
+            try:
+                self._channel.deliver(ballots)
+            except InternalError as error:
+                self._rounds.end(error)
+
+    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
+        """Return statistics as `Member.stats`; executor counts are sums over all workers."""
+        return replace(super().stats(rounds=rounds), workers=self._executors.by_rank)
+
+    def compare(self, timeout_s: float) -> GroupError | InternalError | None:  # noqa: ARG002
+        """Return None: with a single replica there is nothing to compare."""
+        return None
+
+    def close(self, *, flush: bool = True) -> None:  # noqa: ARG002
+        """Leave the group. Workers close by themselves and drop unwritten pages; `flush` is ignored."""
+        self.abandon()
+
+    def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:  # noqa: ARG002
+        return done()
+
+
+def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> SchedulerCache:
+    """Create the cache for the workers that sent `told`, one for each rank.
+
+    Accepts operator requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
+    were not opened together, or if the control socket cannot be created.
+    """
+    by_rank = {each.rank: each for each in told}
+    world_size = max((each.world_size for each in by_rank.values()), default=0)
+    missing = [rank for rank in range(world_size) if rank not in by_rank]
+    if missing or not by_rank:
+        raise ConfigError(
+            f"the workers of ranks {', '.join(map(str, missing)) or 'none'} did not report"
+            " their caches when the engine started; see their logs"
+        )
+    if len({each.replica.life for each in by_rank.values()}) != 1:
+        raise ConfigError("the workers' caches were not opened together; restart the engine")
+    return controlled_alone(SchedulerCache(by_rank[0], listener=listener))

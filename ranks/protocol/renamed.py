@@ -1,0 +1,24 @@
+"""Former names of public methods, which stay for one release."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+def former_name(name: str, method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Return a method that warns that `name` was renamed, and then calls `method`."""
+
+    @functools.wraps(method)
+    def call(*args: Given.args, **named: Given.kwargs) -> Returned:
+        warnings.warn(
+            f"{name} is now {method.__name__}; the former name is removed in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return method(*args, **named)
+
+    return call

@@ -71,7 +71,7 @@ class _HearsItsOwn(Cache):
 @pytest.mark.parametrize(
     ("log", "words"),
     [
-        (_CountsThoseBeyondAGap, "is not here"),
+        (_CountsThoseBeyondAGap, "is not available"),
         (_SpoilsAByte, "was sent as"),
         (_HasItsOwnOrder, "digests differ"),
         (_Forgets, "does not become a command"),

@@ -67,8 +67,10 @@ def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
     """Return each parameter of each public call: class, call, parameter."""
     found: list[tuple[type[RankCache], str, str]] = []
     for name, each in inspect.getmembers(kind, inspect.isfunction):
+        if name[0] == "_" or name != each.__name__:  # A former name has the name of its method.
+            continue
         parameters = list(inspect.signature(each).parameters)[1:]
-        found += [(kind, name, of) for of in parameters if name[0] != "_" and of not in OUR_OWN]
+        found += [(kind, name, of) for of in parameters if of not in OUR_OWN]
     return found
 
 

@@ -181,8 +181,8 @@ def test_a_request_that_is_aborted_while_it_is_handed_over_leaves_nothing_behind
     ("source", "peers", "said"),
     [
         ("peer://there:1", False, "set `peers` when the cache is opened"),
-        ("peer://there:1?secret=hush", True, "the secret is that of `peers`"),
-        ("peer://me:hush@there:1", True, "the secret is that of `peers`"),
+        ("peer://there:1?secret=hush", True, "set the secret in `peers`"),
+        ("peer://me:hush@there:1", True, "set the secret in `peers`"),
     ],
 )
 def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(

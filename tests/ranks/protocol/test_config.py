@@ -69,7 +69,7 @@ def window(**settings: Any) -> SlidingWindow:
         (lambda: CacheConfig(**pools(), device_pages=0), "device_pages is 0, must be at least 1"),
         (lambda: CacheConfig(**pools(), device_pages=1 << 31), "must be at most 2147483647"),
         (lambda: HostCacheConfig(**pools(host_pages=-1)), "host_pages is -1"),
-        (lambda: HostCacheConfig(**pools(model="")), "model is '', must be text that is not"),
+        (lambda: HostCacheConfig(**pools(model="")), "model is '', must be non-empty text"),
         (
             lambda: HostCacheConfig(**pools(), eviction="mru"),
             "unknown eviction policy 'mru'; known",

@@ -91,7 +91,9 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
 
 @pytest.mark.parametrize("name", ["k", "drafts"])
 def test_only_an_optional_column_can_be_absent(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}', which is not an optional .*: draft_k, draft_v"):
+    with pytest.raises(
+        ConfigError, match=f"'{name}', which is not an optional .*: draft_k, draft_v"
+    ):
         replace(FULL, absent_columns=("draft_k", name))
 
 

@@ -32,7 +32,7 @@ class LateCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorCounts:
-    """What this rank's executor has done and seen since the start."""
+    """Counters of this rank's executor since the start."""
 
     bytes_moved: BytesMoved = field(default_factory=BytesMoved)
     pages_corrupt: int = 0
@@ -41,7 +41,7 @@ class ExecutorCounts:
     copies: Mapping[Direction, Histogram] = field(default_factory=dict[Direction, Histogram])
     """How long copies took, from when they began until the step that heard of their end."""
     calls: Mapping[str, Metrics] = field(default_factory=dict[str, Metrics])
-    """What was asked of stores, by the kind of store: its URI's scheme with the wrappers before it."""
+    """Metrics of calls to stores, by kind of store: the URI's scheme with the wrappers before it."""
 
 
 def added(counts: Sequence[Any]) -> Any:

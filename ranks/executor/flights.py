@@ -49,7 +49,7 @@ class _Flight:
     job: CopyJob | None = None
     """The copy, once it has begun."""
     held: bool = False
-    """It is a copy that waits for `begin_held`."""
+    """Whether the copy waits for `begin_held`."""
     cancelled: bool = False
 
 

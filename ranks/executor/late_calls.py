@@ -37,7 +37,7 @@ class LateCallsLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.seen = LateCalls()
-        """What has been counted so far."""
+        """Counters since the start."""
         self._trouble = LoggedError(_log)
 
     def note(self, began: float, deadline: float) -> None:

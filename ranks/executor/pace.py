@@ -14,11 +14,11 @@ _CALL_S: Final = 0.02
 _WINDOW_S: Final = 0.05
 """A store that never rests is looked at this often."""
 _LEAST_S: Final = 0.0005
-"""What lasts less long is not looked at."""
+"""Shorter intervals are not measured."""
 
 
 class Pace:
-    """What a store moves one way, as the calls that return show. One thread uses it.
+    """Throughput of a store in one direction, measured at calls that return. One thread uses it.
 
     Times are in seconds, on one clock that does not go back.
     """

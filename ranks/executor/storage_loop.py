@@ -131,7 +131,7 @@ class StorageLoop:
         self._opening: asyncio.Task[None] | None = None
         self._gives_up = False
         self._early: list[TimedOrder] | None = []
-        """What was handed in before the backend was open; None from then on."""
+        """Orders submitted before the backend was open; None once it is open."""
         self._refusal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-storage", daemon=True)
 

@@ -72,7 +72,7 @@ class Stores:
         self._room = InflightBytes(inflight_bytes)
         self._late = LateCallsLog()
         self._calls: dict[str, CallLog] = {}
-        """What was asked of all stores that there have been, by their kind."""
+        """Logs of calls to all stores since the start, by kind of store."""
         self._close_timeout_s = close_timeout_s
         self._sources = Sources(self._loop_from, close_timeout_s)
         self._used: StorageLoop | None = None

@@ -51,7 +51,7 @@ class HostPage:
 
 
 class Offers:
-    """What is offered, by operation and by object."""
+    """The offered pages, by operation and by object."""
 
     def __init__(self) -> None:
         self._operations: dict[int, Offer] = {}

@@ -42,7 +42,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerBounds:
-    """What readers may cost a rank."""
+    """Limits on what readers may cost a rank."""
 
     readers: int = 256
     """The most readers at a time; each has a connection."""
@@ -83,7 +83,7 @@ class HostPageServer:
         self._secret = secret.encode()
         self._bounds = bounds or ServerBounds()
         self.offers = Offers()
-        """What can be read now; only the server's thread may change it."""
+        """The pages that readers can read now; only the server's thread may change them."""
         self._readers: set[Reader] = set()
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Of readers who have not shown yet that they know the secret, the oldest first."""
@@ -103,7 +103,7 @@ class HostPageServer:
         engine = "" if self._engine is None else self._engine.address
         told = joined_address(host, told_port or port)
         self.rank = PeerRank(told, self._pages.shards, engine)
-        """What the other ranks of the group are to know, for `open`."""
+        """This rank's address and shards, which `open` sends to the other ranks of the group."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._lock = threading.Lock()

@@ -14,12 +14,12 @@ import triton.language as tl
 PROGRAMS = 4
 """Each takes one of the device's processors, or half of it, while pages are moved."""
 BLOCK_BYTES = 32 << 10
-"""What one program has under way at a time."""
+"""Bytes that one program has in flight."""
 WARPS = 16
 _PIECE_BYTES_MAX = 8 << 10
 _WORD = torch.int64
 _ACCESS_BYTES = 16
-"""What one thread reads or writes at a time, at a multiple of itself."""
+"""Bytes that one thread reads or writes at a time; addresses are multiples of it."""
 
 
 def movable(page_bytes: int) -> bool:

@@ -1,1 +1,1 @@
-"""A group of ranks as an engine uses it: caches, opening, one-scheduler mode and operator requests."""
+"""One rank of a group as an engine sees it: caches, opening, one-scheduler mode, operator requests."""

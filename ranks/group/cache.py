@@ -95,8 +95,8 @@ class Cache(RankCache):
         From READY on, the engine may read all pages in a request's `page_table`. The engine may write
         only the request's unshared pages, until they are inserted.
         """
-        # Only the simulated executor has none. No isinstance check, because simulation must not import
-        # torch.
+        # The simulated executor has no device pages. `isinstance` would import torch, which simulation
+        # must not.
         pools: Mapping[str, DevicePool] | None = getattr(self._executor, "device_pools", None)
         if pools is None:
             raise UsageError("this cache has no device pages of its own")
@@ -104,7 +104,7 @@ class Cache(RankCache):
 
     @property
     def device_pool(self) -> "DevicePool":
-        """The device pages of full attention, which every model has."""
+        """The device pages of the full-attention pool, which every model has."""
         return self.device_pools[KV_POOL]
 
     def load_back(
@@ -184,9 +184,9 @@ class Cache(RankCache):
 
         `tokens` are all tokens computed so far; their whole pages are published. The request's device
         pages, including a partial last page, and its working state are copied to host memory, then
-        freed. `load_state` is SAVING during the copies and SAVED afterwards. FAILED, as after a load
-        back, means that a copy failed: call `load_back` again. Returns False, and the request
-        continues, if host memory has no room.
+        freed. `load_state` is SAVING during the copies and SAVED afterwards, or FAILED if a copy
+        failed. After FAILED call `load_back` again. Returns False, and the request continues, if host
+        memory has no room.
         """
         self._require_group()
         return self._follow(self._replica.retract(request, as_token_bytes(tokens)))

@@ -4,13 +4,14 @@ Each call names the engine-owned device pages (lent) to copy, in every pool of t
 may differ between ranks. The engine must not reuse these pages until the copies have finished on every
 rank.
 
-    admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
+    admission:  prefetch -> begin_step ... until prefetch_done -> match_host -> load ... until READY
     compute:    admit, and back_up after each chunk whose pages are whole
     preemption: fence, before anything overwrites the request's pages
-    finish:     release; if that says False, the pages are free once `collect_freed` names the request
+    finish:     release; if it returns False, the pages are free once `collect_freed` names the request
 
-Once per engine step, even if nothing is in flight: `begin_step`, decisions and commands, `end_step`.
-Then `begin_loads` before the engine launches its forward pass, and `begin_backups` after the launch.
+In each engine step, even if nothing is in flight, the engine calls `begin_step`, makes its decisions
+and commands, and calls `end_step`. It calls `begin_loads` before it launches the forward pass, and
+`begin_backups` after the launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 Pages: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
 PagesByPool: TypeAlias = "Pages | Mapping[str, Pages]"
-"""Engine-owned device pages: of the full-attention pool alone, or of each pool by name.
+"""Engine-owned device pages: a sequence for the full-attention pool alone, or a mapping by pool name.
 
 For pools with one page per page of tokens: page numbers in token order, with -1 for pages that the
 engine has freed (left of a sliding window). For pools of states: the slot with the state after the
@@ -72,7 +73,8 @@ class HostCache(RankCache):
     ) -> "HostCache":
         """Open this rank's cache for the engine's `pages`, given by pool name.
 
-        Full attention's pages may be given without a mapping. Otherwise as `Cache.open`.
+        Full attention's pages may be given without a mapping. The other arguments and the errors are
+        those of `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
         from .control.control_opening import controlled  # noqa: PLC0415
@@ -104,12 +106,13 @@ class HostCache(RankCache):
     def load(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> None:
-        """Load the `tokens` matched by the preceding `hit`, starting at `device_tokens`.
+        """Load the `tokens` matched by the preceding `match_host`, starting at `device_tokens`.
 
         `device_pages` are the destination pages, in order. They belong to the load until `load_state`
-        is READY or FAILED. For a sliding window only pages from `needed_from` on are filled. Earlier
-        window pages keep their content, and `back_up` and `retract` skip them for this request until a
-        `fence`. The request's prefetch stops, and pages already landed are used.
+        is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled.
+        Earlier pages keep their content, so `back_up` and `retract` skip them, until a `fence` ends the
+        request's use of its device pages. The request's prefetch stops, and pages already landed are
+        used.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -129,7 +132,7 @@ class HostCache(RankCache):
         self._follow(self._replica.admit(request, namespace, data, count))
 
     def needed_from(self, tokens: int) -> dict[str, int]:
-        """Return, by pool, the first token whose page a match of `tokens` tokens needs."""
+        """Return, by pool, the first token whose page is needed to restore `tokens` tokens."""
         unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
         whole = as_count(tokens) // unit
         return {each.pool: each.needed_from(whole) * unit for each in components}
@@ -148,14 +151,14 @@ class HostCache(RankCache):
         return first * unit, last * unit
 
     def refused(self, request: str) -> bool:
-        """Return whether some rank could not connect to the source group of the last prefetch."""
+        """Return whether some rank could not reach the source group of the request's last prefetch."""
         known = self._replica.requests.get(request)
         return known is not None and known.refused
 
     def load_state(self, request: str) -> LoadState:
         """Return the state of the request's load, agreed by all ranks.
 
-        FAILED is final: the destination pages have no valid content, and `hit` returns 0 for the
+        FAILED is final: the destination pages have no valid content, and `match_host` returns 0 for the
         request. In states READY and FAILED no copy touches the pages. For states after a retraction see
         `retract`.
         """
@@ -182,9 +185,10 @@ class HostCache(RankCache):
 
         `tokens` are all tokens computed so far. `device_pages` hold their KV, including a partial last
         page and the working state. `load_state` is SAVING until every rank has copied everything, then
-        SAVED. FAILED means that the request continues on its device pages. In both cases the copies are
-        finished, except a copy that hangs. While its `has_copies_in_flight`, call `wait_for_copies`
-        before overwriting them. Returns False, and the request continues, if host memory has no room.
+        SAVED. It is FAILED if a copy failed; the request then continues on its device pages. A copy
+        that hangs may outlast both states: if `has_copies_in_flight` is true, call `wait_for_copies`
+        before overwriting the pages. Returns False, and the request continues, if host memory has no
+        room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -195,11 +199,12 @@ class HostCache(RankCache):
     ) -> Wait | None:
         """Load a SAVED request back to device pages, starting at `device_tokens`.
 
-        For a sliding window the load fills the pages that `needed_from` names, if they were passed to
-        `retract`, and the partial last page. -1 may replace all other pages, and pages freed since;
-        pages given there are not filled, as in `load`. The pages belong to the load until `load_state`
-        is READY. Checksums are verified; FAILED means that the request must be recomputed. `Wait.LOST`
-        means that pages shared with other requests were lost, and the request counts as never admitted.
+        In a sliding window's pool the load fills the partial last page, and those pages from
+        `needed_from` on that were passed to `retract`. For all other pages, and for pages freed since,
+        `device_pages` may have -1; a page given there is not filled. The pages belong to the load until
+        `load_state` is READY. Checksums are verified; FAILED means that the request must be recomputed.
+        `Wait.LOST` means that pages shared with other requests were lost, and the request counts as
+        never admitted.
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)
@@ -208,9 +213,9 @@ class HostCache(RankCache):
     def fence(self, request: str) -> None:
         """Block until a preempted request's device pages may be overwritten.
 
-        Backups that read the pages fail if they are still running after `timeouts.fence_s`. The request
-        stays known and may prefetch and load again. If the request was released, only this rank's
-        copies are waited for. Returns at once for an unknown request.
+        A backup that still reads the pages after `timeouts.fence_s` fails. The request stays known and
+        may prefetch and load again. For a released request the call waits for this rank's copies only.
+        Returns at once for an unknown request.
         """
         self._require_group()
         if self._replica.knows(request):
@@ -247,18 +252,19 @@ class HostCache(RankCache):
     def waits_for_host_pages(self, request: str) -> bool:
         """Return whether the request's last `back_up` was incomplete.
 
-        The cause is no room in host memory or a failed copy. When `backup_is_due`, call `back_up` again
-        with the same tokens and the pages that hold them then. A prompt longer than host memory takes
-        several calls. `release` and `fence` cancel the rest of the backup, and the metrics count it.
+        A backup is incomplete if host memory has no room or a copy failed. Once `backup_is_due` returns
+        True, call `back_up` again with the same tokens and their current device pages. A prompt longer
+        than host memory takes several calls. `release` and `fence` cancel the rest of the backup, and
+        the metrics count its pages.
         """
         return self._replica.waits_for_host_pages(request)
 
     def backup_is_due(self, request: str) -> bool:
-        """Return whether to retry an incomplete backup, because an operation finished since."""
+        """Return whether to retry an incomplete backup, because some operation has finished since."""
         return self._replica.backup_is_due(request)
 
     def awaits_copies(self, request: str) -> bool:
-        """Return whether copies of the request's device pages are in flight and do not hang."""
+        """Return whether a copy of the request's device pages is in flight and not quarantined."""
         return bool(self._replica.touching(request, awaited=True))
 
     def copies(self, request: str) -> tuple[int, ...]:
@@ -270,7 +276,7 @@ class HostCache(RankCache):
 
     @property
     def pending_frees(self) -> bool:
-        """Whether device pages of released requests will become free without further commands."""
+        """Whether released requests still have device pages that rounds alone will make free."""
         return bool(self._freed) or self._replica.waits_for_frees
 
     def finish_copies(self) -> bool:
@@ -320,13 +326,13 @@ class HostCache(RankCache):
         self._executor.begin_copies(Direction.TO_HOST)
 
     def flush(self) -> Flushed:
-        """Flush as `RankCache.flush`, after starting the copies that wait for the engine."""
+        """Start the copies that wait for the engine, then flush as `RankCache.flush` does."""
         self.begin_loads()
         self.begin_backups()
         return super().flush()
 
     def _runs(self, pages: PagesByPool) -> list[PageRun]:
-        """Return the engine's device pages as one list per component."""
+        """Return the engine's device pages as one list of page numbers for each component."""
         if not isinstance(pages, Mapping):
             pages = {KV_POOL: pages}
         pools = [each.pool for each in self._replica.prefixes.components]
@@ -342,7 +348,7 @@ class HostCache(RankCache):
 
 
 def _run(pages: Pages) -> PageRun:
-    """Convert page numbers to the replica's form. Fast for int32 buffers, slower for Python lists."""
+    """Convert page numbers to an int32 array. Fast for int32 buffers, slower for Python lists."""
     try:
         view = None if isinstance(pages, list | tuple | range) else memoryview(pages)  # type: ignore[arg-type]
         run = page_run()

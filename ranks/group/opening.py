@@ -48,18 +48,21 @@ from ..protocol.timed_events import Timeline
 from ..protocol.transfer_engine_settings import TransferEngineSettings
 
 Lent = EnginePages | Mapping[str, EnginePages]
-"""The engine's device pages by pool name; without a mapping, full attention's."""
+"""The engine's device pages by pool name. Without a mapping: those of the full-attention pool."""
 
 _log = logging.getLogger(__name__)
 
 _ENGINE_PAGES = "engine pages"
 _PER_RANK = ("peers.address", "peers.reached_at", "peers.device")
-"""Settings that may differ freely between ranks."""
+"""Names of settings that may differ between ranks."""
 _POOL_SIZE = re.compile(r"(components\[\d+\]\.)?(device|host)_pages")
 
 
 def new_group(config: RankCacheConfig) -> Collective:
-    """Connect all ranks of `torch.distributed` by the configured transport. Collective."""
+    """Create a group of all ranks with the configured transport.
+
+    Collective over the ranks of `torch.distributed`.
+    """
     return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
 
 
@@ -73,7 +76,7 @@ def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
 
 
 def _longest_s(config: RankCacheConfig) -> float:
-    # Gloo's timeout must be longer than both the start and a round.
+    # The timeout of the gloo group, because both opening and a round run over it.
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
@@ -125,7 +128,8 @@ def _agree_and_open(
     sizes, engine_pages = _agree(config, collective, mine, timeout_s)
     pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     hosts = collective.gather(platform.node().encode(), timeout_s)
-    # All ranks of a host must check free memory before any allocates, or the check counts memory twice.
+    # Every rank of a host checks the free memory before any rank allocates. Otherwise a later check
+    # would subtract memory that an earlier rank of the same host has already taken.
     with _problems_told(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
@@ -209,7 +213,7 @@ def _host_bytes(
 
 @contextmanager
 def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
-    """Exchange whether the block succeeded on each rank; raise on all ranks if it failed on one."""
+    """Report to all ranks whether the block succeeded here; raise on every rank if it failed on one."""
     problem: str | None = None
     try:
         yield
@@ -221,7 +225,7 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
 
 
 def store_access(config: RankCacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
-    """Return how a rank accesses a store, at the start or for a later attach.
+    """Return how a rank accesses a store that is opened at the start or attached later.
 
     `store` is the URI that all ranks were given. Raises `ConfigError` for an unknown scheme, wrapper or
     option. Does not contact the store, nor import its client.
@@ -289,7 +293,7 @@ def _page_server(
         writer=EVERYTHING,
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
-    # A stalled reader must be dropped before `quiesce_s`, or its pages are quarantined.
+    # Drop a stalled reader before `quiesce_s`, because afterwards the pages it reads are quarantined.
     bounds = ServerBounds()
     quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
     server = HostPageServer(
@@ -358,11 +362,11 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return this rank's share of writing pages that are equal on all ranks."""
+    """Return which of the pages that are equal on all ranks this rank writes to the store."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)
     if uri.scheme == "memory" and not uri.host:
-        # A private memory store exists once per rank, so each rank writes everything.
+        # A memory store without a host name is private to its rank, so each rank must write every page.
         return EVERYTHING
     return WriterShare(rank=place.tp_rank, world_size=place.tp_size)

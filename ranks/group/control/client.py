@@ -72,9 +72,10 @@ def _line_of(asked: dict[str, object]) -> bytes:
 
 
 def _answered(connection: socket.socket, until_s: float) -> bytes:
-    """Return one line, or less if the peer closes early; raise `TimeoutError` at `until_s`.
+    """Read one line from the connection; raise `TimeoutError` at the monotonic time `until_s`.
 
-    Both time and size are bounded, because root may connect to the socket of an untrusted user.
+    Returns an incomplete line if the peer closes early. Time and size are bounded, because root may
+    connect to the socket of an untrusted user.
     """
     told = bytearray()
     while not told.endswith(b"\n") and len(told) <= ANSWER_BYTES_MAX:

@@ -36,7 +36,7 @@ def controlled(cache: CacheT, collective: Collective) -> CacheT:
 
 
 def controlled_alone(cache: CacheT) -> CacheT:
-    """Enable operator requests in one-scheduler mode, without other ranks; see `controlled`."""
+    """Enable operator requests in one-scheduler mode, where no other rank has to receive them."""
     control = cache.config.control
     if control is not None:
         try:
@@ -57,7 +57,8 @@ def _begin(
     if port is not None:
         port.serve(ControlReplies(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
-    # Closed after the port, so that no request comes in later; remaining clients get an error last.
+    # Close the request log after the port, so that no request arrives at a closed log. Close the
+    # control last: it sends an error to the clients that still wait.
     cache.at_close(log.close)
     cache.at_close(control.close)
 
@@ -66,7 +67,8 @@ def _opened(
     settings: Control, collective: Collective, timeout_s: float
 ) -> tuple[StoredRequests, ControlPort | None]:
     """Open the request log, and on rank 0 the control socket."""
-    # The key must not pass through the store, so it is sent over the ranks' own connections.
+    # The encryption key must not pass through the store, so rank 0 sends it over the ranks' own
+    # connections.
     drawn = collective.gather(secrets.token_bytes(8 + KEY_BYTES), timeout_s)[0]
     log = StoredRequests(collective.common_store(f"requests/{drawn[:8].hex()}"), drawn[8:])
     port: ControlPort | None = None

@@ -12,9 +12,9 @@ from .group_control import GroupControl
 from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
 AGREED_S: Final = 10.0
-"""Default timeout of an answer. An engine that steps answers much sooner."""
+"""Default timeout in seconds of an answer. An engine that steps answers much sooner."""
 IDLE_S: Final = 1.0
-"""An engine without a step for this long is considered idle."""
+"""Seconds without an engine step after which the engine is considered idle."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
@@ -82,15 +82,16 @@ class ControlReplies:
                 " unless a rank hangs or cannot read the request (see its log)"
             )
         finally:
-            # If no rank has started the request, its result is not reported.
+            # After a timeout the client is gone, so cancel its future unless a rank has started the
+            # request.
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
         """Wait until pages being backed up or persisted are written.
 
-        Waits twice, because a finished backup starts an operation that writes to the store. Then
-        continues while pages cached before the store was attached are still being written, a few at a
-        time.
+        Waits for the operations in flight twice, because a finished backup starts a write to the store.
+        Pages cached before the store was attached are written a few at a time, so the wait is repeated
+        until they are written, too.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()

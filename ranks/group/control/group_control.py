@@ -1,4 +1,4 @@
-"""One rank's execution of operator requests; rank 0 also passes on the results."""
+"""Execution of operator requests on one rank. On rank 0 the results also go to the clients."""
 
 import logging
 import secrets
@@ -22,7 +22,7 @@ class GroupControl:
     """
 
     def __init__(self, cache: RankCache) -> None:
-        """Register as the handler of `cache`, which must take requests."""
+        """Register as the handler of the operator requests that `cache` receives."""
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
@@ -59,7 +59,8 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
-            # The client of a queued request may have gone, so the refusal is logged as well.
+            # The client may have timed out while its request was queued, so the refusal is logged as
+            # well.
             log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return

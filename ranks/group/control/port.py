@@ -22,11 +22,12 @@ from .client import LINE_BYTES_MAX, connected, unreached
 PATH_BYTES_MAX: Final = 107
 """Maximum length of a socket's path in the kernel."""
 _LINE_S: Final = 10.0
-"""How long a client may take to send its request after connecting."""
+"""Seconds that a client may take to send its request after connecting."""
 _ALONE_S: Final = 5.0
-"""Longer than another group needs to create its socket."""
+"""Maximum seconds to wait for a folder's lock. Another group holds it only while it creates its socket.
+"""
 _ENDS_S: Final = 0.1
-"""How often the listening thread checks whether to stop."""
+"""Seconds between two checks of the listening thread whether to stop."""
 
 Answered = Callable[[object], Mapping[str, object]]
 """Executes a request and returns its result; raises `LockstepError`."""
@@ -111,14 +112,14 @@ def _listening(path: Path) -> _Server:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _require_private(path.parent)
-        # A socket that is bound but not listening yet looks abandoned, so another group must not check
-        # it then.
+        # Lock the folder, because a socket that is bound but does not listen yet looks abandoned to
+        # another group, which would remove it.
         with _alone_in(path.parent):
             _require_free(path)
             server = _Server(str(path), _Handler, bind_and_activate=False)
             try:
                 server.server_bind()
-                # Clients cannot connect before listening starts, so the mode is set in time.
+                # Set the mode before listening starts, because clients cannot connect earlier.
                 path.chmod(0o600)
                 server.server_activate()
             except OSError:
@@ -133,9 +134,10 @@ def _listening(path: Path) -> _Server:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
-    """Lock a folder so that no other group creates a socket in it meanwhile.
+    """Lock a folder so that no other group creates a socket in the folder at the same time.
 
-    Waits at most `_ALONE_S`, because other users may be able to hold the lock.
+    Waits at most `_ALONE_S`, then goes on without the lock, because another user's process could hold
+    the lock forever.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -150,7 +152,8 @@ def _alone_in(folder: Path) -> Generator[None]:
 def _require_private(folder: Path) -> None:
     """Raise `ConfigError` if other users could replace the socket in this folder.
 
-    With the sticky bit, the folder's owner could still do so; root is trusted.
+    Others must not have write permission unless the sticky bit is set. The folder's owner must be this
+    user or root, because an owner can replace files in spite of the sticky bit.
     """
     seen = folder.stat()
     others_write = seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not seen.st_mode & stat.S_ISVTX

@@ -22,7 +22,7 @@ _NAMED_MAX: Final = 8
 """Maximum number of existing namespaces listed in the error about an unknown one."""
 
 Answer = Mapping[str, object]
-"""Result of a request, as JSON values."""
+"""Result of a request as a map of JSON values."""
 
 
 class ControlRequest(
@@ -72,7 +72,7 @@ class Unpin(ControlRequest, frozen=True):
 
 
 class Drop(ControlRequest, frozen=True):
-    """Evict unused pages of a namespace, or of all namespaces if null; see `RankCache.drop`."""
+    """Evict unused pages of a namespace, or of every namespace if null; see `RankCache.drop`."""
 
     namespace: str | None
 
@@ -88,7 +88,7 @@ class Drop(ControlRequest, frozen=True):
 
 
 class Limit(ControlRequest, frozen=True):
-    """Replace a namespace's limit; without any bound the limit is removed. See `RankCache.limit`."""
+    """Replace a namespace's limit, or remove it if no bound is given. See `RankCache.limit`."""
 
     namespace: str
     device_pages: int | None = None
@@ -118,7 +118,7 @@ class Detach(ControlRequest, frozen=True):
 
 
 class Weights(ControlRequest, frozen=True):
-    """Stop serving pages of other weights; see `RankCache.reset`."""
+    """Stop serving pages computed with earlier weights; see `RankCache.reset`."""
 
     version: Name
 
@@ -128,7 +128,10 @@ class Weights(ControlRequest, frozen=True):
 
 
 class Flush(ControlRequest, frozen=True):
-    """Retry unwritten pages and return the operations in flight, for a client that waits for them."""
+    """Retry failed backups and writes; return the operations in flight and the unwritten pages.
+
+    A client that waits for the operations sends the request again.
+    """
 
     def carry_out(self, cache: RankCache) -> Answer:
         cache.write_out()
@@ -201,8 +204,8 @@ def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
     tree = cache.inspection.prefixes.tree
     kept: dict[str, dict[str, int]] = {}
     for root in tree.roots.values():
-        # A reset starts a new tree, so a namespace can have several roots while old pages are still
-        # held.
+        # A namespace can have several roots: a reset starts a new tree, while requests still hold pages
+        # of the old tree.
         pages = kept.setdefault(root.place.namespace, {"device_pages": 0, "host_pages": 0})
         for node in tree.nodes([root]):
             for name, (run, *_) in zip(pages, node.values, strict=True):

@@ -25,11 +25,11 @@ from ....errors import LockstepError, UsageError
 from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
-"""Delay before a rank retries a failed read, and timeout of the deletion in `close`."""
+"""Seconds before a rank retries a failed read. Also the timeout of the deletion in `close`."""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _UNREAD: Final = "unread"
-"""Key of the mark that some rank could not read a request."""
+"""Store key under which a rank records that it could not read a request."""
 
 log = logging.getLogger("lockstep")
 
@@ -124,7 +124,7 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            # If the mark is lost, the next failed read writes it again.
+            # If this write fails, the next failed read repeats it.
             with suppress(OSError, RuntimeError):
                 self._store.set(_UNREAD, b"")
             self._retry_later(error)
@@ -137,7 +137,10 @@ class StoredRequests(RequestLog):
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
-        """Delete the requests executed here, as every rank has read them; after `close` delete all."""
+        """Delete from the store the requests executed on this rank; after `close` delete all requests.
+
+        A request is executed only when every rank has read it.
+        """
         with self._submitting, suppress(OSError, RuntimeError):
             for number in [each for each in self._sealed if self._closed or each <= self.gone]:
                 self._store.delete_key(str(number))

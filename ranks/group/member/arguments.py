@@ -11,7 +11,7 @@ from ...protocol.config import NamespaceLimit
 
 _FLAGS = (bool, np.bool_)
 _COUNT_MAX = 1 << 48
-"""Larger than any real count, and small enough for the journal's integers."""
+"""Upper bound of any count of tokens or pages. It fits the 64-bit integers that enter the digest."""
 
 
 def require_text(text: str, what: str = "a namespace") -> None:
@@ -23,9 +23,10 @@ def require_text(text: str, what: str = "a namespace") -> None:
 
 
 def require_source(source: str) -> None:
-    """Raise `UsageError` if the URI of a source group has more than an address, such as a secret.
+    """Raise `UsageError` if the URI of a source group contains more than the address.
 
-    The text of the URI is not in the error, because sources appear in histories sent to others.
+    The error does not quote the URI, because the URI may contain a secret and errors are sent to other
+    ranks.
     """
     require_text(source, "a source")
     if "?" in source or "@" in source:
@@ -56,7 +57,7 @@ def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
     try:
         if least <= seconds <= TIMEOUT_S_MAX:
             return float(seconds)
-    except (TypeError, ValueError, ArithmeticError):  # ArithmeticError comes from a decimal NaN.
+    except (TypeError, ValueError, ArithmeticError):  # A decimal NaN raises ArithmeticError.
         pass
     raise UsageError(
         f"{what} is {seconds!r}, must be a number from {least:g} to {TIMEOUT_S_MAX:.0f}"

@@ -1,4 +1,4 @@
-"""The rank's part of each ballot beyond operations: health, time, staged proposal and requests."""
+"""The part of a rank's ballot that belongs to no operation: health, time, staged proposal, requests."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ log = logging.getLogger("lockstep")
 
 
 class BallotHeader:
-    """One rank's votes. Owned by the thread that calls `step`."""
+    """Collects one rank's vote for each round. Owned by the thread that calls `step`."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class BallotHeader:
         ballot: Ballot,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`clock_ms` defaults to a monotonic clock."""
+        """`clock_ms` returns milliseconds; the default never jumps and starts at the wall clock."""
         self.staging = StagedProposals(rank, executor)
         self._rank = rank
         self._executor = executor
@@ -36,10 +36,10 @@ class BallotHeader:
         requests: RequestLog | None = None,
         trouble: str | None = None,
     ) -> Voter:
-        """Record the executor's progress in the ballot; return the rank's health and other votes.
+        """Record the executor's progress in the ballot; return the votes that belong to no operation.
 
-        Without `requests` the rank takes no operator requests. `trouble` says why the rank cannot
-        continue, in addition to its executor's trouble.
+        Without `requests` the rank takes no operator requests. The rank is unhealthy if `trouble` gives
+        a reason why it cannot continue, or if its executor does.
         """
         for each in progress:
             self._ballot.note(each)

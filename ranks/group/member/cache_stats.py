@@ -32,7 +32,8 @@ class ReplicaStats:
     removed_pages: Counts
     """Pages removed from a tier, by cause."""
     lacking: dict[int, int]
-    """Number of times that a rank's store lacked a page that the other ranks' stores had."""
+    """Number of prefetches cut short because one rank's store lacked a page that another's had, by
+    rank."""
     quarantined: int
     """Number of operations whose I/O outlasted its deadline, including those that finished later."""
 
@@ -61,17 +62,18 @@ class CacheStats(ExecutorCounts):
     steps: int
     rounds: int
     transport: str
-    """The name of the transport, followed by a colon and the reason if the group chose it
-    automatically."""
+    """Name of the rounds' transport. If the group chose it automatically, a colon and the reason
+    follow."""
     collectives: int
     """Number of collectives launched for rounds; equal to `steps`."""
     round_us: list[float]
-    """Time that each of the last steps blocked the engine, without the requested idle wait."""
+    """Microseconds that each of the last steps blocked the engine, without the idle wait it asked for.
+    """
     steps_took: Histogram
     """Histogram, over all steps, of the time that a step blocked the engine."""
     waited_s: float
-    """Total time that this rank waited for others in rounds. The slowest rank has the smallest
-    value."""
+    """Total time that this rank waited for other ranks in rounds. The slowest rank waits least, so its
+    value is the smallest."""
     replica: ReplicaStats
     pools: Mapping[str, Mapping[Tier, PoolUse]]
     """Usage of each pool, by pool name and tier; equal on all ranks."""
@@ -80,9 +82,10 @@ class CacheStats(ExecutorCounts):
     quarantined: int
     """Number of operations in flight that are quarantined."""
     unwritten_pages: Mapping[str, int]
-    """Pages waiting to be backed up or persisted, by cause of the delay; equal on all ranks."""
+    """Pages that the write policy wants backed up or persisted but that are not yet, by cause; equal on
+    all ranks."""
     left_unwritten_pages: Mapping[str, int]
-    """Pages evicted before they could be backed up or persisted; equal on all ranks."""
+    """Pages evicted before they could be backed up or persisted, by cause; equal on all ranks."""
     namespaces: int
     """Number of namespaces with cached pages or known requests. Cache salts create namespaces."""
     namespaces_begun: int
@@ -97,7 +100,8 @@ class CacheStats(ExecutorCounts):
     digest: int
     """The digest of the replicated state; equal on all ranks."""
     workers: Mapping[int, ExecutorCounts] | None = None
-    """In one-scheduler mode: the counts last received from each worker, by rank."""
+    """In one-scheduler mode: each worker's executor counts as last received, by rank; otherwise None.
+    """
 
     @property
     def operations(self) -> dict[str, dict[str, int]]:

@@ -36,10 +36,10 @@ from .request_log import AgreedRequests, CarryOut, RequestLog
 _T = TypeVar("_T")
 
 FLUSH_POLL_S = 0.005
-"""How long an idle flush waits for local progress before voting again."""
+"""Seconds that a flush of an idle group waits for local progress before it votes again."""
 
 ROUND_TIMES_KEPT = 1 << 17
-"""Number of last steps whose time is kept."""
+"""Number of most recent steps whose durations are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Flushed:
     in_time: bool
     """Whether all operations finished before the timeout."""
     unwritten: Mapping[Undone, int] = field(default_factory=dict[Undone, int])
-    """Pages that could not be backed up or persisted, by cause."""
+    """Number of pages that could not be backed up or persisted, by cause."""
 
     def __bool__(self) -> bool:
         """Return whether everything is written."""
@@ -64,7 +64,7 @@ log = logging.getLogger("lockstep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """Parts replaced by simulation, tests and one-scheduler mode."""
+    """Implementations that simulation, tests and one-scheduler mode use in place of the normal ones."""
 
     clock_ms: Callable[[], int] | None = None
     parts: Parts = SOUND
@@ -89,7 +89,7 @@ class GroupRank:
         timeline: Timeline | None = None,
         substitutes: Substitutes | None = None,
     ) -> None:
-        """Assemble a cache from its parts; `open` creates them from a configuration."""
+        """Create a cache from ready-made parts. `open` creates the parts from a configuration."""
         self.config = config
         self._executor = executor
         shape = BallotShape(
@@ -116,7 +116,7 @@ class GroupRank:
         self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._steps_took = Latencies()
         self._freed: list[str] = []
-        """Released requests whose engine-owned device pages have become free."""
+        """Names of released requests whose engine-owned device pages have become free."""
         self._requests = AgreedRequests(None)
         self._listener = listener
         self._timeline = timeline
@@ -145,19 +145,19 @@ class GroupRank:
         return self._replica.store_state
 
     def take_requests(self, log: RequestLog) -> None:
-        """Accept operator requests from this rank's log, starting with the first step."""
+        """Accept the operator requests in this rank's log from the first step on."""
         self._requests = AgreedRequests(log)
 
     def set_control_handler(self, carry_out: CarryOut) -> None:
-        """Register the handler that executes operator requests, on every rank in the same step.
+        """Register the function that executes operator requests, on each rank in the same step.
 
-        Call on every rank before the first step. A request becomes a command by the verdict that every
-        rank has it, and its bytes enter the digest.
+        Call on every rank before the first step. A request is executed once a verdict says that every
+        rank has received it. Its bytes enter the digest.
         """
         self._requests.obeyed_by = carry_out
 
     def log_from(self, level: str) -> None:
-        """Set the log level in every process of this rank."""
+        """Set the log level in every process that works for this rank."""
         log_from(level)
 
     def step(self, *, idle_s: float = 0.0) -> None:
@@ -171,7 +171,7 @@ class GroupRank:
         self._end_step(idle_s)
 
     def begin_step(self) -> None:
-        """Apply a verdict: the first half of a step, for an engine that decides between the halves.
+        """Apply the last verdict: first half of a step, for an engine that makes decisions in mid-step.
 
         With `pipeline_depth` 0 the call launches this step's round and waits for it. With 1 the call
         waits for the round launched by the previous step.
@@ -188,11 +188,11 @@ class GroupRank:
             self._timeline(StepHalf(self._step, launches, started, ended))
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
-        """Launch this step's round unless `begin_step` has done so: the second half of a step.
+        """Launch this step's round unless `begin_step` has launched it: second half of a step.
 
         Pass `idle_s` if no rank has anything to compute in this step. The call then waits up to
         `idle_s` for local progress, or for an operator request if nothing is in flight. It also waits
-        for the round, because no forward pass can overlap it.
+        for the round, because no forward pass can overlap the round.
         """
         self._end_step(as_seconds(idle_s, "idle_s"))
 
@@ -214,7 +214,7 @@ class GroupRank:
         self._steps_took.add(took_s)
 
     def open_round(self) -> None:
-        """Vote and launch a round: half of a step. For drivers of several ranks in one thread."""
+        """Vote and launch a round without waiting for it. For a thread that drives several ranks."""
         self._home.require_here()
         voter = self._voting.vote(self._executor.progress(), self._requests.log)
         if self._timeline is not None:
@@ -243,7 +243,7 @@ class GroupRank:
             self._follow((None, effects))
 
     def write_out(self) -> None:
-        """Retry copies and writes that failed or found no room; see `flush`."""
+        """Retry backups and writes that failed or found no room, without waiting for them."""
         self._require_group()
         self._follow(self._replica.write_out())
 
@@ -251,8 +251,8 @@ class GroupRank:
         """Run rounds until nothing is in flight, so that inserted pages are backed up and persisted.
 
         Retries failed copies and writes once. Also persists host pages cached before the store was
-        attached. The result is equal on every rank. The result is true if everything is written. It is
-        false if some pages could not be written, or after `timeouts.flush_s` in agreed time.
+        attached. The result is equal on every rank, and true if everything is written. The result is
+        false if some pages could not be written, or if `timeouts.flush_s` of agreed time have passed.
         """
         self.write_out()
         self.step()
@@ -358,8 +358,8 @@ class GroupRank:
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # The step may return early: it does not wait for a store to open, nor for copies not
-                # yet started.
+                # Sleep, because the step returns early while only a store is opening or copies have not
+                # started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms
@@ -387,7 +387,7 @@ class GroupRank:
         self._rounds.require_going()
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
-        """Apply the effects of a command or verdict in order, and return the answer."""
+        """Pass effects of a command or verdict to ballot, executor and listeners; return the answer."""
         answer, effects = outcome
         self._observer.follow(effects)
         if effects is not NOTHING:

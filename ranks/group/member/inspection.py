@@ -32,7 +32,7 @@ class Inspection:
         self._rounds = rounds
         self.executor = executor
         self.config: ReplicaConfig = replica.config
-        """Settings and sizes agreed by all ranks."""
+        """The replica's settings, with the sizes that all ranks agreed on."""
         self.journal: Journal = replica.journal
         self.requests: Requests = replica.requests
         self.prefixes: Prefixes = replica.prefixes
@@ -40,11 +40,11 @@ class Inspection:
         self.in_flight: Mapping[int, Operation] = replica.operation_table.in_flight
         self.pins: Mapping[str, PinnedPrefix] = replica.pinning.pins
         self.epoch, self.lanes = rounds.epoch, rounds.shape.length
-        """The epoch of all ranks, and the number of lanes in each round's vector."""
+        """The epoch, equal on all ranks, and the number of lanes in each round's vector."""
 
     @property
     def digest(self) -> int:
-        """The rolling digest of all changes, compared in each round."""
+        """The rolling digest of all changes to the replica, compared between ranks in each round."""
         return self._replica.digest
 
     @property
@@ -59,7 +59,7 @@ class Inspection:
 
     @property
     def lost(self) -> str | None:
-        """Why the epoch must end, or None."""
+        """The reason why the replica ends the epoch; None while the epoch can go on."""
         return self._replica.lost
 
     @property
@@ -78,31 +78,31 @@ class Inspection:
         return self._replica.store.number
 
     def keeps(self, node: Node) -> bool:
-        """Return whether a node's pages are to be persisted."""
+        """Return whether a node's pages are to be written to the store."""
         return self._replica.persisting.keeps(node)
 
     def works(self, operation: int) -> bool:
-        """Return whether an operation will finish by itself: not quarantined and not a serve."""
+        """Return whether an operation can finish by itself: neither quarantined nor a serve."""
         return self._replica.operation_table.works(operation)
 
     @property
     def unwritten(self) -> Mapping[Undone, int]:
-        """Number of pages not yet copied as the write policy demands, by cause."""
+        """Number of pages that the write policy wants copied but that are not copied yet, by cause."""
         return self._replica.unwritten
 
     @property
     def misses(self) -> Collection[tuple[str, bytes]]:
-        """Objects remembered as unreadable, by pool and key."""
+        """Pool and key of each object that the replica remembers as unreadable."""
         return [name for name, _ in self._replica.store.misses.items()]
 
     @property
     def store_keeps_too_much(self) -> bool:
-        """Whether operations of the current or last store exceed the quarantine limit."""
+        """Whether quarantined operations of the current or last store exceed the host page limit."""
         return self._replica.quarantine.store_keeps_too_much()
 
     @property
     def prefetch_slots(self) -> PrefetchSlotTable:
-        """The prefetch slots of the next ballot."""
+        """The assignment of prefetches to the ballot's prefetch lanes in the next round."""
         return self._replica.prefetch_slots()
 
     @property

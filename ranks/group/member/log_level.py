@@ -7,7 +7,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"
 
 
 def write_log() -> None:
-    """Log to standard error, unless the application has installed handlers."""
+    """Install a log handler that writes to standard error, unless the application has a handler."""
     log = logging.getLogger("lockstep")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
@@ -19,9 +19,9 @@ def log_from(level: str) -> None:
     """Set the log level to `level`, a Python level name in lower case."""
     log = logging.getLogger("lockstep")
     log.setLevel(level.upper())
-    # Python's handler of last resort drops everything below WARNING.
+    # Without an own handler Python uses its handler of last resort, which drops records below WARNING.
     write_log()
-    # vLLM's handlers, which Lockstep inherits, have levels too; the root's handlers are not touched.
+    # Handlers inherited from vLLM have levels of their own, so lower them. The root's handlers stay.
     for each in log.handlers:
         each.setLevel(min(each.level, log.level))
     log.info("logs from %s on", level)

@@ -38,8 +38,8 @@ from ...replica.operations.operation_table import OperationTable
 from .cache_stats import Counts, ReplicaStats
 
 QUIET_S = 1.0
-"""Minimum time between log lines about missing pages; further ones are counted. A lost disk causes
-many."""
+"""Minimum seconds between two log lines about missing pages. A lost disk causes many, so pages in
+between are only counted."""
 
 log = logging.getLogger("lockstep")
 
@@ -70,7 +70,7 @@ class Observer:
         self._next_id = operation_table.next_id
 
     def follow(self, effects: Effects) -> None:
-        """Record the effects of a command or verdict. Call before executing its orders."""
+        """Record the effects of a command or verdict. Call before the executor gets their orders."""
         if self._timeline is not None:
             self._time(effects, self._timeline)
         if effects.events:
@@ -126,7 +126,8 @@ class Observer:
                 case Quarantined():
                     self._quarantined += 1
                 case _:
-                    # `StoreChanged` and `Reset` are states, so there is nothing to count.
+                    # `StoreChanged` and `Reset` report states rather than occurrences, so no counter
+                    # changes.
                     pass
 
     def _log(self, event: MissingOnRank) -> None:
@@ -151,7 +152,8 @@ class Observer:
         now = time.monotonic()
         for number in range(self._next_id, self._operation_table.next_id):
             operation = self._operation_table.in_flight.get(number)
-            # An operation that ended within the same command took no time.
+            # An operation that began and ended within one command is not in flight any more and took no
+            # time.
             if operation is not None:
                 kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))
@@ -181,7 +183,7 @@ def _word(of: OperationKind | Outcome | Phase) -> str:
 
 def _by_two(counter: Counter[tuple[str, str]]) -> Counts:
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    # The engine's thread may count meanwhile; copying the dict is atomic.
+    # Copy the dict, which is atomic, because the engine's thread may change the counter at any time.
     for (first, second), count in sorted(dict(counter).items()):
         counts[str(first)][str(second)] = count
     return dict(counts)

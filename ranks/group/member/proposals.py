@@ -1,7 +1,8 @@
 """Proposals on this rank: any thread may stage one, and verdicts decide on it.
 
 The engine's thread votes on the staged proposal in each round and completes its future with the
-decision. A lock protects the state, held no longer than a thread's start or a module's first import.
+decision. A lock protects the state. The longest work done under the lock is the start of a thread or
+the first import of a module.
 """
 
 import logging
@@ -26,7 +27,7 @@ class _StagedProposal:
     proposal: Proposal
     outcome: "Future[None]" = field(default_factory=Future[None])
     refusal: str | None = None
-    """Why this rank refuses the proposal; None until it does."""
+    """The reason why this rank cannot accept the proposal; None if there is no objection."""
 
 
 class StagedProposals:
@@ -35,16 +36,21 @@ class StagedProposals:
     def __init__(self, rank: int, executor: Executor) -> None:
         self._rank = rank
         self._executor = executor
-        # Reentrant, because a signal handler may close the cache while the lock is held.
+        # The lock is reentrant, because a signal handler of the thread that holds it may close the
+        # cache.
         self._lock = RLock()
         self._pending: _StagedProposal | None = None
         self._closed_by: LockstepError | None = None
 
     def stage(self, proposal: Proposal) -> "Future[None]":
-        """Stage a proposal from any thread and return at once; see `RankCache.attach_store`."""
+        """Stage a proposal and return its future at once, from any thread.
+
+        See `RankCache.attach_store`.
+        """
         with self._lock:
             if self._closed_by is not None:
-                # The same error object is raised repeatedly, so its traceback would grow.
+                # Drop the traceback, because the same error object is raised repeatedly and would
+                # gather tracebacks.
                 raise self._closed_by.with_traceback(None)
             pending = self._pending
             if pending is not None and pending.proposal != proposal:
@@ -55,7 +61,8 @@ class StagedProposals:
             if pending is None:
                 self._executor.stage(proposal)
                 pending = self._pending = _StagedProposal(proposal)
-                # The future cannot be cancelled, because other ranks may already know of the proposal.
+                # Mark the future as running, so that it cannot be cancelled: other ranks may already
+                # have voted.
                 pending.outcome.set_running_or_notify_cancel()
             return pending.outcome
 
@@ -87,7 +94,7 @@ class StagedProposals:
             self._tell(pending, decision)
 
     def end(self, *, unstages: bool) -> None:
-        """Clear the staged proposal; with `unstages` the executor also discards the prepared store."""
+        """Clear the staged proposal. With `unstages` the executor also discards the prepared store."""
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is not None and unstages:

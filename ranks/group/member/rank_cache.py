@@ -22,7 +22,7 @@ class RankCache(GroupRank):
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing.
 
-        The match locks nothing, so an admission may find less, or more.
+        The match locks no pages, so a later admission may find fewer or more cached tokens.
         """
         require_text(namespace)
         return self._replica.match(namespace, as_token_view(tokens))
@@ -37,9 +37,9 @@ class RankCache(GroupRank):
     ) -> bool:
         """Start to read from storage the pages that extend the cached prefix of `tokens`.
 
-        Returns False if there is nothing to read, no store, or the queue is full. The request is known
-        from now on; `release` or `abort` forgets it. No device page is locked. Cached pages of `tokens`
-        count as used now.
+        Returns False if there is nothing to read, no store, or the queue is full. In every case the
+        request becomes known until `release` or `abort`. No device page is locked. The cached pages of
+        `tokens` become the most recently used.
 
         `source` is the URI of another group that serves its host memory (its `serving_uri`); empty for
         the store. Pages that could not be read from a group earlier are requested again.
@@ -51,13 +51,13 @@ class RankCache(GroupRank):
         return self._follow(self._replica.prefetch(request, namespace, data, source))
 
     def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
-        """Let other groups read a request's computed pages from host memory; return tokens served now.
+        """Serve a request's computed pages from host memory to other groups; return tokens served now.
 
         Serves the whole pages of `tokens`, and the window and state pages that a match at their end
         needs. Call again after each step, because pages not in host memory yet are copied there first.
-        Pages stay pinned and served on every rank until `release`, or until no call came for `ttl_s`
-        seconds of agreed time. The number stops growing if computing requests would run short of host
-        memory. Returns 0 if the request is not admitted.
+        Pages stay pinned and served on every rank until `release`, or until `ttl_s` seconds of agreed
+        time have passed since the last call. The number stops growing if computing requests would
+        otherwise run short of host memory. Returns 0 if the request is not admitted.
         """
         self._require_group()
         if self.config.peers is None:
@@ -99,16 +99,16 @@ class RankCache(GroupRank):
         """Propose to attach a store, in the background; requests continue meanwhile.
 
         Call on every rank with the same URI (`{rank}` is replaced by the rank), in any order and at any
-        time. Once the store is open on all ranks, all use it from the same step on. The engine must
-        keep stepping, so do not wait for the future in the engine's thread.
+        time. Once the store is open on all ranks, all ranks use it from the same step on. The engine
+        must keep stepping, so do not wait for the future in the engine's thread.
 
         The future fails with `StorageError` on every rank if:
         - one rank could not open the store,
         - one rank got another proposal, or none within `timeouts.open_s`,
         - another store is attached, or quarantined operations of old stores keep half of host memory.
 
-        If the group or the cache ends first, the future fails with that error. Host pages cached before
-        are persisted along with the next pages that continue them.
+        If the group or the cache ends first, the future fails with the error that ended it. Host pages
+        cached before the attach are persisted when pages that continue them are persisted.
 
         Raises `ConfigError` for an unknown scheme, wrapper or option; another package's scheme is
         checked only when the store is opened. Raises `UsageError` while another proposal is pending on
@@ -131,7 +131,7 @@ class RankCache(GroupRank):
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
         """Pin the cached pages of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
 
-        Returns the number of pinned tokens. Returns 0, without a pin, if nothing is cached or the pin
+        Returns the number of pinned tokens. Returns 0 and pins nothing if nothing is cached or the pin
         would exceed `bounds.pinned_pages`. `name` must not be in use.
         """
         self._require_group()
@@ -171,15 +171,15 @@ class RankCache(GroupRank):
         """Make all pages cached so far unmatchable for requests not yet admitted or loaded.
 
         Pins are removed. `weights_version` names the weights used from now on. Storage is read and
-        written under that version, shared with caches that reset to the same version. Without a
-        version, new keys are drawn that no other cache uses, and storage is not used until a reset
-        names a version. After a restart, storage has the pages of the configured `weights_version` from
-        before the first reset.
+        written under that version, so caches that reset to the same version share pages. Without a
+        version, random keys replace the keys, so that no other cache has them. Storage is then not used
+        until a reset names a version. A restarted cache has the configured `weights_version`, and finds
+        in storage only the pages written before the first reset.
 
         Requests already admitted continue on their pages, as do requests that have loaded or backed up
         with engine-owned device pages. Their pages are not persisted any more. With engine-owned pages,
-        a request that has done neither counts as new: the engine must not back up its KV from before
-        the reset.
+        a request that has neither loaded nor backed up counts as new: the engine must not back up KV
+        that it computed before the reset.
         """
         self._require_group()
         if weights_version is not None:

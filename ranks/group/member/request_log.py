@@ -1,8 +1,9 @@
 """Operator requests received by rank 0, and how they become commands (rule R14).
 
 Rank 0 numbers requests from 1 on. Each rank votes two numbers: the newest request known to it, and the
-last request up to which it has all. From the verdict, every rank learns the newest number and fetches
-missing requests. Requests that every rank has become commands in the same step on every rank.
+number up to which it has received every request. The verdict gives every rank the newest number, so
+that it can fetch the missing requests. Requests that every rank has received become commands in the
+same step on every rank.
 """
 
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from ....errors import UsageError
 
 CarryOut = Callable[[bytes], None]
-"""Executes a request that has become a command."""
+"""Function that executes a request given as bytes."""
 
 
 class RequestLog:
@@ -21,7 +22,7 @@ class RequestLog:
     """
 
     def __init__(self, *, beyond_max: int = 1 << 16) -> None:
-        """`beyond_max` limits the requests kept behind a gap in the numbers."""
+        """Requests more than `beyond_max` ahead of the first missing number are refused."""
         self._beyond_max = beyond_max
         self._changed = threading.Condition()
         self._kept: dict[int, bytes] = {}
@@ -35,7 +36,7 @@ class RequestLog:
 
     @property
     def newest(self) -> int:
-        """The newest request number known to this rank; never falls."""
+        """Number of the newest request known to exist, even if not yet received; never falls."""
         return self._count
 
     @property
@@ -49,10 +50,10 @@ class RequestLog:
         return self._gone
 
     def learn(self, newest: int) -> None:
-        """Record that requests up to `newest` exist; a log that has to fetch them starts to do so."""
+        """Record that requests up to number `newest` exist. Subclasses then fetch missing ones."""
 
     def note(self, number: int, content: bytes) -> bool:
-        """Store a request; return False if it is known already, or too far ahead of a gap.
+        """Store a request; return False if it was stored before or is too far ahead of a missing one.
 
         Idempotent: the first content stored under a number stays.
         """
@@ -84,7 +85,7 @@ class RequestLog:
                 self._gone = number
 
     def wait(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` requests have been received without a gap; return False on timeout."""
+        """Wait until requests 1 to `count` have all been received; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count >= count, timeout_s)
 
@@ -94,13 +95,13 @@ class AgreedRequests:
 
     def __init__(self, log: RequestLog | None) -> None:
         self.log = log
-        """The request log; None if this rank takes no requests."""
+        """The log of received requests; None if this rank takes no requests."""
         self._agreed = 0
         self.obeyed_by: CarryOut | None = None
-        """Handler that executes a request."""
+        """Function that executes a request; None until one is registered."""
 
     def learn(self, newest: int) -> None:
-        """Record the newest request number that any rank knows."""
+        """Record the newest request number that any rank has voted."""
         if self.log is not None and newest > self.log.count:
             self.log.learn(newest)
 
@@ -110,7 +111,10 @@ class AgreedRequests:
             self.log.wait(self._agreed + 1, timeout_s)
 
     def agree(self, through: int) -> Iterator[tuple[int, bytes | None]]:
-        """Yield each request up to `through` that has become a command, once and in order."""
+        """Yield number and content of each request up to `through` not yielded before, in order.
+
+        The content is None if this rank takes no requests.
+        """
         for number in range(self._agreed + 1, through + 1):
             self._agreed = number
             yield number, None if self.log is None else self.log.read(number)

@@ -17,7 +17,11 @@ from .worker import WorkerRank
 
 
 def require_pipelining(settings: GroupSettings) -> None:
-    """Raise `ConfigError` if the scheduler would have to wait for the round of its current step."""
+    """Raise `ConfigError` unless rounds are pipelined.
+
+    The ballots of a step return to the scheduler with the step's outputs, so the scheduler cannot wait
+    for a round within the step.
+    """
     if settings.pipeline_depth != 1:
         raise ConfigError(
             "pipeline_depth is 0, must be 1 with one scheduler, because the ballots of a step return"
@@ -34,9 +38,9 @@ def open_worker(
 ) -> tuple[WorkerRank, bytes]:
     """Open this worker's rank; return it with the encoded `Opened` message for the scheduler.
 
-    Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
-    closed on return. With `names_pages` the scheduler's events carry page keys. Raises as
-    `HostCache.open` does, equally on every rank.
+    Collective: every worker calls it at the same point. `pages` are the engine's device pages by pool
+    name. `group` is closed on return. With `names_pages` the scheduler's events carry page keys. Raises
+    the errors of `HostCache.open`, equally on every rank.
     """
     require_pipelining(config)
     try:

@@ -4,9 +4,9 @@
                     ^                                              |
                     +------- verdict <-- fold <====engine==========+
 
-The class is a `HostCache` with other parts. Effects for ballot and executor are buffered for the next
-dispatch, and the transport is the engine's channel. Nothing here touches pages, blocks, or runs a round
-by itself: operations finish only if the engine steps.
+The class is a `HostCache` that buffers effects for ballot and executor until the next dispatch, and
+uses the engine's channel as transport. The scheduler's process never touches pages, blocks, or runs a
+round by itself, so operations finish only if the engine steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class _Outgoing:
     def __init__(self) -> None:
         self.told: list[Told] = []
         self.asked: Vote | None = None
-        """The last round in which the workers were asked to vote."""
+        """The request to vote in the last launched round; None before the first round."""
         self._number = 0
 
     def take(self) -> bytes:
@@ -60,7 +60,7 @@ class _Outgoing:
 
 
 class _DistantBallot(Ballot):
-    """Proxy for the ballots of all workers."""
+    """Stands in for the workers' ballots: buffers what they must expect and vote on."""
 
     def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -70,7 +70,7 @@ class _DistantBallot(Ballot):
         self._outgoing.told.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Ask every worker to vote; the returned lanes contain the header only."""
+        """Buffer a request to vote for every worker. Only the header of the returned lanes is valid."""
         asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
         self._outgoing.asked = asked
         self._outgoing.told.append(asked)
@@ -78,13 +78,13 @@ class _DistantBallot(Ballot):
 
 
 class _DistantExecutors:
-    """Proxy for the executors of all workers; see `Executor`."""
+    """Stands in for the workers' executors: buffers the orders for the next dispatch."""
 
     def __init__(self, outgoing: _Outgoing, serving_address: str) -> None:
         self._outgoing = outgoing
         self._serving_address = serving_address
         self.by_rank: Mapping[int, ExecutorCounts] = {}
-        """The counts last received from each worker."""
+        """Each worker's executor counts as last received, by rank."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         self._outgoing.told.append(CarryOut(tuple(orders)))
@@ -125,9 +125,9 @@ class _DistantExecutors:
 class SchedulerCache(HostCache):
     """The cache in the scheduler's process, for executors in the workers.
 
-    An engine step: commands, `end_step`, `dispatch` (sent to every worker), and `deliver` when the
-    ballots return. Steps may overlap: a step that starts before the last round's ballots have returned
-    applies no verdict and launches no round.
+    An engine step consists of commands, `end_step`, `dispatch` (sent to every worker), and `deliver`
+    when the ballots return. Steps may overlap: a step that starts before the last round's ballots have
+    returned applies no verdict and launches no round.
 
     Only the engine's steps make progress, so `flush`, `finish_copies` and `run_until_decided` do not
     block but return the current state. Workers close by themselves and drop unwritten pages.
@@ -156,7 +156,8 @@ class SchedulerCache(HostCache):
     def can_progress(self) -> bool:
         """Whether a step without scheduled requests would make progress.
 
-        Prefetches do not count, because the waiting request already makes the engine step.
+        Prefetches alone do not count, because the request that waits for a prefetch makes the engine
+        step anyway.
         """
         prefetching = self._replica.prefetching
         waited_for = self._replica.operation_table.prefetch_slots_taken + len(prefetching.waiting)
@@ -167,7 +168,7 @@ class SchedulerCache(HostCache):
         """Apply the last round's verdict if all ballots have returned; execute operator requests."""
         if self._channel.answered:
             super().begin_step()
-        # There is one replica only, so received requests need no agreement.
+        # With a single replica, a request received here needs no agreement with other ranks.
         asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
@@ -198,9 +199,9 @@ class SchedulerCache(HostCache):
         ballots: FoldedBallots | None,
         counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
     ) -> None:
-        """Process the ballots returned with a step's outputs; None if the engine returned none.
+        """Process the ballots that the engine returned with a step's outputs; None if it returned none.
 
-        `counts` are the executors' counts by rank, for those workers that sent them.
+        `counts` are the executors' counts by rank, of those workers that sent them.
         """
         if counts:
             # Replace the dict instead of changing it, because any thread may read the statistics.
@@ -212,11 +213,11 @@ class SchedulerCache(HostCache):
                 self._rounds.end(error)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
-        """Return statistics as `Member.stats`; executor counts are sums over all workers."""
+        """Return statistics as `GroupRank.stats` does; executor counts are sums over all workers."""
         return replace(super().stats(rounds=rounds), workers=self._executors.by_rank)
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:  # noqa: ARG002
-        """Return None: with a single replica there is nothing to compare."""
+        """Return None, because a single replica cannot differ from another."""
         return None
 
     def close(self, *, flush: bool = True) -> None:  # noqa: ARG002
@@ -228,7 +229,7 @@ class SchedulerCache(HostCache):
 
 
 def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> SchedulerCache:
-    """Create the cache for the workers that sent `told`, one for each rank.
+    """Create the scheduler's cache from the messages `told`, one from each worker.
 
     Accepts operator requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
     were not opened together, or if the control socket cannot be created.

@@ -1,8 +1,8 @@
 """A worker's process in one-scheduler mode: the executor and the ballot of one rank.
 
 The worker applies a dispatch in order before the step's forward pass, starts copies around the pass,
-and votes after it. An engine with a drafter requests the vote before the step's backups start, so these
-count in the next vote.
+and votes after the pass. If the engine has a drafter, the worker votes before the step's backups start.
+The next vote then reports these backups.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class WorkerRank:
         *,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`shape` is the group's ballot shape. `close` also closes the executor."""
+        """`shape` is the group's ballot shape. Closing this rank also closes `executor`."""
         self.executor = executor
         self.rank = rank
         self._ballot = Ballot(shape, rank)
@@ -107,5 +107,5 @@ class WorkerRank:
         self.executor.carry_out([Fence(None, timeout_s)])
 
     def close(self) -> None:
-        """Stop all I/O and wait, with a timeout, until no page is in use. Idempotent."""
+        """Stop all I/O and wait, with a timeout, until no I/O touches a page. Idempotent."""
         self.executor.close()

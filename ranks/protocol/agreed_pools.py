@@ -1,4 +1,4 @@
-"""The page pools of one rank: configured layouts, in the sizes that all ranks agreed on."""
+"""The page pools of one rank: the configured layouts, with the sizes that all ranks agreed on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from .orders import KV_POOL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedPool:
-    """One page pool: this rank's shard of each page, and numbers of pages (equal on all ranks)."""
+    """One page pool of a rank: the shard of each page that the rank stores, and the page counts.
+
+    The page counts are equal on all ranks.
+    """
 
     layout: ShardLayout
     device_pages: int
@@ -22,13 +25,16 @@ class AgreedPool:
 def pool_layouts(config: RankCacheConfig) -> dict[str, PageLayout]:
     """Return the page layout of each pool by pool name, full attention first.
 
-    Each layout is the model's full layout. It includes optional columns that this engine does not keep.
+    Each layout is the model's full layout, including optional columns that this engine does not store.
     """
     return {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
 
 
 def namespace_of(config: RankCacheConfig) -> Namespace:
-    """Return the namespace. Caches share pages only if it is equal; its digest seeds every key."""
+    """Return the namespace, whose digest seeds every page key.
+
+    Caches share pages only if their namespaces are equal.
+    """
     return Namespace(
         model=config.model,
         weights_version=config.weights_version,
@@ -37,10 +43,10 @@ def namespace_of(config: RankCacheConfig) -> Namespace:
 
 
 def shard_layouts(config: RankCacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:
-    """Return the shard of each pool's page layout that `rank` stores, without the absent columns.
+    """Return, by pool name, the shard of each page layout that `rank` stores, full attention first.
 
-    Keyed by pool name, full attention first. Raises `ConfigError` if a layout cannot be divided over
-    `world_size` ranks.
+    Omits the columns that this engine does not store. Raises `ConfigError` if a layout cannot be
+    sharded over `world_size` ranks.
     """
     return {
         pool: layout.shard(
@@ -56,7 +62,7 @@ def agreed_pools(
     """Return the pools of `rank` by name, full attention first.
 
     `sizes` has, for each pool, the numbers of device and host pages that all ranks agreed on. Raises
-    `ConfigError` if a layout cannot be divided over `world_size` ranks.
+    `ConfigError` if a layout cannot be sharded over `world_size` ranks.
     """
     return {
         pool: AgreedPool(layout=layout, device_pages=sizes[pool][0], host_pages=sizes[pool][1])

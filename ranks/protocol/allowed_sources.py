@@ -9,7 +9,7 @@ from .host_port import ip_of, is_ip, split_host
 
 
 class AllowedSources:
-    """The hosts that `allow_sources` of `Peers` allows; an empty list allows every host."""
+    """The hosts allowed by the setting `allow_sources` of `Peers`; an empty list allows every host."""
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
         """Raise `ConfigError` if an entry is not a network, an address or a host name."""
@@ -28,13 +28,16 @@ class AllowedSources:
                 self._names.add(_folded(name))
 
     def excludes(self, host: str) -> bool:
-        """Return whether `host` is certainly not allowed, without resolving its name."""
+        """Return whether the list excludes `host`, judged without a DNS lookup.
+
+        Returns False for a name that only its address could decide.
+        """
         if not self._entries or _folded(host) in self._names:
             return False
         return self._is_outside(host) if is_ip(host) else not self._networks
 
     def require(self, host: str, place: str) -> None:
-        """Raise `ConfigError` unless `host`, whose name resolved to `place`, may be read from."""
+        """Raise `ConfigError` unless `host`, which resolved to address `place`, is in the list."""
         if self._entries and _folded(host) not in self._names and self._is_outside(place):
             raise ConfigError(
                 f"{host} ({place}) is not an allowed source; allowed: {', '.join(self._entries)}"

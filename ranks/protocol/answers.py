@@ -12,11 +12,12 @@ class Wait(StrEnum):
     LOADING = "loading"
     """Another request is already loading back pages that this request needs."""
     LOST = "lost"
-    """The retracted pages are lost: call `load_back` again and recompute the missing tokens."""
+    """Pages of the retracted request were evicted. Call `load_back` and recompute the missing tokens.
+    """
 
 
 class Dropped(NamedTuple):
-    """Result of `drop`: full-attention pages removed or still held, on device and host together."""
+    """Result of `drop`: full-attention pages removed and still held, on device and host together."""
 
     pages: int
     held: int
@@ -28,11 +29,11 @@ class Admission(NamedTuple):
     """The tier from which each part of an admitted request's cached prefix comes. Lengths in tokens."""
 
     device_tokens: int
-    """Tokens that were already on the device."""
+    """Number of cached tokens that were already on the device."""
     host_tokens: int
-    """Tokens that come from host memory and were there before this request's prefetch."""
+    """Number of cached tokens in host memory that were there before this request's prefetch."""
     storage_tokens: int
-    """Tokens that come from host memory, where this request's prefetch loaded them from storage."""
+    """Number of cached tokens that this request's prefetch read from storage to host memory."""
     operation: int | None
     """The id of the load back in flight, or None if nothing has to be loaded."""
     checkpoints: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ from .network_config import Control, Peers
 from .orders import KV_POOL
 
 PAGES_MAX = (1 << 31) - 1
-"""Maximum number of pages in a pool, because page numbers are int32."""
+"""Maximum number of pages in a pool; page numbers are int32."""
 RANKS_MAX = 1024
 
 PREFETCHES_MAX = 1 << 16
@@ -37,17 +37,17 @@ PREFETCHES_MAX = 1 << 16
 PoolPages = Annotated[int, Meta(ge=0, le=PAGES_MAX)]
 
 TTL_S_MIN = 0.001
-"""Minimum time to live, because agreed time has a resolution of one millisecond."""
+"""Minimum time to live in seconds, equal to the resolution of agreed time."""
 
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""Reserved names that take the pool's place in the names of metadata objects: model manifests, and
-marks of groups that have written to the store."""
+"""Reserved names that pools must not have. The store's model manifests, and its records of the groups
+that have written to it, have these names in place of a pool name."""
 
 
 class WritePolicy(StrEnum):
-    """When a computed page is copied to host memory and to storage."""
+    """When a computed page is copied to host memory and then to storage."""
 
     WRITE_THROUGH = "write_through"
     """Copy each page as soon as it is inserted."""
@@ -72,30 +72,32 @@ class Eviction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds(Settings):
-    """Limits on work in flight. Excess work waits in a bounded queue, then is refused."""
+    """Limits on operations in flight. Operations beyond a limit wait in a bounded queue or fail."""
 
     prefetches: Annotated[int, Meta(ge=1, le=PREFETCHES_MAX)] = 32
-    """Concurrent prefetches; each costs three lanes in every round."""
+    """Maximum number of concurrent prefetches; each has three lanes in every round."""
     prefetches_waiting: Count = 4096
-    """Length of the prefetch queue; a prefetch beyond the limit is refused."""
+    """Maximum length of the prefetch queue; a prefetch beyond the limit is refused."""
     prefetch_pages: Count | None = None
-    """Host pages that all prefetches together may request; None means half the host pool."""
+    """Maximum number of host pages that all prefetches together may request; None means half the pool.
+    """
     persists: AtLeastOne = 64
     persists_waiting: Count = 4096
-    """Queued writes, which keep their host pages pinned; a write beyond the limit is dropped and
-    counted."""
+    """Maximum number of queued writes to storage. Queued writes pin their host pages. A write beyond
+    the limit is dropped and counted."""
     pinned_pages: Count | None = None
-    """Full-attention pages that `pin` may keep in host memory in total; None means half the pool. Pins
-    of device-only pages are limited to half of each device pool."""
+    """Maximum number of full-attention host pages that all pins together may keep; None means half the
+    pool. Pins of pages that are only on the device may keep half of each device pool."""
     quarantine_pages: Count | None = None
-    """Pages that stopped operations with I/O still running may keep in quarantine. If a store's
-    operations exceed the limit in host pages, the store is detached; None means a quarter of the host
-    pool. If copies exceed the limit in any pool, the epoch ends; None means half of each pool."""
+    """Maximum number of pages that stopped operations with running I/O may keep in quarantine. If the
+    operations of a store exceed it in host pages, the store is detached; None then means a quarter of
+    the host pool. If copies exceed it in any pool, the epoch ends; None then means half of each pool.
+    """
     remembered_misses: Count = 65536
-    """Keys remembered as unreadable, and as many remembered as not stored; the oldest are dropped
-    first."""
+    """Maximum number of keys remembered as unreadable, and separately of keys remembered as not stored.
+    The oldest keys are forgotten first."""
     inflight_bytes: AtLeastOne = 256 << 20
-    """Bytes that this rank's storage loop reads and writes concurrently."""
+    """Maximum number of bytes that this rank's storage loop has in flight in reads and writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +105,29 @@ class Timeouts(Settings):
     """Timeout of each kind of wait, in seconds."""
 
     round_s: Seconds = 60.0
-    """One round. Should exceed the engine's compile stalls and stay below its watchdog timeout."""
+    """Timeout of a round. Choose it longer than the engine's compile stalls and shorter than its
+    watchdog."""
     lookup_s: Seconds = 5.0
     persist_s: Seconds = 60.0
     copy_s: Seconds = 60.0
     fence_s: Seconds = 1.0
-    """How long `fence` waits for backups that read pages which the engine wants to overwrite."""
+    """Timeout of `fence`, which waits for backups that read pages the engine wants to overwrite."""
     quiesce_s: Seconds = 10.0
-    """How long stopped I/O may still touch its pages before those pages are quarantined."""
+    """Time after which pages are quarantined if stopped I/O may still touch them."""
     miss_memory_s: Seconds = 60.0
-    """How long a failed read is remembered as a miss, in agreed time."""
+    """Time for which a failed read is remembered as a miss, in agreed time."""
     absence_memory_s: Seconds = 1.0
-    """How long a page that some rank's store lacks is remembered as absent, in agreed time. No rank
-    looks the page up again during this period, even if another group has written it."""
+    """Time for which a page that some rank's store lacks is remembered as absent, in agreed time.
+    During this time no rank looks the page up again, even if another group has written it."""
     open_s: Seconds = 180.0
-    """How long all ranks together may take to get memory and open the store when a cache is opened.
-    Also, in agreed time, how long they may take to open a store that is attached later."""
+    """Timeout of allocating memory and opening the store on all ranks when a cache is opened. Also, in
+    agreed time, the timeout of opening a store that is attached later."""
     flush_s: Seconds = 120.0
-    """How long `flush` and `close` wait for work in flight, in agreed time."""
+    """Timeout of `flush` and `close`, which wait for operations in flight, in agreed time."""
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
-    """A page pool in addition to full attention's."""
+    """Settings of a page pool in addition to full attention's."""
 
     kind: ClassVar[str]
 
@@ -132,7 +135,7 @@ class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
     """The pool's name; part of every object name in storage."""
     layout: PageLayout
     device_pages: PoolPages = 0
-    """Number of cache-owned device pages; 0 if the engine lends its device pages."""
+    """Number of device pages that the cache owns; 0 if the engine owns the device pages."""
     host_pages: PoolPages
 
     def _whose(self) -> str:
@@ -149,7 +152,7 @@ class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
 
 
 class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window"):
-    """The KV of layers that attend only to the last `window_tokens` tokens, in a pool of its own.
+    """Settings of a pool with the KV of layers that attend only to the last `window_tokens` tokens.
 
     The layout must have the same `page_tokens` as full attention's layout.
     """
@@ -165,7 +168,7 @@ class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window
 
 
 class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
-    """A recurrent state (Mamba, linear attention): one page of a separate pool per checkpoint.
+    """Settings of a pool with a recurrent state (Mamba, linear attention), one page per checkpoint.
 
     A state covers its whole prefix at any length, so its layout has pages of one token. `device_pages`
     counts slots for checkpoints and one working slot per running request.
@@ -208,14 +211,14 @@ class NamespaceLimit(Settings):
     host_pages: Count | None = None
     """Quota of full-attention host pages; above the quota the least recently used are evicted."""
     ttl_s: TtlSeconds | None = None
-    """How long unused pages stay on device and host, in agreed time. Storage has limits of its own."""
+    """Seconds of agreed time that unused pages stay on device and host. Storage has separate limits."""
 
     def _whose(self) -> str:
         return f"limit of namespace {self.namespace!r}: "
 
     @property
     def limits_anything(self) -> bool:
-        """Whether at least one limit is set."""
+        """Whether at least one bound is set."""
         return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
 
 
@@ -234,7 +237,7 @@ class GroupSettings(OperationSettings):
 
     store: Text | None = field(default=None, repr=False)
     """The store's URI (L3), which may contain a password; None for no store. `{rank}` in the URI is
-    replaced by the rank, for stores that each rank has separately."""
+    replaced by the rank, so that each rank can have a store to itself."""
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 1
     """1: a step applies the verdicts of the previous step's round. 0: a step waits for its own
     round."""
@@ -245,12 +248,12 @@ class GroupSettings(OperationSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionSettings(OperationSettings):
-    """Eviction policy, and limits of each namespace."""
+    """Settings of eviction: the policy, and limits for single namespaces."""
 
     eviction: str = Eviction.LRU
     """A value of `Eviction`, or the name of a policy registered by `register_eviction_policy`."""
     limits: tuple[NamespaceLimit, ...] = ()
-    """Quotas and times to live by namespace."""
+    """Quota and time to live of single namespaces."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -264,7 +267,7 @@ class WriteSettings(Settings):
 
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: AtLeastOne = 2
-    """Under `write_through_selective`: number of hits before a prefix is backed up."""
+    """Number of hits after which a prefix is backed up under `write_through_selective`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,28 +283,29 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     weights_version: str = "0"
     """Version of the weights, part of every key; must change whenever the weights change."""
     weights: str = ""
-    """The part of `weights_version` that identifies the weights alone, if the version covers more. Used
-    to warn when a store holds pages of the same weights in another layout."""
+    """The part of `weights_version` that identifies the weights, if `weights_version` covers more than
+    the weights. A store that holds pages of the same weights in another layout causes a warning."""
     layout: PageLayout
     """The page layout of full attention, which every model has."""
     components: tuple[ComponentConfig, ...] = ()
     """The model's kinds of state in addition to full attention, each in a separate pool."""
     absent_columns: tuple[str, ...] = ()
-    """Optional columns of the layouts that this engine does not keep. The engine can still share a
-    store with engines of the same layouts that keep these columns."""
+    """Names of optional layout columns that this engine does not store. The engine can still share a
+    store with engines whose pages have these columns."""
     description: ModelDescription | None = None
-    """The engine's description of all state that the model keeps. State without a pool raises
-    `ConfigError`."""
+    """The engine's description of all state that the model keeps for a prefix. A state that no pool
+    stores raises `ConfigError`."""
     host_pages: PoolPages
-    """Pages in host memory (L2); 0 disables L2 and L3."""
+    """Number of full-attention pages in host memory (L2); 0 disables L2 and L3."""
     populate_host: bool = False
-    """Populate host pages in the background while no store transfer runs, instead of at first use. A
-    page fault at first use can take longer than the copy into the page."""
+    """Whether to populate host pages in the background while no store transfer runs. Otherwise the
+    first use of a page faults, which can take longer than the copy into the page."""
     peers: Peers | None = None
-    """If set, this rank serves host pages to other groups or reads theirs, directly from host
-    memory."""
+    """Settings for reading host pages of other groups and serving them this rank's, directly from host
+    memory; None disables both."""
     control: Control | None = None
-    """If set, operators can send control requests to the running group."""
+    """Settings of the socket through which operators send control requests to the running group; None
+    for no socket."""
     pipeline_stages: AtLeastOne = 1
     """Number of pipeline-parallel stages of the group. Ranks of one stage are consecutive, and each
     rank keeps the layers of its stage."""
@@ -355,7 +359,7 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
             self.description.require_covered([(FULL_ATTENTION, self._kept(self.layout)), *kept])
 
     def _kept(self, layout: PageLayout) -> list[str]:
-        """Return the names of the columns that this engine's pages have."""
+        """Return the names of the columns that this engine stores in pages of `layout`."""
         return [column.name for column in layout.kept(self.absent_columns)]
 
 
@@ -364,7 +368,7 @@ class CacheConfig(RankCacheConfig, WriteSettings):
     """The settings of a `Cache`, which owns its device pages."""
 
     device_pages: Annotated[int, Meta(ge=1, le=PAGES_MAX)]
-    """Full-attention pages on the device (L1)."""
+    """Number of full-attention pages on the device (L1)."""
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
         return super().pool_sizes() | {KV_POOL: (self.device_pages, self.host_pages)}
@@ -400,6 +404,6 @@ class HostCacheConfig(RankCacheConfig):
 
 
 def require_distinct(what: str, names: Sequence[str]) -> None:
-    """Raise `ConfigError` with the prefix `what` if a name occurs twice."""
+    """Raise `ConfigError`, with a text that begins with `what`, if a name occurs twice."""
     if len(set(names)) != len(names):
         raise ConfigError(f"{what}: {', '.join(names)}")

@@ -16,42 +16,42 @@ from .replica_config import ReplicaConfig
 
 
 class Expect(Record, frozen=True):
-    """For the ballot: facts to expect from now on."""
+    """Message for a worker's ballot: operations and facts to expect from now on."""
 
     expectations: tuple[Expectation, ...]
 
 
 class CarryOut(Record, frozen=True):
-    """For the executor: orders to execute."""
+    """Message for a worker's executor: orders to execute."""
 
     orders: tuple[Order, ...]
 
 
 class Prepare(Record, frozen=True):
-    """For the executor: stage a proposal and prepare it in the background."""
+    """Message for a worker's executor: stage a proposal and prepare it in the background."""
 
     change: Change
     store: str
 
 
 class GiveUp(Record, frozen=True):
-    """For the executor: discard the staged proposal."""
+    """Message for a worker's executor: discard the staged proposal."""
 
 
 class Rest(Record, frozen=True):
-    """No forward pass in this step: wait up to `at_most_s` seconds for progress before voting."""
+    """Message that the step has no forward pass: wait up to `at_most_s` for progress before voting."""
 
     at_most_s: float
 
 
 class Log(Record, frozen=True):
-    """For the worker's process: set the log level."""
+    """Message for a worker's process: set the log level."""
 
     level: str
 
 
 class Vote(Record, frozen=True):
-    """Vote in this round. The fields are the header that the ballots of all ranks share."""
+    """Message to vote in a round. Its fields are the header values that all ballots must share."""
 
     epoch: int
     round: int
@@ -63,7 +63,7 @@ Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Log | Rest | Vote
 
 
 class Dispatch(Record, frozen=True):
-    """All messages to the workers in one step."""
+    """All messages for the workers in one engine step."""
 
     number: int
     """Sequence number from 1 on, so that a worker detects a lost dispatch."""
@@ -71,7 +71,7 @@ class Dispatch(Record, frozen=True):
 
 
 class Opened(Record, frozen=True):
-    """Sent once by each worker to the scheduler, when its memory and its store are ready."""
+    """Message of each worker to the scheduler, sent once its memory and its store are ready."""
 
     rank: int
     world_size: int

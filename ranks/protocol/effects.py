@@ -20,45 +20,46 @@ class Decision:
     """The outcome of a proposal, equal on every rank."""
 
     proposal: int | None
-    """The proposal's digest; None means whichever proposal a rank has staged."""
+    """The digest of the decided proposal; None means the proposal that each rank has staged, if any."""
     withdrawn: str | None = None
     """Why the proposal was rejected; None if it was applied."""
     refused_rank: int | None = None
-    """The rank that caused `withdrawn` and has the details; None if no single rank did."""
+    """The rank whose log has the details of a rejected proposal; None if no single rank caused it."""
 
 
 class Effects(NamedTuple):
     """Effects of one command or verdict, in the order in which a driver must process them."""
 
     lost: str | None = None
-    """Why the epoch is over, with equal text on all ranks; None while it goes on. If set, the driver
-    ignores the fields after this one."""
+    """The reason why the epoch is over, equal on all ranks; None while the epoch goes on. If set, the
+    driver ignores the fields after this one."""
     expectations: tuple[Expectation, ...] = ()
-    """For this rank's ballot. Processed before the orders, because the ballot ignores reports about
-    operations that it does not expect."""
+    """Operations that this rank's ballot must expect. Processed before the orders, because the ballot
+    ignores progress of operations that it does not expect."""
     orders: tuple[Order, ...] = ()
-    """For this rank's executor. Processed before the decisions, so that an attached store is not
-    mistaken for a staged store that was rejected."""
+    """Orders for this rank's executor. Processed before the decisions, because the executor must attach
+    the staged store before the decision clears it."""
     decisions: tuple[Decision, ...] = ()
     freed: tuple[str, ...] = ()
     """Finished requests whose engine-owned device pages (lent) are free from now on."""
     events: tuple[Event, ...] = ()
     """Events for statistics and subscribers."""
     events_before: int = 0
-    """The number of events emitted before these, so also the number of the first event here."""
+    """Number of events emitted before `events`, which is also the number of the first event in
+    `events`."""
     requests: int = 0
-    """Every rank has received the requests up to this number. The driver issues each one not yet issued
-    as a command (`Replica.hear`). 0 if there are no new requests."""
+    """Every rank has received the operator requests up to this number. The driver issues each request
+    not issued yet as a command (`Replica.hear`). 0 if there are no new requests."""
 
 
 NOTHING = Effects()
 
 
 class Outbox:
-    """Buffers the output of the replica's parts until `collect` returns it as effects.
+    """Buffers the output of the replica's parts until `collect` returns the output as effects.
 
-    Output of a command that was refused halfway is collected with the next command's effects, because
-    the same happened on every rank.
+    If a command is refused after it has produced output, that output is collected with the next
+    command's effects. All ranks stay equal, because they refuse the same command at the same point.
     """
 
     __slots__ = (

@@ -28,9 +28,9 @@ class Cause(StrEnum):
     LOADED = "loaded"
     PERSISTED = "persisted"
     ROOM = "room"
-    """The pages were evicted to make room."""
+    """The pages were evicted to make room for others."""
     LIMIT = "limit"
-    """The namespace exceeded its quota or time to live."""
+    """The pages' namespace exceeded its quota, or the pages their time to live."""
     RESET = "reset"
     DROPPED = "dropped"
     """An operator or the engine removed the pages with `drop`."""
@@ -39,23 +39,23 @@ class Cause(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Why a prefetch brought nothing, or fewer pages than requested."""
+    """Why a prefetch brought no pages, or fewer pages than requested."""
 
     NOT_STORED = "not_stored"
     """The page is in no rank's store."""
     ONE_RANK_LACKS_IT = "one_rank_lacks_it"
     UNREADABLE = "unreadable"
-    """The page was lost, corrupt or unreadable."""
+    """The page's object was lost, corrupt or unreadable."""
     LATE = "late"
-    """A deadline passed: in the queue, during lookup or during the read."""
+    """The prefetch reached a deadline in the queue, during the lookup or during the read."""
     NO_ROOM = "no_room"
-    """No host page was free for the page."""
+    """Host memory had no free page to read the page into."""
     ABANDONED = "abandoned"
-    """No request waits for the prefetch any more."""
+    """The prefetch was stopped because no request waits for it any more."""
 
 
 class Stored(NamedTuple):
-    """Pages were added to a tier on every rank and can be matched there."""
+    """Pages were added to a tier on every rank, and prefix matches on that tier can find them."""
 
     tier: Tier
     pool: str
@@ -66,7 +66,7 @@ class Stored(NamedTuple):
     keys: tuple[bytes, ...] = ()
     """The pages' keys in prefix order; empty unless the cache was opened with a listener."""
     tokens: bytes = b""
-    """The pages' tokens, for pages that were added to the device or to host memory."""
+    """The tokens of the pages, if the pages were added to the device or to host memory."""
 
 
 class Removed(NamedTuple):
@@ -81,31 +81,32 @@ class Removed(NamedTuple):
 
 
 class MissedTokens(NamedTuple):
-    """Requested tokens that no tier has, by cause (see `replica.core.misses`)."""
+    """Number of requested tokens that no tier has, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Tokens that storage has or had and did not deliver."""
+    """Tokens whose pages are or were in storage, but could not be read or loaded."""
     evicted: int = 0
-    """Tokens evicted from host memory, or that never fitted in it."""
+    """Tokens requested or computed earlier in this namespace whose pages are in no tier any more."""
     other_key: int = 0
-    """Tokens seen under another key: of another tenant, adapter or version of the weights."""
+    """Tokens requested earlier only in other namespaces: another tenant, adapter or weights version."""
     never_seen: int = 0
 
 
 class Hit(NamedTuple):
-    """A request was admitted: number of cached tokens on each tier, and causes of the missing ones."""
+    """A request was admitted, with its number of cached tokens on each tier and its missed tokens."""
 
     request: str
     tokens: int
-    """How many tokens the request could have used."""
+    """Number of tokens that the request could have used from the cache."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int
-    """Tokens that the request's own prefetch loaded to host memory; not counted in `host_tokens`."""
+    """Number of tokens that the request's prefetch loaded to host memory; not counted in `host_tokens`.
+    """
     missed: MissedTokens = MissedTokens()
-    """Requested tokens that no tier had, by cause."""
+    """Number of requested tokens that no tier had, by cause."""
     source: str = ""
-    """The group that `storage_tokens` were read from; empty for the store."""
+    """The group that the prefetch read `storage_tokens` from; empty if it read from the store."""
 
 
 class Missed(NamedTuple):
@@ -118,18 +119,18 @@ class Missed(NamedTuple):
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""Reason for a page missing on this rank only. With any other reason the rank is merely the first to
-report."""
+"""The `reason` if only this event's rank lacks the page. With any other reason, the rank is the first
+that reported the page and others may lack it, too."""
 
 
 class MissingOnRank(NamedTuple):
-    """A prefetch was cut short at the first page that a rank could not provide."""
+    """A prefetch ended early at the first page that some rank could not provide."""
 
     operation: int
     request: str
     rank: int | None
     page: int
-    """The first unavailable page, as an index into the operation's pages."""
+    """Index of the first unavailable page in the operation's pages."""
     key: bytes
     reason: str
 
@@ -143,13 +144,13 @@ class Finished(NamedTuple):
 
 
 class NotBegun(NamedTuple):
-    """An operation was not started because there was no room for it."""
+    """An operation was not started because memory or a queue had no room for it."""
 
     kind: OperationKind
 
 
 class Quarantined(NamedTuple):
-    """I/O of a stopped operation outlasted its deadline, so its pages are quarantined."""
+    """Pages of a stopped operation are quarantined because its I/O outlasted the deadline."""
 
     operation: int
     kind: OperationKind
@@ -164,11 +165,11 @@ class StoreChanged(NamedTuple):
     """Number of stores attached so far."""
     state: str
     reason: str = ""
-    """Why the store was detached, unless an operator requested the detach."""
+    """The reason for the detach; None if an operator requested it."""
 
 
 class Reset(NamedTuple):
-    """All pages stored before can no longer be matched; pages held by requests are freed later."""
+    """Every page stored before became unmatchable. Pages held by requests are freed later."""
 
     generation: int
     weights_version: str | None

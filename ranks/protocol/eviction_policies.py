@@ -12,27 +12,30 @@ from typing import Protocol
 from ...errors import ConfigError
 
 HITS_GRADED_MAX = 64
-"""Hits above this number do not raise a node's grade, so formerly hot nodes can be evicted
-eventually."""
+"""Hits beyond this number do not raise a node's grade, so that a node that was hot once can be evicted.
+"""
 
 
 class Graded(Protocol):
-    """The fields of a tree node that policies and eviction queues read. Nodes hash by identity."""
+    """The fields of a tree node that eviction policies and eviction queues may read.
+
+    Nodes hash by identity.
+    """
 
     id: int
     last_access: int
     """The logical clock at the node's last use; never decreases."""
     hits: int
-    """How often the node was used again after its creation."""
+    """Number of uses of the node after its creation."""
     priority: int
     """The highest priority of a request that used the node."""
 
 
 class EvictionPolicy(Protocol):
-    """An eviction order, registered under the same name on every rank.
+    """Interface of an eviction policy, registered under the same name on every rank.
 
-    A grade must depend on the node alone, so that all ranks evict the same nodes. Within a grade the
-    least recently used node is evicted first.
+    A grade must depend on the node alone, so that all ranks evict the same nodes. Nodes of the smallest
+    grade are evicted first; within a grade, the least recently used node.
     """
 
     @property
@@ -41,19 +44,19 @@ class EvictionPolicy(Protocol):
         ...
 
     def grade(self, node: Graded) -> int:
-        """Return the node's grade; the smallest is evicted first. Grades should be few."""
+        """Return the node's grade; smaller grades are evicted first. Use few distinct grades."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    """An eviction policy that this package provides."""
+    """An eviction policy of this package, made from a name and a function that grades a node."""
 
     name: str
     graded: Callable[[Graded], int]
 
     def grade(self, node: Graded) -> int:
-        """See `EvictionPolicy`."""
+        """Return the node's grade; see `EvictionPolicy.grade`."""
         return self.graded(node)
 
 
@@ -64,19 +67,19 @@ _POLICIES: dict[str, EvictionPolicy] = {
     each.name: each
     for each in (
         LEAST_RECENT,
-        # Fewest hits first.
+        # LFU: nodes with the fewest hits are evicted first.
         _BuiltIn("lfu", lambda node: min(node.hits, HITS_GRADED_MAX)),
-        # Segmented LRU: nodes used once go before nodes that were hit again, so one long scan of new
-        # prompts cannot evict prefixes that several requests share.
+        # Segmented LRU: nodes used once are evicted before nodes that were hit again. So one long scan
+        # of new prompts cannot evict prefixes that several requests share.
         _BuiltIn("slru", lambda node: 1 if node.hits else 0),
-        # Nodes used only by requests of low priority go first.
+        # Priority: nodes used only by requests of the lowest priority are evicted first.
         _BuiltIn("priority", lambda node: node.priority),
     )
 }
 
 
 def register_eviction_policy(policy: EvictionPolicy) -> None:
-    """Register a policy under its name. Call on every rank, before a cache that uses it opens."""
+    """Register a policy under its name. Call on every rank before opening a cache that uses it."""
     if policy.name in _POLICIES:
         raise ConfigError(
             f"eviction policy {policy.name!r} is already registered; choose another name"

@@ -1,4 +1,4 @@
-"""Parsing and comparing addresses host:port, [host]:port for IPv6, and checking of secrets."""
+"""Parsing, formatting and comparison of addresses (host:port, [IPv6]:port), and checks of secrets."""
 
 import ipaddress
 import re
@@ -7,7 +7,7 @@ from typing import Final
 from ...errors import ConfigError
 
 SECRET_BYTES_MIN: Final = 16
-"""A shorter secret can be guessed by an attacker who recorded one handshake."""
+"""Minimum length in bytes. An attacker who has recorded one handshake could guess a shorter secret."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
@@ -26,9 +26,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_host(text: str) -> tuple[str, int | None]:
-    """Return the host of `text`, and the port or None; `text` is a host or an address host:port.
+    """Split `text` into host and port; the port is None if `text` is only a host.
 
-    Raises `ConfigError` if `text` is neither.
+    Raises `ConfigError` if `text` is neither a host nor an address host:port.
     """
     bare, port = text, None
     if ":" in text and not is_ip(text):
@@ -51,7 +51,7 @@ def is_ip(text: str) -> bool:
 
 
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an IP address, dropping its zone; return an IPv4-mapped IPv6 address as IPv4."""
+    """Parse an IP address without its zone. An IPv4-mapped IPv6 address becomes IPv4."""
     found = ipaddress.ip_address(text.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return mapped or found
@@ -63,7 +63,7 @@ def joined_address(host: str, port: int) -> str:
 
 
 def canonical_address(host: str, port: int) -> str:
-    """Return the canonical text of an address, which is equal for equal hosts and ports."""
+    """Return the canonical text of an address. Different spellings of one address give equal texts."""
     return joined_address(str(ip_of(host)) if is_ip(host) else host.rstrip(".").lower(), port)
 
 

@@ -1,8 +1,8 @@
 """Description of all state that a model keeps for a prefix, to check that the cache stores all of it.
 
 If a cache restored a prefix's KV without its recurrent state, or without the sparse-attention index,
-the engine would compute from an incomplete prefix. So a configuration that does not cover the model's
-description raises `ConfigError` at construction.
+the engine would compute from an incomplete prefix. Therefore a configuration whose pools do not store
+all described state raises `ConfigError` when it is created.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ FULL_ATTENTION = "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptState(Settings):
-    """One kind of state in some layers, kept for each token or at some positions."""
+    """One kind of state that some of a model's layers keep, for each token or at some positions."""
 
     kind: str
     """`full_attention`, `sliding_window` or `recurrent`."""
     layers: int
-    """How many layers have this state. Used in error messages only."""
+    """Number of layers that keep this state; used in error messages only."""
     columns: tuple[str, ...]
     """Names of the tensors of this state: `k` and `v`, `latent`, `index_k`, `conv`, ..."""
 
@@ -41,16 +41,16 @@ class ModelDescription(Settings):
     def require_covered(self, pools: Sequence[tuple[str, Sequence[str]]]) -> None:
         """Raise `ConfigError` for the first kind or column of state that no pool stores.
 
-        `pools` has each pool's kind of state and column names. A pool stores one state, so several
-        states of one kind need one pool each.
+        `pools` has the kind of state and the column names of each pool. A pool stores one state, so a
+        model with two states of one kind needs two pools of that kind.
         """
         free = list(pools)
         for kept in sorted(self.keeps, key=lambda each: -len(each.columns)):
             of_kind = [pool for pool in free if pool[0] == kept.kind]
             fits = [pool for pool in of_kind if set(kept.columns) <= set(pool[1])]
             if fits:
-                # Choose the pool with the fewest columns, so that larger pools remain for states that
-                # need them.
+                # Of the pools that can store this state, use the one with the fewest columns. Pools
+                # with more columns remain for states that need these.
                 free.remove(min(fits, key=lambda pool: len(pool[1])))
                 continue
             columns = of_kind[0][1] if of_kind else None

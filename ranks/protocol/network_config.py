@@ -17,15 +17,15 @@ class Peers(TransferSettings):
     """The address host:port at which this rank serves its pages; port 0 selects a free one. May differ
     between ranks."""
     reached_at: str = ""
-    """The host, or host:port, by which readers reach this rank, if it differs from `address`. May
-    differ between ranks. With a secret, a reader is admitted only if it authenticates for this address
-    or for the one that its connection reached."""
+    """The host, or host:port, at which other groups reach this rank, if it differs from `address`. May
+    differ between ranks. If a secret is set, a reader must authenticate for this address or for the
+    address to which it connected."""
     secret: str = field(default="", repr=False)
     """Secret shared by all groups that read from each other, 16 bytes or more. Required if other hosts
     can reach the address."""
     allow_sources: tuple[str, ...] = ()
-    """Networks (`10.0.0.0/8`), addresses and host names that requests and other groups may name as
-    sources for this rank to read from; empty allows any source that proves the secret."""
+    """Networks (`10.0.0.0/8`), addresses and host names of the groups that requests may name as
+    sources. Empty allows every group that proves it has the secret."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +41,10 @@ class Peers(TransferSettings):
         require_long_enough("peers", self.secret)
 
     def excludes(self, source: str) -> bool:
-        """Return whether `allow_sources` certainly excludes a `peer://` URI, without a DNS lookup."""
+        """Return whether `allow_sources` excludes a `peer://` URI, judged without a DNS lookup.
+
+        Returns False for a host name that only its address could decide.
+        """
         address = source.removeprefix("peer://").partition("?")[0].partition("/")[0]
         host, _ = split_address(address)
         return AllowedSources(self.allow_sources).excludes(host)
@@ -49,13 +52,13 @@ class Peers(TransferSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Settings):
-    """The socket through which an operator controls a running group (`lockstep ctl`)."""
+    """Settings of the socket through which an operator controls a running group (`lockstep ctl`)."""
 
     path: Text
     """Path of the Unix socket that rank 0 creates. The socket, and its folder if missing, are
     accessible to rank 0's user only."""
     refused: tuple[str, ...] = ()
-    """Control requests that are refused because the engine decides on them itself."""
+    """Kinds of control requests that the group refuses because the engine makes these decisions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,9 @@
 """Orders: requests from the replica to this rank's executor.
 
-Orders are immutable and refer to pages by slot number in a named pool. Pages named in an order belong
-to its operation until a verdict says that every rank is done with them. So the executor may access them
-at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) in any order.
+Orders are immutable and refer to pages by slot number in a named pool. The pages named in an order
+belong to the order's operation until a verdict says that every rank is done with them. So the executor
+may access them at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) in
+any order.
 """
 
 from collections.abc import Sequence
@@ -23,34 +24,40 @@ class Direction(StrEnum):
 
 
 class ObjectTransfer(Record, frozen=True):
-    """Objects of one pool, and the host pages that each is read into or written from, index by index.
+    """Objects of one pool, each with the host page that it is read into or written from.
 
-    `keys` are page keys (`replica.page_keys`), in prefix order.
+    `keys` are page keys (`replica.page_keys`), in prefix order. The object of `keys[i]` belongs to the
+    page `pages[i]`.
     """
 
     pool: str
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
     stored: bool = False
-    """If true, the store had the objects recently, so only those that it has evicted are written."""
+    """True if the store had the objects recently; then only objects that the store has evicted are
+    written."""
 
 
 class CopyTransfer(Record, frozen=True):
-    """Pages of one pool to copy between device and host, index by index."""
+    """Pages of one pool to copy between device and host.
+
+    The page `sources[i]` is copied to the page `destinations[i]`.
+    """
 
     pool: str
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
     sealed: bool = False
-    """To host: record a checksum of each page. To device: fail the copy unless each page matches its
-    checksum. Used for pages of a retracted request, which no key verifies."""
+    """Whether the copy has checksums, as pages of a retracted request do because they have no key. A
+    copy to the host records a checksum of each page. A copy to the device fails unless each page
+    matches."""
 
 
 class Need(Record, frozen=True):
     """The objects of one pool that may be needed to restore a prefix up to some length.
 
-    Positions count pages from the start of the prefix. `keys` are the keys of the pages `first`, `first
-    + 1` and so on. A state's object has the key of the page that ends at the state's position. An empty
+    Positions count pages from the start of the prefix. `keys[i]` is the key of the page at position
+    `first + i`. A state's object has the key of the page that ends at the state's position. An empty
     key means that the object must not be looked up because an earlier read failed.
     """
 
@@ -58,22 +65,24 @@ class Need(Record, frozen=True):
     first: int
     keys: tuple[bytes, ...]
     span: int | None = None
-    """How many positions before its end a length needs; None means all positions from `first` on."""
+    """Number of positions before a prefix's end whose objects are needed to restore the prefix; None
+    means all positions from `first` on."""
     on_host: frozenset[int] = frozenset()
-    """Positions whose pages are already in host memory."""
+    """Positions whose pages are in host memory already and need no object."""
 
     def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:
-        """Return the page keys at these positions, in the same order."""
+        """Return the page keys at the given positions, in the same order."""
         if isinstance(positions, range) and positions.step == 1:
             return self.keys[positions.start - self.first : positions.stop - self.first]
         return tuple([self.keys[position - self.first] for position in positions])
 
 
 class LookUp(Record, frozen=True):
-    """Look up which lengths the store can restore. Reports `Answered`, or `Expired` after `timeout_s`.
+    """Look up which prefix lengths the store can restore.
 
     Lengths count from the position `floor` and reach at most to the end of the first need, which is
-    full attention's. `executor.restorable` defines which lengths are restorable.
+    full attention's. `executor.restorable` defines which lengths are restorable. The executor reports
+    `Answered`, or `Expired` after `timeout_s`.
     """
 
     operation: int
@@ -81,15 +90,16 @@ class LookUp(Record, frozen=True):
     needs: tuple[Need, ...]
     timeout_s: float
     source: str = ""
-    """The URI of another group to query instead of the store (see `Fetch`)."""
+    """The URI of another group whose host memory is queried instead of the store; empty for the store.
+    """
 
 
 class Fetch(Record, frozen=True):
     """Read objects into host pages.
 
-    The pages of all transfers, in order of the transfers, form one sequence. Reports:
-    - `Landed` with the number of leading pages that hold verified bytes, as it grows.
-      A complete count is complete in every pool.
+    The pages of all transfers, in the order of the transfers, form one sequence. The executor reports:
+    - `Landed` with the number of leading pages that hold verified bytes, each time it grows.
+      When all pages have landed, the objects of every pool are complete.
     - `Capped` once a page cannot be read on this rank (missing, corrupt, failed).
     - `Expired` once `timeout_s` has passed.
 
@@ -100,15 +110,15 @@ class Fetch(Record, frozen=True):
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     source: str = ""
-    """The URI of another group that serves the objects from its host memory (`Serve`); empty for the
-    store."""
+    """The URI of another group whose host memory the objects are read from; empty for the store. The
+    other group must serve the pages (`Serve`)."""
 
 
 class Serve(Record, frozen=True):
     """Let ranks of other groups read these host pages until the operation is cancelled by `Cancel`.
 
-    Several orders of one operation add pages to those already served. The pages' content does not
-    change. Reports no progress until `Cancel`.
+    Several orders of one operation add pages to those already served. The content of served pages does
+    not change. The executor reports nothing before `Cancel`.
     """
 
     operation: int
@@ -116,26 +126,26 @@ class Serve(Record, frozen=True):
 
 
 class Put(Record, frozen=True):
-    """Write host pages to the store, which also counts as a use of the objects. Reports `Ended`.
+    """Write host pages to the store, which counts as a use of the objects.
 
-    `Ended` is not ok if `timeout_s` has passed.
+    The executor reports `Ended`, which is not ok if the write outlasts `timeout_s`.
     """
 
     operation: int
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     after: bytes = b""
-    """The key of the full-attention page that the first object continues; empty at the start of a
-    prefix. The store should keep that page as long as these objects."""
+    """The key of the full-attention page before the first object; empty at the start of a prefix. The
+    store should not evict that page before these objects."""
     distance: int = 0
-    """Distance in pages from `after` to the first object; 0 at the start of a prefix."""
+    """Number of pages between `after` and the first object; 0 at the start of a prefix."""
 
 
 class CopyToHost(Record, frozen=True):
-    """Copy device pages to host pages (backup). Reports `Ended`.
+    """Copy device pages to host pages (backup). The executor reports `Ended`.
 
-    With engine-owned device pages, the copy starts when the executor is told to begin copies in this
-    `direction`, and `timeout_s` counts from then.
+    If the engine owns the device pages, the copy starts when the engine lets copies of this `direction`
+    begin, and `timeout_s` counts from then.
     """
 
     direction: ClassVar = Direction.TO_HOST
@@ -145,7 +155,10 @@ class CopyToHost(Record, frozen=True):
 
 
 class CopyToDevice(Record, frozen=True):
-    """Copy host pages to device pages (load back). Reports `Ended`; starts as `CopyToHost` does."""
+    """Copy host pages to device pages (load back). The executor reports `Ended`.
+
+    The copy starts at the same point as a `CopyToHost` would.
+    """
 
     direction: ClassVar = Direction.TO_DEVICE
     operation: int
@@ -169,21 +182,21 @@ class Fork(Record, frozen=True):
 class Fence(Record, frozen=True):
     """Wait until these copies no longer touch device pages, so that the engine may overwrite the pages.
 
-    A copy still running after `timeout_s` reports `Ended`, not ok, whatever its real outcome. A copy
-    that has not started reports the same at once and never starts.
+    A copy that is still running after `timeout_s` reports `Ended`, not ok, even if it succeeds later. A
+    copy that has not started reports `Ended`, not ok, at once and never starts.
     """
 
     operations: tuple[int, ...] | None
-    """The operations to wait for; None for all copies of this rank."""
+    """Ids of the operations whose copies to wait for; None for all copies of this rank."""
     timeout_s: float
 
 
 class Cancel(Record, frozen=True):
     """Stop the operation's I/O. Reports `Quiesced` once no I/O touches the operation's pages any more.
 
-    If I/O is still running after `timeout_s`, reports `QuiesceExpired`, and `Quiesced` later if the I/O
-    finishes. An operation without I/O in flight is quiesced at once. A copy that has not started is
-    dropped, reports `Ended`, not ok, and is quiesced at once.
+    If I/O is still running after `timeout_s`, the executor reports `QuiesceExpired`, and `Quiesced`
+    later if the I/O finishes. An operation without I/O in flight is quiesced at once. A copy that has
+    not started is dropped: the executor reports `Ended`, not ok, and `Quiesced` at once.
     """
 
     operation: int
@@ -193,11 +206,11 @@ class Cancel(Record, frozen=True):
 class AttachStore(Record, frozen=True):
     """Use the store that was staged for a proposal for all storage orders from now on.
 
-    The store is open on every rank. Any previous store was detached before.
+    The store is open on every rank. The previous store, if any, was detached before.
     """
 
     proposal: int
-    """The digest of the proposal."""
+    """The digest of the proposal whose store to attach."""
 
 
 class DetachStore(Record, frozen=True):

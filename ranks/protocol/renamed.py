@@ -1,4 +1,4 @@
-"""Former names of public methods, which stay for one release."""
+"""Deprecated aliases for the former names of public methods; each stays for one release."""
 
 import functools
 import warnings
@@ -10,7 +10,7 @@ Returned = TypeVar("Returned")
 
 
 def former_name(name: str, method: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return a method that warns that `name` was renamed, and then calls `method`."""
+    """Return a method that warns that `name` was renamed and then calls `method`, its new name."""
 
     @functools.wraps(method)
     def call(*args: Given.args, **named: Given.kwargs) -> Returned:

@@ -1,4 +1,4 @@
-"""The replica's part of a cache's settings; equal on every rank."""
+"""Settings of the replica, derived from a cache's settings; equal on every rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from .orders import KV_POOL
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSettings(Settings):
-    """Settings of one component in addition to full attention."""
+    """Settings of one component (kind of state) in addition to full attention."""
 
     kind: str
-    """`sliding_window` or `recurrent`."""
+    """The kind of state: `sliding_window` or `recurrent`."""
     pool: str
     device_pages: int
     host_pages: int
     every_pages: int
-    """The window, or the distance of checkpoints, in pages of full attention."""
+    """Length of the sliding window, or distance between state checkpoints, in full-attention pages."""
 
     @classmethod
     def of(
         cls, component: ComponentConfig, page_tokens: int, *, device_pages: int, host_pages: int
     ) -> "ComponentSettings":
-        """Return the settings of a component with the pool sizes that all ranks agreed on."""
+        """Return the replica's settings of a component, with the pool sizes agreed by all ranks."""
         return cls(
             kind=component.kind,
             pool=component.pool,
@@ -46,20 +46,22 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
 
     page_tokens: int
     device_pages: int
-    """Full-attention device pages; 0 if the engine owns the device pages."""
+    """Number of full-attention device pages; 0 if the engine owns the device pages."""
     engine_pages: int = 0
-    """Number of device pages of an engine that owns them; 0 if unknown or if the cache owns them."""
+    """Number of full-attention device pages if the engine owns them; 0 if the cache does, or if
+    unknown."""
     host_pages: int
     components: tuple[ComponentSettings, ...] = ()
     has_store: bool
     model_digest: bytes
-    """The digest of everything that must agree before pages may be shared; it seeds every page key."""
+    """The digest of all properties in which caches must agree to share pages. It seeds every page key.
+    """
     life: bytes = b""
     """Random bytes drawn when the cache is opened. Page keys after a `reset` and the epoch in the
     headers of rounds derive from them."""
     names_pages: bool = False
-    """Whether events carry page keys, which costs one hash per page of tokens. Nothing else depends on
-    it, so ranks may differ."""
+    """Whether events carry page keys, which costs one hash per page of tokens. Ranks may differ,
+    because nothing but the events depends on this setting."""
 
     @classmethod
     def of(
@@ -72,7 +74,7 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
         engine_pages: int = 0,
         names_pages: bool = False,
     ) -> "ReplicaConfig":
-        """Return the replica's part of a cache's settings.
+        """Return the replica's settings, derived from a cache's settings.
 
         `pools` has, by pool name, the numbers of device and host pages that all ranks agreed on.
         """
@@ -109,17 +111,17 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
 
     @property
     def prefetch_pages_max(self) -> int:
-        """Host pages that all prefetches together may request."""
+        """Maximum number of host pages that all prefetches together may request."""
         bound = self.bounds.prefetch_pages
         return max(1, self.host_pages // 2) if bound is None else bound
 
     @property
     def pinned_pages_max(self) -> int:
-        """Full-attention pages that pins may keep."""
+        """Maximum number of full-attention host pages that all pins together may keep."""
         bound = self.bounds.pinned_pages
         return (self.host_pages or self.device_pages) // 2 if bound is None else bound
 
     def pool_pages(self, tier: int) -> tuple[int, ...]:
-        """Return the pool capacities of one tier, in order of components."""
+        """Return the capacities of one tier's pools, in the order of the components."""
         full = (self.device_pages, self.host_pages)[tier]
         return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))

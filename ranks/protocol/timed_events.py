@@ -19,7 +19,7 @@ WAYS: Final = {
 
 
 class StepHalf(Record, frozen=True):
-    """Half of one cache step, in which the cache occupied the engine's thread."""
+    """The time that half of a cache step occupied the engine's thread."""
 
     step: int
     launches: bool
@@ -29,13 +29,13 @@ class StepHalf(Record, frozen=True):
 
 
 class RoundHeld(Record, frozen=True):
-    """A round is over on this rank: a verdict arrived, or the epoch ended."""
+    """A round has finished on this rank, because a verdict arrived or the epoch ended."""
 
     number: int
     voted_s: float
-    """Time just before this rank voted."""
+    """Time just before this rank filled its ballot."""
     awaited_s: float
-    """Time at which this rank began to wait for the others."""
+    """Time at which this rank began to wait for the other ranks' ballots."""
     ended_s: float
 
 
@@ -51,7 +51,7 @@ class OperationBegan(Record, frozen=True):
 
 
 class OperationMoved(Record, frozen=True):
-    """An operation entered a phase, possibly one that it was in before."""
+    """An operation entered a phase. It may have been in the same phase before."""
 
     operation: int
     phase: str
@@ -72,7 +72,7 @@ class RequestAdmitted(Record, frozen=True):
 
     request: str
     tokens: int
-    """How many tokens the request could have used."""
+    """Number of tokens that the request could have used from the cache."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int
@@ -87,7 +87,7 @@ class RequestReleased(Record, frozen=True):
 
 
 class PagesCopied(Record, frozen=True):
-    """This rank finished a copy between its tiers, successfully or not."""
+    """A copy between device and host finished on this rank, successfully or not."""
 
     operation: int
     direction: Direction
@@ -96,7 +96,7 @@ class PagesCopied(Record, frozen=True):
     """Bytes copied; 0 if the copy failed."""
     ok: bool
     began_s: float
-    """Start of the copy itself, which may be long after its order."""
+    """Time at which the copy itself started, which may be long after its order."""
     ended_s: float
 
 
@@ -109,7 +109,8 @@ class StoreCalled(Record, frozen=True):
     operation: int
     pool: str
     outcomes: dict[str, int]
-    """Number of keys by outcome, as `CallMetrics.outcomes`; `interrupted` if the outcome is unknown."""
+    """Number of keys by outcome, named as in `CallMetrics.outcomes`; `interrupted` if the call was cut
+    off before the outcome was known."""
     nbytes: int
     """Bytes read or written for keys with outcome OK."""
     began_s: float

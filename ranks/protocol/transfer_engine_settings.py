@@ -8,7 +8,7 @@ from ...errors import ConfigError
 from .host_port import split_address
 
 Transfer = Literal["tcp", "mooncake"]
-"""How pages move between groups: over the connection that requests them, or by a transfer engine."""
+"""How pages move between groups: over the TCP connection of the request, or by a transfer engine."""
 TCP: Final = "tcp"
 MOONCAKE: Final = "mooncake"
 Protocol = Literal["tcp", "rdma"]
@@ -23,8 +23,8 @@ class TransferEngineSettings(Settings):
     """Names of the RDMA devices to use, separated by commas; empty for all. May differ between
     ranks."""
     insists: bool = False
-    """If true, a transfer engine missing on either side is an error. Otherwise a warning is logged and
-    pages move over the connection."""
+    """Whether a transfer engine is required on both sides. If true, a missing one is an error. If
+    false, a missing one causes a warning, and pages move over the TCP connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class TransferSettings(TransferEngineSettings):
 
     @property
     def engine(self) -> TransferEngineSettings | None:
-        """The settings of the transfer engine that moves pages; None if the connection moves them."""
+        """The settings of the transfer engine that moves pages; None if pages move over TCP."""
         if self.transfer == TCP:
             return None
         return TransferEngineSettings(**part_of(self, TransferEngineSettings))

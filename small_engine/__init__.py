@@ -1,1 +1,1 @@
-"""A small serving engine that drives a cache with known bytes; used by replay and demo."""
+"""A small serving engine that fills a cache with known bytes; used by the replay and demo commands."""

@@ -1,4 +1,4 @@
-"""A request in the engine, with its progress."""
+"""One request in the engine, with its progress."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from .limits import EngineLimits
 from .request import TokenIds, WorkloadRequest, output_tokens
 
 NEVER = 1 << 62
-"""`turn` of a request that was never admitted; sorts after all others."""
+"""Value of `turn` for a request that was never admitted; sorts after all admitted requests."""
 
 
 class ActiveRequest:
@@ -23,32 +23,35 @@ class ActiveRequest:
         self.prompt = request.prompt_length
         self.outputs = min(request.output_length, most) if most else request.output_length
         self.total = self.prompt + self.outputs
-        # The last output token is never an input, so its KV is not computed.
+        # The engine never feeds the last output token back to the model, so that token has no KV.
         self.last = self.prompt + max(0, self.outputs - 1)
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """The cached or resumed prefix; None until the request is admitted."""
+        """The prefix that the cache admitted or resumed; None until the request is admitted."""
         self.hits: Admission | None = None
-        """The cached prefix when the request first became ready."""
+        """The cached prefix when the request first became ready; None before."""
         self.turn = NEVER
-        """Sequence number of the first admission over all requests; the youngest request has the
+        """The request's place in the order of first admissions of all requests; the youngest has the
         highest."""
         self.computed = 0
         """Number of tokens whose KV is computed or loaded."""
         self.reserved = 0
         """Number of tokens that device pages are allocated for."""
         self.was_aside = False
-        """Whether the request was retracted and has not started again from scratch since."""
+        """Whether the request was retracted. False again once it starts over without its saved pages.
+        """
         self.reached = 0
-        """The computed length when the request left the device, if its prompt was complete. The tokens
-        before this length are known, so they are not generated again."""
+        """Number of tokens computed when the request last left the device after its prompt was
+        complete; 0 before. Output tokens up to this length are known, so they are not generated again.
+        """
         self.lost = 0
-        """The computed length when the request left the device; may have to be recomputed."""
+        """Number of tokens computed when the request last left the device. Those not restored are
+        recomputed."""
 
     @property
     def goal(self) -> int:
-        """The length to compute in chunks before decoding."""
+        """The length to compute in chunks before the request decodes token by token."""
         return max(self.prompt, self.reached)
 
     @property
@@ -58,7 +61,7 @@ class ActiveRequest:
 
     @property
     def matchable(self) -> TokenIds:
-        """The tokens that a match may cover; the prompt's last token must be computed once."""
+        """The tokens that a match may cover. The prompt's last token must always be computed."""
         return self.tokens.ids[: max(self.prompt - 1, self.reached)]
 
     @property
@@ -67,33 +70,33 @@ class ActiveRequest:
 
     @property
     def hit_tokens(self) -> int:
-        """The cached length; 0 before the request is admitted."""
+        """Length of the cached prefix in tokens; 0 before the request is admitted."""
         return 0 if self.admission is None else self.admission.cached_tokens
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Lengths at which a chunk has to end."""
+        """Lengths in tokens at which a chunk of the prompt has to end."""
         return () if self.admission is None else self.admission.checkpoints
 
     def admit(self, admission: Admission, reserve: int) -> None:
-        """Record the cached prefix, and device pages allocated for `reserve` tokens."""
+        """Record the cached prefix, and that device pages for `reserve` tokens are allocated."""
         room = max(reserve, admission.cached_tokens)
         self.admission, self.reserved = admission, -(-room // self._page_tokens) * self._page_tokens
 
     def leave_device(self) -> None:
-        """Record that the device pages are freed; computed tokens may still be cached elsewhere."""
+        """Record that the request's device pages are freed and how many tokens it had computed."""
         if self.computed >= self.prompt:
             self.reached = max(self.reached, self.computed)
         self.lost = max(self.lost, self.computed)
         self.reserved = 0
 
     def begin_again(self) -> None:
-        """Reset the request to its state before admission, to recompute it."""
+        """Reset the request to its state before admission, to admit and compute it again."""
         self.leave_device()
         self.admission, self.was_aside = None, False
         self.computed = 0
 
 
 def turn_of(active: ActiveRequest) -> int:
-    """Return the sort key of requests: order of first admission."""
+    """Return the sort key that orders requests by first admission."""
     return active.turn

@@ -1,8 +1,9 @@
-"""Chunking of a request's computation, depending on the model's kinds of state.
+"""Division of a request's computation into chunks, depending on the model's kinds of state.
 
 A chunk ends at the step's token budget, or earlier at a checkpoint, because a recurrent state can be
-kept only at its current position. With sliding windows, pages are reserved per chunk. Window pages are
-needed only for the window and the current chunk; a whole request would need as many as full attention.
+kept only at its current position. If the model has sliding windows, pages are reserved for one chunk at
+a time. A chunk needs window pages for the window and itself; a whole prompt would need as many window
+pages as full-attention pages.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ class Chunks:
 
     page_tokens: int
     tokens_max: int | None
-    """The maximum chunk length if window pages limit it; None means no limit."""
+    """Maximum length of a chunk in tokens, so that the window pools have room; None means no limit."""
     checkpoint_tokens: tuple[int, ...]
-    """The distances of checkpoints of the model's recurrent states."""
+    """The checkpoint distance in tokens of each recurrent state of the model."""
 
     @classmethod
     def of(cls, config: RankCacheConfig) -> "Chunks":
-        """Return the chunking for a cache configuration."""
+        """Return the chunking rules for a cache configuration."""
         page_tokens = config.layout.page_tokens
         rooms = [
             _chunk_pages(each, page_tokens)
@@ -58,8 +59,8 @@ class Chunks:
     def publishes(self, computed: int) -> bool:
         """Return whether a decoding request publishes its pages at this length.
 
-        True at checkpoints, so that the state is kept. With sliding windows also at every whole page,
-        because only published pages are freed when the window has passed them.
+        True at checkpoints, so that the state is kept. If the model has sliding windows, true also at
+        every whole page, because pages left of a window are freed only after they were published.
         """
         if self.one_by_one and computed % self.page_tokens == 0:
             return True
@@ -67,10 +68,9 @@ class Chunks:
 
 
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
-    """Return the maximum pages of a chunk: half of the pool beyond a window and one page.
+    """Return the maximum number of pages of a chunk, so that two requests fit the window pool.
 
-    Half, so that a second request can run at the same time. The one page is for a chunk that begins
-    within a page.
+    Takes half of the pages left after one window, and one page because a chunk may begin within a page.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

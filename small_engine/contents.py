@@ -1,10 +1,10 @@
 """Verifiable page contents, in place of the output of a model's forward pass.
 
 The bytes of a page are a function of its key (which covers the whole prefix), pool, column, layer and
-*global* KV head. So a group of any TP size can check a page written by another group. The keys are
-chained here, not taken from the cache, so that a fault in the cache's keys shows as wrong bytes.
+*global* KV head. So a group of any TP size can check a page written by another group. This module
+derives the page keys itself, so that a fault in the cache's keys shows as wrong bytes.
 
-A recurrent state is a page too, keyed by the tokens that the state has seen.
+A recurrent state counts as a page, with a key that covers the tokens that the state has seen.
 
 Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a mixed seed plus a
 counter, mixed again. Every word depends on all inputs, so a flipped bit anywhere is detected.
@@ -26,7 +26,8 @@ CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
 KEY_BYTES = 32
 TOKEN_BYTES = 4
 CHUNK_WORDS = 1 << 15
-"""Words computed at a time: 256 KiB, so that repeated passes over them stay in the CPU cache."""
+"""Number of words computed at a time (256 KiB), so that repeated passes over them stay in the CPU
+cache."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -38,7 +39,7 @@ _HALF = np.uint64(32)
 
 
 class FilledPages(Protocol):
-    """The part of a device pool that is filled and read here."""
+    """The interface of a device pool that filling and verifying pages needs."""
 
     def column(self, name: str) -> torch.Tensor:
         """Return the column's tensor [layers, pages, heads, page_tokens, elements]."""
@@ -57,7 +58,7 @@ def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
 
 
 class KeyedTokens:
-    """Token ids with the keys that determine the contents of their pages and states."""
+    """The token ids of a request, and the keys from which its page contents are derived."""
 
     def __init__(self, ids: TokenIds, page_tokens: int) -> None:
         self.ids = ids
@@ -74,14 +75,14 @@ class KeyedTokens:
 
 
 def _mixed(words: Words) -> Words:
-    """Return the words with every input bit spread over the output bits."""
+    """Hash each word so that every input bit changes many output bits."""
     words = (words ^ (words >> _SHIFT_A)) * _MIX_A
     words = (words ^ (words >> _SHIFT_B)) * _MIX_B
     return words ^ (words >> _SHIFT_C)
 
 
 class _ColumnContents:
-    """The contents of one column on one rank."""
+    """The expected contents of one column on one rank."""
 
     def __init__(self, pool: str, shard: ColumnShard, page_tokens: int) -> None:
         column = shard.column
@@ -91,7 +92,8 @@ class _ColumnContents:
         self.strip_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
         self._strip_words = -(-self.strip_bytes // 8)
         self.page_words = self.layers * self.heads * self._strip_words
-        # Full attention has no pool prefix, for compatibility with stores of earlier versions.
+        # Full attention's salt has no pool prefix, so that pages stored by earlier versions still
+        # match.
         salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
         name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
         first = shard.layer_first
@@ -133,7 +135,7 @@ class PageContents:
                 )
 
     def verify(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
-        """Return how many of the device pages differ from the contents of their keys."""
+        """Return how many device pages differ from the contents derived from their keys."""
         bad = 0
         for part, some_keys in self._chunks(pages, keys):
             wrong = np.zeros(len(some_keys), dtype=np.bool_)

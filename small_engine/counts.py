@@ -1,4 +1,4 @@
-"""Counters of a rank during a replay."""
+"""Counters of one rank during a replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,54 +8,57 @@ from ..ranks.protocol.answers import Admission
 
 @dataclass(frozen=True, slots=True)
 class ComparedPages:
-    """Result of comparing one pool's pages."""
+    """Result of comparing a request's pages of one pool with the expected contents."""
 
     pages: int
     corrupt: int
-    """Pages with wrong bytes, and pages missing from the request's page table."""
+    """Number of pages with wrong bytes or missing from the request's page table."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolCounts:
-    """Counters of compared pages of one pool."""
+    """Numbers of pages of one pool that were compared with the expected contents."""
 
     pages_verified: int = 0
-    """Cached pages compared byte by byte when a request used them."""
+    """Number of cached pages compared byte by byte when a request became ready to use them."""
     pages_rechecked: int = 0
-    """Pages compared when their request finished, including shared pages."""
+    """Number of pages, including shared ones, compared when their request had finished."""
     pages_corrupt: int = 0
-    """Verified or rechecked pages with wrong bytes."""
+    """Number of compared pages with wrong bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCounts:
-    """Counters of a replay, in the units of their names. Equal on every rank except corrupt pages."""
+    """Counters of a replay. Equal on every rank except the numbers of corrupt pages."""
 
     requests: int = 0
     refused: int = 0
-    """Requests too large for the device pool; not included in other counters."""
+    """Number of requests refused because they exceed the device pool; not included in other counters.
+    """
     retractions: int = 0
-    """How often a request was retracted so that an older one could continue."""
+    """Number of times that a request was retracted so that an older one could continue."""
     resumes: int = 0
-    """How often a request was resumed. Other retracted requests were aborted or recomputed."""
+    """Number of times that a retracted request was resumed. The remaining retracted requests were
+    aborted or recomputed."""
     preempted: int = 0
-    """How often a request was dropped for an older one and recomputed, because it could not be
-    saved."""
+    """Number of times that a request lost its pages to an older one without being saved, and was
+    recomputed."""
     recomputed_tokens: int = 0
-    """Tokens computed again after they were lost; not included in other counters."""
+    """Number of tokens computed again because their KV was lost; not included in other counters."""
     prompt_tokens: int = 0
     computed_tokens: int = 0
-    """Prompt tokens computed; with the three hit counters they sum up to `prompt_tokens`."""
+    """Number of prompt tokens computed. `prompt_tokens` is the sum of this and the three hit counters.
+    """
     hit_device_tokens: int = 0
     hit_host_tokens: int = 0
     hit_storage_tokens: int = 0
     output_tokens: int = 0
     loads_failed: int = 0
     saves_failed: int = 0
-    """Retractions with a failed copy, so that the request was recomputed."""
+    """Number of retractions of which a copy failed, so that the request was recomputed."""
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
-    """Counters of compared pages, by pool name."""
+    """Numbers of compared pages, by pool name."""
 
     @property
     def pages_verified(self) -> int:
@@ -70,7 +73,7 @@ class ReplayCounts:
         return sum(each.pages_corrupt for each in self.pools.values())
 
     def add_served(self, prompt: int, outputs: int, hits: Admission) -> None:
-        """Count a served request, its lengths and its cached tokens."""
+        """Add a served request, its lengths and its cached tokens to the counters."""
         self.requests += 1
         self.prompt_tokens += prompt
         self.computed_tokens += prompt - hits.cached_tokens
@@ -80,7 +83,7 @@ class ReplayCounts:
         self.output_tokens += outputs
 
     def add(self, verified: Mapping[str, ComparedPages], *, finished: bool) -> None:
-        """Count the pages compared for a request that starts, or that has finished."""
+        """Add the pages that were compared for a request at its start or its end."""
         for pool, each in verified.items():
             counts = self.pools.setdefault(pool, PoolCounts())
             counts.pages_corrupt += each.corrupt

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Pages = npt.NDArray[np.int32]
 
 NO_PAGE = -1
-"""Entry of a window's page table without a page any more."""
+"""Page number in a window's page table for a page that was already freed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpan:
-    """The tokens of a request from `start` up to `stop`."""
+    """The tokens of a request from position `start` up to `stop`."""
 
     request: str
     tokens: KeyedTokens
@@ -58,7 +58,7 @@ class ForwardPass:
     def compute(self, spans: Sequence[TokenSpan]) -> None:
         """Compute tokens of several requests, each of which has pages for its tokens.
 
-        Pages are filled when their last token is computed; states are updated in place.
+        A page is filled when its last token is computed. States are updated in place.
         """
         if not spans:
             return
@@ -73,17 +73,17 @@ class ForwardPass:
             )
 
     def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
-        """Fill a request's partial last page, which `compute` skips, before a retraction."""
+        """Fill a request's partial last page before a retraction; `compute` fills no partial page."""
         for pool, pages, keys in self._begun(request, tokens, computed):
             self._fill(pool, pages, keys)
 
     def verify(
         self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
     ) -> dict[str, ComparedPages]:
-        """Verify all content that the token at position `computed` needs; return results by pool.
+        """Verify all content that computing the token at `computed` reads; return results by pool.
 
         The content is all earlier whole pages of full attention, the pages of each window, and the
-        state. If the request was `moved` (resumed), also the partial last page.
+        state. For a resumed request (`moved`) it includes the partial last page.
         """
         counts: dict[str, ComparedPages] = {}
         begun = self._begun(request, tokens, computed) if moved else ()
@@ -94,7 +94,7 @@ class ForwardPass:
         return counts
 
     def _completed(self, pool: str, span: TokenSpan) -> tuple[Pages, list[bytes]]:
-        """Return the pages that end within the span, and their keys."""
+        """Return the pages whose last token is within the span, and their keys."""
         first, last = span.start // self._page_tokens, span.stop // self._page_tokens
         if first == last:
             return np.empty(0, dtype=np.int32), []

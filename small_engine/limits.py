@@ -1,11 +1,11 @@
-"""Limits of the scheduler."""
+"""Limits that the small engine's scheduler obeys."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Limits of the scheduler, equal on every rank."""
+    """Limits of the small engine's scheduler; equal on every rank."""
 
     concurrency: int
     page_tokens: int
@@ -15,6 +15,6 @@ class EngineLimits:
     """Maximum number of output tokens per request; 0 means no limit."""
     verify: bool = True
     idle_s: float = 0.003
-    """How long a step waits for local progress if nothing can be computed."""
+    """Seconds that a step waits for local progress if no request can compute."""
     idle_steps_max: int = 100_000
-    """The engine counts as stuck after this many consecutive steps without progress."""
+    """Number of consecutive steps without progress after which the engine counts as stuck."""

@@ -1,7 +1,8 @@
 """Model profiles: the pools of a real model, scaled down so that a replay fits any machine.
 
-Layers and elements are scaled, because they only cost memory. Everything that determines the cache's
-behaviour is kept: pools, columns, heads, replication, element types, window and checkpoint distances.
+The numbers of layers and elements are scaled, because they change only the memory needed. Everything
+that determines the cache's behaviour is kept: pools, columns, heads, replication, element types, window
+and checkpoint distances.
 """
 
 from collections.abc import Mapping
@@ -13,37 +14,37 @@ from ..ranks.protocol.model_description import FULL_ATTENTION, KeptState, ModelD
 from ..ranks.protocol.orders import KV_POOL
 
 KV_PAGES_PER_WINDOW_PAGE = 2
-"""Full-attention pages per page of a window pool, by default.
+"""Number of full-attention pages for each page of a window pool, by default.
 
-A chunk in progress needs window pages for all its tokens. At the default sizes, half of 8192 pages of
-64 tokens hold eight requests with a window of 1024 tokens and a chunk of 8192 each. More than the same
-again remains for cached prefixes.
+A chunk in progress needs window pages for all its tokens. By default a device has 8192 full-attention
+pages of 64 tokens, so a window pool has 4096 pages. Eight requests, each with a window of 1024 tokens
+and a chunk of 8192, take 1152 of them. The others remain for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
-"""State slots per checkpoint that full attention's pages cover, by default.
+"""State slots for each checkpoint of the full-attention pages' tokens, by default.
 
-One slot for the checkpoint. One for states in between: working states of requests, ends of prompts, and
-points where prompts branch.
+One slot holds the checkpoint. The other is for states in between: working states of requests, ends of
+prompts, and points where prompts branch.
 """
 STATES_LEAST = 16
 """Minimum number of state slots, because every admitted request has a working state."""
 CHUNK_PAGES_LEAST = 2
-"""Window pages that a request needs in addition to its window: one to compute, and one for a start
-within a page."""
+"""Window pages that a request needs in addition to its window. One page is for the tokens being
+computed, and one because a chunk may begin within a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGeometry:
-    """The columns of one pool of a real model, and the layers and elements kept in a replay."""
+    """The columns of one pool of a real model, and the numbers of layers and elements in a replay."""
 
     columns: tuple[Column, ...]
     layers: int
     elements: tuple[int, ...]
-    """Number of elements in a replay, by column."""
+    """Number of elements per token in a replay, by column name."""
 
     @property
     def scaled(self) -> tuple[Column, ...]:
-        """The columns as scaled for a replay."""
+        """The pool's columns with the layers and elements of a replay."""
         return tuple(
             replace(column, layers=self.layers, elements=elements)
             for column, elements in zip(self.columns, self.elements, strict=True)
@@ -53,12 +54,12 @@ class PoolGeometry:
         return PageLayout(page_tokens=page_tokens, columns=self.scaled)
 
     def kept(self, kind: str) -> KeptState:
-        """Return the real model's state in this pool."""
+        """Return the description of the state that the real model keeps in this pool."""
         names = tuple(column.name for column in self.columns)
         return KeptState(kind=kind, layers=self.columns[0].layers, columns=names)
 
     def scale(self, unit: str) -> str:
-        """Describe the scaling in words; `unit` is the unit for the bytes, such as a token."""
+        """Describe the scaling of the pool in words. Bytes are given per `unit`, such as a token."""
         real, scaled = _bytes(self.columns), _bytes(self.scaled)
         return (
             f"{_in_words(self.columns)} scaled to {_in_words(self.scaled)}:"
@@ -68,22 +69,22 @@ class PoolGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowGeometry(PoolGeometry):
-    """The pool of the sliding-window layers."""
+    """The pool of a model's sliding-window layers."""
 
     window_tokens: int
-    """The real model's window, not scaled."""
+    """The length of the real model's window in tokens, not scaled."""
 
     def pages(self, page_tokens: int) -> int:
-        """Return the number of pages in a window."""
+        """Return the length of the window in pages, rounded up."""
         return -(-self.window_tokens // page_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateGeometry(PoolGeometry):
-    """The pool of the layers with a recurrent state."""
+    """The pool of a model's layers with a recurrent state."""
 
     checkpoint_tokens: int
-    """Distance of checkpoints: chosen by the operator, not a property of the model."""
+    """Distance of checkpoints in tokens. Operators choose it; the real model does not prescribe one."""
 
     def every(self, page_tokens: int) -> int:
         """Return the checkpoint distance in tokens, rounded up to whole pages."""
@@ -110,9 +111,9 @@ class Profile:
         host_pages: int,
         given: Mapping[str, int] | None = None,
     ) -> tuple[ComponentConfig, ...]:
-        """Return the components other than full attention, with pools of derived sizes.
+        """Return the components other than full attention, with pool sizes derived from its pools.
 
-        `given` overrides derived pool sizes, under the names that `sizes` uses.
+        `given` overrides derived pool sizes by the names that `sizes` returns.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []
@@ -146,7 +147,7 @@ class Profile:
         return ModelDescription(model=self.model, keeps=tuple(keeps))
 
     def sizes(self, page_tokens: int, device_pages: int, host_pages: int) -> dict[str, int]:
-        """Return the derived sizes of all pools except full attention's, by setting."""
+        """Return derived sizes of all pools except full attention's, by the setting's name."""
         sizes: dict[str, int] = {}
         least = self.least_sizes(page_tokens)
         for tier, pages in (("device", device_pages), ("host", host_pages)):
@@ -161,7 +162,7 @@ class Profile:
         return sizes
 
     def least_sizes(self, page_tokens: int) -> dict[str, int]:
-        """Return the minimum sizes of these pools to serve one request, by setting."""
+        """Return the sizes at which these pools can serve just one request, by the setting's name."""
         least: dict[str, int] = {}
         if self.window is not None:
             window = self.window.pages(page_tokens)
@@ -170,13 +171,14 @@ class Profile:
                 "window_host_pages": window,
             }
         if self.state is not None:
-            # The request's working state, and the checkpoint that it starts from.
+            # On the device one slot for the request's working state, and one for the checkpoint it
+            # starts from.
             least |= {"state_device_pages": 2, "state_host_pages": 1}
         return least
 
     @property
     def scale(self) -> str:
-        """One line about the scaling of each pool."""
+        """A line of text that describes the scaling of each pool."""
         pools = [f"{KV_POOL}: {self.full.scale('token')}"]
         if self.window is not None:
             pools.append(

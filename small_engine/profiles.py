@@ -1,8 +1,8 @@
 """The model profiles: published geometries and their scaling for a replay.
 
-Numbers are from each model's `config.json`; the setting is named where it is not obvious. A page of 64
-tokens takes at most 16 KiB over all pools of a profile, and a state less. So a replay's speed is bound
-by the protocol, not by memory.
+Numbers are from each model's `config.json`; comments name the field where it is not obvious. In every
+profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state less. So the protocol
+limits a replay's speed, not the memory bandwidth.
 """
 
 from ..errors import ConfigError
@@ -19,7 +19,7 @@ def _keys_and_values(layers: int, heads: int, elements: int) -> tuple[Column, ..
 def _latent(layers: int) -> Column:
     """Return the column of multi-head latent attention, replicated on all ranks.
 
-    `kv_lora_rank` 512 and `qk_rope_head_dim` 64, in DeepSeek-V3 and GLM-5 alike; engines keep the two
+    DeepSeek-V3 and GLM-5 both have `kv_lora_rank` 512 and `qk_rope_head_dim` 64. Engines keep the two
     parts as one row.
     """
     return Column(name="latent", layers=layers, heads=1, elements=512 + 64, replicated=True)
@@ -28,8 +28,8 @@ def _latent(layers: int) -> Column:
 def _index_keys(layers: int) -> tuple[Column, ...]:
     """Return the columns of the sparse-attention index: 8-bit keys and their scales.
 
-    `index_head_dim` 128, one key for all index heads. Engines quantise in blocks of 128, so a token has
-    one scale.
+    All index heads share one key of `index_head_dim` 128. Engines quantise in blocks of 128 elements,
+    so a token has one scale.
     """
     return (
         Column(
@@ -47,12 +47,13 @@ def _index_keys(layers: int) -> tuple[Column, ...]:
 
 
 def _gated_delta_net(layers: int) -> tuple[Column, ...]:
-    """Return the state of Qwen3-Next's linear-attention layers.
+    """Return the columns of the state that Qwen3-Next's linear-attention layers keep.
 
-    `state`: for each of `linear_num_value_heads` 32 a matrix of `linear_key_head_dim` 128 times
-    `linear_value_head_dim` 128, in float32 (`mamba_ssm_dtype`). `conv`: the last
-    `linear_conv_kernel_dim` - 1 = 3 inputs of the convolution, whose channels belong to the
-    `linear_num_key_heads` 16: each has a query and a key of 128 and two values of 128.
+    `state` has a matrix for each of the 32 heads (`linear_num_value_heads`). The matrix has 128 rows
+    (`linear_key_head_dim`) and 128 columns (`linear_value_head_dim`) in float32 (`mamba_ssm_dtype`).
+
+    `conv` has the last 3 inputs of the convolution (`linear_conv_kernel_dim` - 1). Its channels belong
+    to 16 heads (`linear_num_key_heads`), each with a query and a key of 128 and two values of 128.
     """
     return (
         Column(name="state", layers=layers, heads=32, elements=128 * 128, dtype="float32"),
@@ -66,7 +67,7 @@ _LLAMA = Profile(
     full=PoolGeometry(columns=_keys_and_values(32, 8, 128), layers=2, elements=(4, 4)),
 )
 
-# `sliding_window_pattern` 6: every sixth of 48 layers has full attention.
+# 48 layers; `sliding_window_pattern` is 6, so every sixth layer has full attention.
 _GEMMA = Profile(
     name="gemma",
     model="Gemma-3-12B",
@@ -76,8 +77,8 @@ _GEMMA = Profile(
     ),
 )
 
-# `full_attention_interval` 4: every fourth of 48 layers has full attention. A state of the real
-# model is as large as the keys and values of 3,000 tokens, so checkpoints cannot be dense.
+# 48 layers; `full_attention_interval` is 4, so every fourth layer has full attention. A state of the
+# real model is as large as the keys and values of 3,000 tokens, so checkpoints must be far apart.
 _QWEN_NEXT = Profile(
     name="qwen-next",
     model="Qwen3-Next-80B-A3B",
@@ -87,7 +88,7 @@ _QWEN_NEXT = Profile(
     ),
 )
 
-# `layer_types` alternates over 36 layers.
+# 36 layers; `layer_types` alternates between window and full attention.
 _GPT_OSS = Profile(
     name="gpt-oss",
     model="gpt-oss-120b",
@@ -109,8 +110,9 @@ _GLM = Profile(
     full=PoolGeometry(columns=(_latent(78), *_index_keys(78)), layers=2, elements=(36, 8, 1)),
 )
 
-# A synthetic model with all features. Full attention with Llama's heads in 8 bits, scales, and a
-# replicated index; windows as in gpt-oss, but longer; the states of Qwen3-Next, but more layers.
+# A synthetic model with all features. Full attention has Llama's heads in 8 bits, scales, and a
+# replicated index. The window is longer than that of gpt-oss. The states are those of Qwen3-Next in
+# more layers.
 _HYBRID_ALL = Profile(
     name="hybrid-all",
     model="a model with every kind of state",

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_TOKENS = 512
-"""Tokens per hash id of a trace."""
+"""Number of prompt tokens for each hash id of a trace."""
 OUTPUT_TOKENS_FROM = 1 << 30
-"""Lower bound of output token ids and upper bound of prompt token ids; both fit int32."""
+"""Output token ids start at this number, and prompt token ids are below it; both fit int32."""
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -24,7 +24,7 @@ _HIGH = np.uint64(32)
 
 
 def _scrambled(ids: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64]) -> TokenIds:
-    """Return 30-bit hashes of id and offset; the shapes broadcast."""
+    """Return a 30-bit hash for each pair of id and offset; the two arrays are broadcast."""
     word = ids * _SPREAD_ID + offsets * _SPREAD_OFFSET
     word ^= word >> _HIGH
     word *= _MIX

@@ -1,4 +1,4 @@
-"""Retracted requests: choice of the request to retract for an older one, and resumption.
+"""Retracted requests: which request to retract for an older one, and how to resume it.
 
     retract -> SAVING -> SAVED -> resume -> RETURNING
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
-"""Steps that a request without room waits before another is retracted, since frees arrive by
-verdict."""
+"""Number of consecutive steps without room before a request is retracted. Verdicts may free pages in
+the meantime."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
-"""Returns the total number of tokens to reserve device pages for when a request starts or resumes."""
+"""Returns the number of tokens to reserve device pages for when the given request starts or resumes."""
 
 
 class RetractStage(Enum):
@@ -43,7 +43,7 @@ class RetractStage(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Retracted:
-    """A retracted request and its state."""
+    """A retracted request and the stage of its retraction."""
 
     active: ActiveRequest
     place: RetractStage = RetractStage.SAVING
@@ -63,21 +63,21 @@ class Retractions:
 
     @property
     def requests(self) -> Sequence[ActiveRequest]:
-        """The retracted requests that are not being resumed yet."""
+        """The retracted requests whose pages are not being loaded back yet."""
         return [each.active for each in self._aside if each.place is not RetractStage.RETURNING]
 
     @property
     def places(self) -> Mapping[str, RetractStage]:
-        """The state of each retracted request, by name."""
+        """The stage of each retracted request, by name."""
         return {each.active.name: each.place for each in self._aside}
 
     def next_to_retract(
         self, short: Sequence[ActiveRequest], running: Iterable[ActiveRequest]
     ) -> ActiveRequest | None:
-        """Return the request to retract for the requests that found no room, or None.
+        """Choose a request to retract so that requests that found no room (`short`) can continue.
 
-        The victim is the youngest running request among those younger than the oldest request in
-        `short`. Call once per step.
+        Returns the youngest running request that is younger than the oldest one in `short`, or None if
+        no retraction is needed or possible. Call once per step.
         """
         self._short_steps = self._short_steps + 1 if short else 0
         leaving = sum(each.place is RetractStage.SAVING for each in self._aside)
@@ -93,7 +93,7 @@ class Retractions:
 
     def retract(self, active: ActiveRequest) -> bool:
         """Retract a request; return False, and let it continue, if host memory has no room."""
-        # A real model has written its partial page; the simulated one writes whole pages only.
+        # Write the partial last page, because the simulated model has written whole pages only.
         self._forward.begin_page(active.name, active.tokens, active.computed)
         if not self._cache.retract(active.name, active.computed_ids):
             return False
@@ -133,13 +133,13 @@ class Retractions:
                 yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
-        """Remove a request that is ready again from the retracted ones, if it was retracted."""
+        """Remove a request that is ready again, if it is among the retracted requests."""
         for each in [each for each in self._aside if each.active.name == name]:
             self._aside.remove(each)
             self._counts.resumes += 1
 
     def forget(self, name: str) -> None:
-        """Remove a request that the engine aborts in the cache."""
+        """Remove a request from the retracted ones because the engine aborts it."""
         self._aside = [each for each in self._aside if each.active.name != name]
 
     def _resume(self, each: _Retracted, reserve: int) -> Admission | Wait:
@@ -149,7 +149,7 @@ class Retractions:
             return answer
         each.place = RetractStage.RETURNING
         if active.admission is not None:
-            # A resumed request keeps the checkpoints of its admission.
+            # Keep the checkpoints of the first admission, because a resume returns none.
             answer = answer._replace(checkpoints=active.admission.checkpoints)
         active.admit(answer, reserve)
         return answer

@@ -2,22 +2,23 @@
 
 At most `concurrency` requests are in the system. A step does, in this order:
 
-1. Arrivals: queue new requests and start their prefetches.
-2. Finished loads and saves: their requests become ready or are requeued.
+1. Queue arriving requests and start their prefetches.
+2. Make requests ready whose loads have finished; requeue requests whose loads or saves failed.
 3. Resume retracted requests, oldest first; then admit the queue's head, within the prefill budget.
-4. One token for every decoding request, then prefill in chunks within the budget.
+4. Compute one token of every decoding request, then prefill in chunks within the budget.
 5. If a request found no room, retract the youngest admitted request (`retractions`).
-6. `cache.step`: the one round.
+6. Run the step's one round by `cache.step`.
 
 A request reserves its prompt's pages at admission, or per chunk if the model has sliding windows
-(`chunks`), and its output's pages as it decodes. If an older request finds no room, no younger one gets
-any, and the youngest is retracted. So the oldest request always makes progress and none starves. A
-resumed request computes at least one token before it is retracted again. A request that cannot be saved
-is recomputed, but only when nothing else can make progress.
+(`chunks`), and its output's pages as it decodes. If an older request finds no room, no younger request
+gets any, and the youngest is retracted. So the oldest request always makes progress and no request
+starves. A resumed request computes at least one token before it is retracted again. A request that
+cannot be saved is recomputed, but only when no other request can make progress.
 
 Decisions depend only on the workload and the cache's answers, never on a clock. The model is a
 `ForwardPass`, which writes computed content into every pool. Cached content is verified when its
-request becomes ready, and again when the request finishes if it still holds the pages.
+request becomes ready. It is verified again when the request finishes, if the request still holds the
+pages.
 """
 
 from bisect import insort
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 REFUSALS_NAMED = 10
-"""Maximum number of refused requests listed by name; all are counted."""
+"""Maximum number of refused requests that are listed by name. All refused requests are counted."""
 
 
 class Scheduler:
@@ -55,13 +56,13 @@ class Scheduler:
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_done` receives the number of finished requests; `stopped` is called once per step."""
+        """`on_done` gets the number of finished requests after each; a true `stopped` ends the run."""
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
         self.retractions = Retractions(cache, self._forward, self.counts)
-        """Public, for callers that report retracted requests."""
+        """The retracted requests. Public, because reports list them."""
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
@@ -74,7 +75,7 @@ class Scheduler:
         self._decoding: list[ActiveRequest] = []
         self._turns = 0
         self._short: list[ActiveRequest] = []
-        """Requests that found no room in this step."""
+        """Requests for which the current step found no free pages."""
         self._idle_steps = 0
 
     def run(self) -> bool:
@@ -90,7 +91,7 @@ class Scheduler:
         return False
 
     def _turn(self) -> bool:
-        """Run one step without its round; return whether anything made progress. See `run`."""
+        """Run one step except its round; return whether any request made progress. See `run`."""
         moved = self._arrivals()
         moved |= self._ended_loads()
         moved |= self._ended_saves()
@@ -115,7 +116,7 @@ class Scheduler:
 
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
-        """The requests in the system, by state."""
+        """The requests in the system, grouped by state."""
         return {
             "waiting": self._waiting,
             "loading": self._loading,
@@ -143,7 +144,7 @@ class Scheduler:
         return moved
 
     def _active(self, request: WorkloadRequest) -> ActiveRequest | None:
-        """Return an arriving request, or refuse it and return None if it can never fit."""
+        """Return the next arriving request; refuse it and return None if it can never fit."""
         active = ActiveRequest(request, self._limits)
         pages = -(-active.total // self._limits.page_tokens)
         if pages > self._limits.device_pages:
@@ -185,7 +186,8 @@ class Scheduler:
         self.retractions.forget(active.name)
         active.begin_again()
         self._cache.abort(active.name)
-        # Its published pages may be evicted from device and host before it is admitted again.
+        # Prefetch again, because published pages may be evicted from device and host before the next
+        # admission.
         self._cache.prefetch(active.name, active.matchable, active.namespace)
         insort(self._waiting, active, key=turn_of)
 
@@ -198,7 +200,7 @@ class Scheduler:
         self.counts.recomputed_tokens += max(0, active.lost - active.computed)
         active.lost = 0
         self.retractions.came_back(active.name)
-        # Only a resumed partial page lets the cached length end within a page.
+        # Verify the partial last page, too: the cached length ends within a page only after a resume.
         self._verify(active, finished=False, moved=True)
         if active.computed < active.goal:
             insort(self._prefilling, active, key=turn_of)
@@ -206,7 +208,7 @@ class Scheduler:
             self._prompt_is_computed(active)
 
     def _admissions(self) -> bool:
-        """Resume and admit requests, unless an admitted one found no room in the last step."""
+        """Resume and admit requests, unless an admitted request found no room in the last step."""
         if self._short:
             return False
         moved = False
@@ -216,7 +218,7 @@ class Scheduler:
                 self._admitted(active)
             else:
                 self._begin_again(active)
-        # Retracted requests arrived before the waiting ones, so they come first.
+        # Admit waiting requests only if none is retracted, because retracted requests arrived earlier.
         while self._waiting and not self.retractions.requests:
             head = self._waiting[0]
             if self._backlog >= self._limits.prefill_tokens:
@@ -238,9 +240,9 @@ class Scheduler:
         return moved
 
     def _room_for(self, active: ActiveRequest) -> int:
-        """Return the number of tokens to reserve pages for.
+        """Return the number of tokens to reserve device pages for when a request is admitted.
 
-        Includes at least one token to compute, so that the admitted request can make progress.
+        Covers at least one token to compute, so that the admitted request can make progress.
         """
         return min((active.computed if self._chunks.one_by_one else active.goal) + 1, active.last)
 
@@ -252,7 +254,7 @@ class Scheduler:
 
     @property
     def _backlog(self) -> int:
-        """Prompt tokens of admitted requests not computed yet; loads in flight count as successful."""
+        """Number of prompt tokens of admitted requests still to be computed, if all loads succeed."""
         loading = sum(max(0, active.goal - active.hit_tokens) for active in self._loading)
         return loading + sum(active.goal - active.computed for active in self._prefilling)
 
@@ -274,7 +276,7 @@ class Scheduler:
             while budget and active.computed < active.goal:
                 end = self._chunks.end(active.computed, active.goal, budget, active.checkpoints)
                 if not self._reserve(active, end):
-                    # Pages already reserved take no room from other requests.
+                    # Without more pages, compute only up to the end of the pages reserved already.
                     end = min(end, active.reserved)
                 if end <= active.computed:
                     break
@@ -298,10 +300,10 @@ class Scheduler:
             insort(self._decoding, active, key=turn_of)
 
     def _reserve(self, active: ActiveRequest, tokens: int) -> bool:
-        """Reserve pages for the first `tokens` tokens; return False if there is no room now."""
+        """Reserve device pages for the first `tokens` tokens; return False if there is no room now."""
         if tokens <= active.reserved:
             return True
-        # Once an older request found no room, a younger one must not get any.
+        # An older request found no room in this step, so younger requests must not get any.
         if self._short or not self._cache.extend(active.name, tokens):
             self._short.append(active)
             return False
@@ -309,7 +311,7 @@ class Scheduler:
         return True
 
     def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
-        """Compute each request up to the length given with it."""
+        """Compute the tokens of each request up to the length paired with it."""
         self._forward.compute(
             [
                 TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
@@ -323,7 +325,7 @@ class Scheduler:
         self._cache.insert(active.name, active.computed_ids, final=False)
 
     def _make_room(self, moved: bool) -> bool:
-        """Retract or requeue the youngest request if an older one has no room; return if done."""
+        """Retract or requeue the youngest request if an older one has no room; return whether done."""
         running = [*self._prefilling, *self._decoding]
         youngest = self.retractions.next_to_retract(self._short, running)
         if youngest is None:
@@ -356,7 +358,7 @@ class Scheduler:
         self._count(active)
 
     def _count(self, active: ActiveRequest) -> None:
-        """Count a served request."""
+        """Count a request that has been served."""
         hits = active.hits
         if hits is None:
             raise InternalError(f"{active.name} was served and was never ready")

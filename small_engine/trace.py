@@ -20,12 +20,12 @@ from .request import BLOCK_TOKENS, WorkloadRequest
 
 _GZIP = b"\x1f\x8b"
 _LINE_BYTES_MAX = 16 << 20
-"""Longer lines are refused, so that a file cannot exhaust memory. The limit is enough for the ids of a
-prompt of some hundred million tokens."""
+"""Maximum length of a line in bytes, so that a file cannot exhaust memory. The limit is enough for the
+hash ids of a prompt of some hundred million tokens."""
 
 
 class _Line(msgspec.Struct):
-    """The used fields of a trace line."""
+    """The fields of a trace line that a replay reads."""
 
     input_length: Annotated[int, Meta(ge=1)]
     output_length: Annotated[int, Meta(ge=0)]

@@ -1,7 +1,7 @@
 """The built-in workload: conversations that share system prompts and grow turn by turn.
 
-Requests have the form of a trace's (blocks of 512 tokens named by ids), so all users of a trace accept
-them. Turns of different conversations are interleaved, as in a real service.
+Requests have the same form as those of a trace (blocks of 512 tokens named by ids), so every reader of
+traces accepts the workload. Turns of different conversations are interleaved, as in a real service.
 """
 
 import random
@@ -23,7 +23,7 @@ _OUTPUT_TOKENS = (8, 200)
 
 @dataclass(slots=True)
 class _Conversation:
-    """An open conversation: the ids of its blocks so far, and its length in tokens."""
+    """A conversation that may continue: the ids of its blocks so far, and its length in tokens."""
 
     hash_ids: list[int]
     tokens: int
@@ -73,7 +73,10 @@ def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Wor
 
 
 def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Assign `namespaces` namespaces round-robin: 0 gives each request a separate one, 1 gives none."""
+    """Assign requests to `namespaces` namespaces in turn; 0 gives each request its namespace.
+
+    With 1 the requests stay in the default namespace.
+    """
     if namespaces == 1:
         return requests
     return (
@@ -83,7 +86,10 @@ def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterato
 
 
 def count_requests(trace: str | None, limit: int | None) -> int:
-    """Return how many requests `requests_of` yields. Raises `ConfigError` for a malformed trace."""
+    """Return the number of requests that `requests_of` yields for the same arguments.
+
+    Raises `ConfigError` for a malformed trace.
+    """
     if trace is None:
         return REQUESTS_DEFAULT if limit is None else limit
     return sum(1 for _ in read_trace(trace, limit))

@@ -11,14 +11,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 @dataclass
 class KeptWork(base.KVConnectorMetadata):
-    """Blocks to load and to save in one step, as pairs (block, file)."""
+    """The blocks to load and to save in one step, each paired with the file that stores it."""
 
     loads: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
     saves: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
 
 
 class NaiveConnector(base.KVConnectorBase_V1):
-    """Stores one file per block of a prompt, in one folder per rank."""
+    """Stores each block of a prompt in one file. Every rank has its folder."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -1,9 +1,10 @@
-"""Run two ranks of vLLM with a store each, after one of the stores has lost a page.
+"""Run two ranks of vLLM, each with its store, after one of the stores has lost a page.
 
 Runs the case with a naive connector, with Lockstep, and without a connector, and prints the tokens of
 each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens, and the
-naive connector gave wrong ones or crashed. Its ranks compute different lengths, so an all_reduce adds
-mismatched tensors, or gloo aborts a rank that receives more than its buffer holds.
+naive connector gave wrong ones or crashed. The naive connector's ranks compute different lengths.
+Therefore an all_reduce adds mismatched tensors, or gloo aborts a rank that receives more than its
+buffer holds.
 """
 
 import json
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 RANKS = 2
 SPOILED_RANK = 1
 WIDTH = 92
-"""Columns of a code block on the documentation site."""
+"""Width in columns of a code block on the documentation site."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -37,7 +38,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one engine start on each rank, and Lockstep's log lines."""
+    """The output tokens and cached lengths of each rank in one run, and Lockstep's log lines."""
 
     tokens: list[list[int]]
     cached: list[int]
@@ -47,7 +48,7 @@ class Answer:
 
 
 def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> Answer:
-    """Run both ranks on one prompt and return the result; exit on a crash unless `may_end`."""
+    """Run both ranks on one prompt and return the result; a crash exits unless `may_end`."""
     print(f"  {name} ...", flush=True)
     command = [
         sys.executable,
@@ -82,15 +83,15 @@ def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> 
 def lose_a_page(store: Path) -> None:
     """Remove one page of the prompt from the store of one rank.
 
-    Removes the third newest file. That is mostly the third page from the end, because several files may
-    have the same modification time.
+    Removes the third newest file, by mtime. That is mostly the third page from the end, because several
+    files may have the same mtime.
     """
     files = [path for path in (store / f"rank{SPOILED_RANK}").rglob("*") if path.is_file()]
     sorted(files, key=lambda path: path.stat().st_mtime_ns)[-3].unlink()
 
 
 def main() -> int:
-    """Run all three cases and print their results."""
+    """Run the naive connector, Lockstep and no connector, and print the results."""
     with tempfile.TemporaryDirectory(prefix="disagreeing-stores-") as name:
         folder = Path(name)
         tiny_llama.make(folder / "model")

@@ -1,4 +1,4 @@
-"""Creates a model with a few hundred thousand random weights and varied output."""
+"""Creates a small model whose random weights give varied output."""
 
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +31,8 @@ def make(folder: Path, *, layers: int = 2, hidden: int = 128, seed: int = 0) -> 
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Large weights, so that every token depends on all earlier ones and outputs vary.
+            # Use large weights, so that every output token depends on all earlier tokens and outputs
+            # vary.
             if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """A small engine with a cache: `python start.py`, or `torchrun --nproc-per-node 2 start.py`.
 
 With `--store file:///some/folder` the pages persist, and the next start finds them, at any TP size.
-Exit status 0: every token equals the model's output without a cache.
+Exit status 0: every output token equals the model's output without a cache.
 """
 
 import argparse
@@ -17,7 +17,7 @@ ROW = "{:<24}{:>7}{:>10}{:>8}{:>7}{:>9}  {}"
 
 
 def main() -> int:
-    """Run one rank."""
+    """Run the engine of one rank."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", help="a URI; by default a folder that is removed at the end")
     store: str | None = parser.parse_args().store
@@ -28,7 +28,7 @@ def main() -> int:
         else:
             alone = f"file://{folder}/ranks"
             dist.init_process_group("gloo", init_method=alone, rank=0, world_size=1)
-        # Every rank needs the same URI, so rank 0 broadcasts its own.
+        # Every rank needs the same store URI, so rank 0 broadcasts its URI.
         told = [store or f"file://{folder}/store"]
         dist.broadcast_object_list(told)
         is_right = show(told[0])
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def show(store: str) -> bool:
-    """Print each scene's result on rank 0; return whether every token was right."""
+    """Run the scenes of the tour and print each result on rank 0; return whether all are right."""
     shape, rank, ranks = Shape(), dist.get_rank(), dist.get_world_size()
     model = TinyTransformer(shape, rank=rank, world_size=ranks, add_up=add_up)
     lines = [

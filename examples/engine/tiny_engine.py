@@ -16,35 +16,35 @@ from tiny_transformer import TinyTransformer
 from lockstep import Admission, Cache, LoadState, Wait
 
 IDLE_S = 0.001
-"""How long a step without anything to compute waits for progress of work in flight."""
+"""Seconds that a step waits for copies or reads in flight if no request can compute."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A prompt and its output so far."""
+    """A request: its prompt, and the output so far."""
 
     name: str
     tokens: list[int]
-    """The prompt, then the outputs. The KV of the last token is not computed yet."""
+    """The prompt's tokens, then the output tokens. The KV of the last token is not computed yet."""
     last: int
-    """The total number of tokens when the request is finished."""
+    """Number of tokens, of prompt and output, when the request is finished."""
     computed: int = 0
-    """The number of tokens whose KV is in the request's pages."""
+    """Number of tokens whose KV is in the request's pages."""
     found: Admission | None = None
-    """The origin of its cached prefix at the first admission."""
+    """The first admission, which says from which tiers the cached prefix came; None before."""
 
 
 class Engine:
     """One rank's engine, with one cache and one rank's shard of a model."""
 
     def __init__(self, cache: Cache, model: TinyTransformer, *, chunk_tokens: int = 64) -> None:
-        """`chunk_tokens` is the size of prompt chunks; each step computes one chunk."""
+        """`chunk_tokens` is the maximum number of tokens that a request computes in one step."""
         self.waiting: deque[Request] = deque()
         self.admitted: list[Request] = []
         """Admitted requests, oldest first."""
         self.served: dict[str, Request] = {}
         self.events: Counter[str] = Counter()
-        """Counters of the cache's answers, for display."""
+        """Numbers of retractions, recomputations and other answers of the cache, for display."""
         self._cache = cache
         self._model = model
         self._chunk_tokens = chunk_tokens
@@ -61,7 +61,7 @@ class Engine:
         self.waiting.append(request)
 
     def run(self) -> None:
-        """Serve all requests."""
+        """Run steps until all requests are finished."""
         while self.waiting or self.admitted:
             self.step()
 
@@ -73,27 +73,29 @@ class Engine:
         self._cache.step(idle_s=0.0 if has_computed else IDLE_S)
 
     def abort(self, name: str) -> None:
-        """Abort a request in any state; every rank must do so in the same step."""
+        """Abort a request in any state. Every rank must abort the request in the same step."""
         self.waiting = deque(each for each in self.waiting if each.name != name)
         self.admitted = [each for each in self.admitted if each.name != name]
         self._cache.abort(name)
 
     def _ask_storage(self, request: Request) -> None:
-        # The last token must be computed in any case to get the first output.
+        # Exclude the last token from the match, because the model must compute it to give the first
+        # output.
         self._cache.prefetch(request.name, request.tokens[:-1])
 
     def _admit(self) -> None:
         """Admit waiting requests in order, as long as there is room."""
         if any(self._state(each) in {LoadState.SAVING, LoadState.SAVED} for each in self.admitted):
-            return  # Retracted requests come first.
+            return  # Resume retracted requests first.
         while self.waiting and self._cache.prefetch_done(self.waiting[0].name):
             request = self.waiting[0]
             answer = self._cache.load_back(
                 request.name, request.tokens[:-1], reserve_tokens=len(request.tokens)
             )
             if isinstance(answer, Wait):
-                # NO_ROOM: wait until others finish. LOADING: another request is loading the same pages.
-                # The request holds no pages meanwhile, so retry in the next step.
+                # NO_ROOM: wait until other requests finish. LOADING: another request is loading the
+                # same pages. The request holds no pages in either case, so try to admit it again in the
+                # next step.
                 self.events[f"wait: {answer}"] += 1
                 return
             self.waiting.popleft()
@@ -108,23 +110,24 @@ class Engine:
             match self._state(request):
                 case LoadState.READY:
                     if not self._advance(request):
-                        # A younger request must not take room that an older one lacks.
+                        # Do not compute younger requests, because they must not take room that an older
+                        # one lacks.
                         self._make_room()
                         break
                     has_computed = True
                 case LoadState.FAILED:
                     self._begin_again(request, "failed")
                 case LoadState.LOADING | LoadState.SAVING | LoadState.SAVED:
-                    pass  # Pages in flight or in host memory.
+                    pass  # Wait: the request's pages are in host memory or being copied.
         return has_computed
 
     def _advance(self, request: Request) -> bool:
-        """Compute the next chunk, or the next token after the prompt; return False without room."""
+        """Compute a request's next chunk or token; return False if the device has no room for it."""
         start = request.computed
         end = min(len(request.tokens), start + self._chunk_tokens)
         if not self._cache.extend(request.name, end):
             return False
-        # Read the table each time, because insert, load back and resume may change it.
+        # Get the page table for each chunk, because insert, load back and resume may change it.
         pages = self._cache.page_table(request.name)
         token = self._model.next_token(
             request.tokens[start:end], start, pages, self._keys, self._values
@@ -134,7 +137,8 @@ class Engine:
             request.tokens.append(token)
         is_done = len(request.tokens) == request.last
         if is_done or end // self._page_tokens > start // self._page_tokens:
-            # Published pages are shared and must not be written again.
+            # Publish pages as soon as they are full. Published pages are shared, so the engine must not
+            # write to them again.
             self._cache.insert(request.name, request.tokens[:end], final=is_done)
         if is_done:
             self._cache.release(request.name)
@@ -143,19 +147,23 @@ class Engine:
         return True
 
     def _make_room(self) -> None:
-        """Retract the youngest request, unless copies in flight will make room."""
+        """Retract the youngest request, unless copies in flight will soon make room."""
         states = [self._state(each) for each in self.admitted]
         if LoadState.SAVING in states or LoadState.LOADING in states:
-            return  # A save frees pages soon; a load can be retracted soon.
+            # A request being saved frees its pages soon. One being loaded can be retracted once it is
+            # ready.
+            return
         ready = [each for each in self.admitted if self._state(each) is LoadState.READY]
         youngest = ready[-1]
         if youngest is self.admitted[0]:
-            return  # Only one request: its pages become free when copies finish.
+            # The oldest request is the only one ready. Wait for the pages that copies in flight will
+            # free.
+            return
         if self._cache.retract(youngest.name, youngest.tokens[: youngest.computed]):
             self.events["retracted"] += 1
         else:
-            # Host memory has no room either, so recompute the request. Published pages may still be
-            # matched.
+            # Host memory has no room either, so recompute the request. A match may still find the pages
+            # that it has published.
             self._cache.release(youngest.name)
             self._begin_again(youngest, "begun again")
 
@@ -175,9 +183,9 @@ class Engine:
                     return
 
     def _begin_again(self, request: Request, why: str) -> None:
-        """Requeue a request that lost its pages, ahead of the waiting ones.
+        """Requeue a request that lost its pages, ahead of all other waiting requests.
 
-        Output tokens are known, so they are computed together with the prompt.
+        Its output tokens are known, so the request computes their KV like that of a prompt.
         """
         self.events[why] += 1
         self.admitted.remove(request)

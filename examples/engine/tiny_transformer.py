@@ -1,11 +1,11 @@
-"""A small Transformer with random weights: grouped queries, rotary positions, paged KV.
+"""A small Transformer with random weights: grouped-query attention, rotary positions, paged KV.
 
-The model reads and writes keys and values in pages, like the kernels of a real engine, and does not
-know the cache.
+The model reads and writes keys and values in pages, like the kernels of a real engine, and does not use
+the cache's API.
 
 Every factor is a multiple of 2**-12, so each sum of products is exact in float64 and independent of its
-order. Outputs are therefore equal for any chunk size and number of ranks. Engines with rounding may
-give other tokens at another chunk or TP size.
+order. Outputs are therefore equal for any chunk size and number of ranks. Real engines round, so their
+output may change with the chunk or TP size.
 """
 
 import math
@@ -21,7 +21,7 @@ GRID = 4096.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of the whole model."""
+    """The sizes of the whole model, before it is sharded."""
 
     layers: int = 2
     heads: int = 8
@@ -33,25 +33,25 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Elements per token between two layers."""
+        """Number of elements of a token's hidden state."""
         return self.heads * self.head_dim
 
 
 def snap(numbers: torch.Tensor) -> torch.Tensor:
-    """Round to the grid, which also removes differences in the last bit of an `exp`."""
+    """Round to multiples of 1/`GRID`. This also removes differences in the last bit of an `exp`."""
     return torch.round(numbers * GRID) / GRID
 
 
 def normed(numbers: torch.Tensor) -> torch.Tensor:
-    """Return each token divided by its root mean square."""
+    """Return the hidden state of each token divided by its root mean square."""
     return snap(numbers / torch.sqrt(numbers.square().mean(-1, keepdim=True) + 1e-6))
 
 
 class TinyTransformer:
     """One rank's shard of the model: a range of the heads, and of the hidden elements.
 
-    All ranks draw the whole model from one seed and keep their shard, so the output does not depend on
-    the number of ranks. `add_up` replaces a tensor by its sum over all ranks.
+    All ranks draw the whole model's weights from one seed and keep their shard, so the output does not
+    depend on the number of ranks. `add_up` replaces a tensor by its sum over all ranks.
     """
 
     def __init__(
@@ -68,7 +68,11 @@ class TinyTransformer:
         random = torch.Generator().manual_seed(seed)
 
         def weights(rows: int, columns: int, *, divided: int | None = None) -> torch.Tensor:
-            """Draw a matrix; keep this rank's part of its rows (0) or columns (1), or all of it."""
+            """Draw a random matrix; return it whole, or this rank's part.
+
+            `divided` is the dimension that is sharded over the ranks: 0 for rows, 1 for columns, None
+            for neither.
+            """
             numbers = torch.randn(rows, columns, generator=random, dtype=torch.float64)
             numbers = snap(numbers / math.sqrt(rows))
             return numbers if divided is None else numbers.chunk(world_size, divided)[rank]
@@ -120,12 +124,12 @@ class TinyTransformer:
             )
             keys[layer, page, :, slot] = self._rotated(k, at).to(keys.dtype)
             values[layer, page, :, slot] = v.to(values.dtype)
-            # [heads, tokens from 0 to `end`, head_dim].
+            # Shape: [heads, tokens from 0 to `end`, head_dim].
             k, v = (
                 column[layer, read].transpose(0, 1).flatten(1, 2)[:, :end].double()
                 for column in (keys, values)
             )
-            # Group queries by their KV head: [KV heads, queries per KV head, tokens, head_dim].
+            # Group queries by KV head; shape: [KV heads, queries per KV head, tokens, head_dim].
             q = self._rotated(q, at).view(len(tokens), k.shape[0], -1, shape.head_dim)
             q = q.permute(1, 2, 0, 3)
             scores = snap(q @ k[:, None].transpose(2, 3) / math.sqrt(shape.head_dim))
@@ -138,7 +142,7 @@ class TinyTransformer:
         return int((normed(numbers[-1:]) @ self._unembedding).argmax())
 
     def alone(self, prompt: Sequence[int], outputs: int) -> list[int]:
-        """Return the output for a prompt without a cache, computed in one private page."""
+        """Return the output tokens for a prompt, computed without a cache in one large page."""
         tokens = list(prompt)
         heads = self._layers[0][1].shape[1] // self.shape.head_dim
         page = (self.shape.layers, 1, heads, len(prompt) + outputs, self.shape.head_dim)
@@ -157,6 +161,6 @@ class TinyTransformer:
         return snap(torch.cat([first * cos - second * sin, first * sin + second * cos], -1))
 
     def _plus(self, numbers: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-        """Return `numbers` plus the sum of `mine` over all ranks."""
+        """Return `numbers` plus the sum of each rank's `mine`."""
         self._add_up(mine)
         return snap(numbers + mine)

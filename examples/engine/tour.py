@@ -1,4 +1,4 @@
-"""One prompt served repeatedly with its prefix on different tiers, always with equal output.
+"""Scenes in which one prompt is served with its prefix on different tiers, always with equal output.
 
 Every scene runs in the engine with a cache. Its output is compared with that of one rank without a
 cache.
@@ -19,13 +19,14 @@ from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRul
 
 OUTPUTS = 24
 SHARED_TOKENS, OWN_TOKENS = 32, 97
-"""Every prompt begins with the same tokens, like a system prompt, followed by different ones."""
+"""Numbers of tokens that all prompts begin with, like a system prompt, and that differ for each prompt.
+"""
 VISITED = 0
-"""The prompt that is repeated; the other prompts evict it from tier to tier."""
+"""The number of the prompt that is repeated. The other prompts evict its pages from tier to tier."""
 
 
 class Scene(NamedTuple):
-    """The result of serving some requests: prompt tokens by the tier they came from."""
+    """The result of serving some requests: numbers of prompt tokens by the tier they came from."""
 
     name: str
     prompt: int
@@ -33,17 +34,17 @@ class Scene(NamedTuple):
     host: int
     storage: int
     equal: bool
-    """Whether every token equals the output of one rank without a cache."""
+    """Whether every output token equals the output of one rank without a cache."""
     events: Counter[str]
 
     @property
     def computed(self) -> int:
-        """Prompt tokens that were not cached."""
+        """Number of prompt tokens that were computed because no tier had them."""
         return self.prompt - self.device - self.host - self.storage
 
 
 def config(shape: Shape, store: str) -> CacheConfig:
-    """Return cache settings for a model, with pools small enough to overflow."""
+    """Return a model's cache settings, with pools so small that they overflow."""
     columns = [
         Column(
             name=name,
@@ -67,22 +68,24 @@ def config(shape: Shape, store: str) -> CacheConfig:
 
 @contextmanager
 def opened(settings: CacheConfig) -> Generator[Cache]:
-    """Open a cache; close it after success and abandon it after an error."""
+    """Open a cache for the block; close it after success and abandon it after an error."""
     cache = Cache.open(settings)
     try:
         for column in settings.layout.columns:
-            # NaN in unwritten pages spoils every token computed from them, so misuse is detected.
+            # Fill the pages with NaN. If the engine reads a page not written before, every token
+            # computed from it is wrong, so the error is detected.
             cache.device_pool.column(column.name).fill_(math.nan)
         yield cache
     except BaseException:
-        # Do not wait for other ranks; they detect the exit and raise an error naming this rank.
+        # After an error do not wait for the other ranks. They detect the exit and raise an error that
+        # names this rank.
         cache.abandon()
         raise
     cache.close()
 
 
 def prompt(number: int) -> list[int]:
-    """Return a prompt by number: the shared tokens, then its private ones."""
+    """Return the prompt with a given number: the shared tokens, then tokens of this prompt only."""
     shared = np.random.default_rng(SHARED_TOKENS).integers(512, size=SHARED_TOKENS)
     own = np.random.default_rng([number]).integers(512, size=OWN_TOKENS)
     return [*shared.tolist(), *own.tolist()]
@@ -90,7 +93,7 @@ def prompt(number: int) -> list[int]:
 
 @remembered
 def without_cache(shape: Shape, number: int) -> list[int]:
-    """Return the output of the whole model on one rank for a prompt."""
+    """Return the output for a prompt of the whole model on one rank without a cache."""
     return TinyTransformer(shape).alone(prompt(number), OUTPUTS)
 
 

@@ -1,9 +1,10 @@
-"""Two ranks prefill prompts and one decodes them: `python run.py`, or `python run.py --ray`.
+"""Two ranks prefill prompts and one rank decodes them: `python run.py`, or `python run.py --ray`.
 
 Each group is started under torchrun, or its ranks are Ray actors. The producer serves computed pages
-from host memory and the consumer prefetches them; the TP sizes may differ. Other data is handed over in
-one msgpack message. A page of the second request is corrupted in transit, so the consumer recomputes
-it. Exit status 0: pages were transferred, all KV is right, and the sampler continued from its state.
+from host memory and the consumer prefetches them; their TP sizes may differ. All other data goes from
+producer to consumer in one msgpack message. A page of the second request is corrupted in transit, so
+the consumer recomputes the page. Exit status 0: pages were transferred, all KV is right, and the
+sampler continued from its state.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from lockstep.small_engine.request import TokenIds
 PREFILL, DECODE = "prefill", "decode"
 RANKS = {PREFILL: 2, DECODE: 1}
 SEEDS = {"whole": 1, "damaged": 2}
-"""Seed of each request's prompt and sampling, by request."""
+"""Seed from which the prompt and the sampling of each request are drawn, by the request's name."""
 PAGE_TOKENS, OUTPUTS, VOCABULARY = 16, 20, 50_000
 PROMPT_TOKENS = 8 * PAGE_TOKENS + 7
 LAYOUT = PageLayout(
@@ -52,15 +53,16 @@ LAYOUT = PageLayout(
 )
 FAR = "127.0.0.2"
 DAMAGED_BYTE = 400_000
-"""Offset in the bytes sent by the producer's last rank; lies in a page of the second request."""
+"""Position of the corrupted byte among the bytes that the producer's last rank sends. It lies in a page
+of the second request."""
 PATIENCE_S = 600.0
 
 
 class Rank:
-    """One rank of either group. Its model writes content that differs for every page."""
+    """One rank of the producer or consumer. Its model writes different content to every page."""
 
     def __init__(self, role: str, rank: int, folder: str) -> None:
-        """The ranks of a group rendezvous in `folder`, which must be visible to all."""
+        """Join the group `role`, whose ranks meet in `folder`. All ranks must see the folder."""
         meets_at = f"file://{folder}/{role}"
         dist.init_process_group("gloo", meets_at, rank=rank, world_size=RANKS[role])
         is_far = role == PREFILL and rank == RANKS[role] - 1
@@ -70,7 +72,7 @@ class Rank:
             device_pages=64,
             host_pages=128,
             peers=Peers(reached_at=FAR if is_far else ""),
-            # Long timeouts, so that a slow machine does not cause recomputation.
+            # Use long timeouts, because a timeout on a slow machine would cause recomputation.
             stop_policy=StopPolicy(base_s=60.0, cap_s=60.0),
             timeouts=Timeouts(lookup_s=60.0),
         )
@@ -92,7 +94,7 @@ class Rank:
         return msgspec.msgpack.encode({**message, "source": self._cache.serving_uri})
 
     def decode(self, message: bytes) -> str:
-        """Continue a request from a handoff message; return a line with the result."""
+        """Decode a request from a handoff message; return a line with the result."""
         handed = msgspec.msgpack.decode(message)
         name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
         self._cache.prefetch(name, prompt, source=handed["source"])
@@ -101,7 +103,7 @@ class Rank:
         assert isinstance(found, Admission)
         self._until(lambda: self._cache.load_state(name) is LoadState.READY)
         wrong = self._wrong_pages(name, prompt[: found.cached_tokens])
-        # Compute missing or corrupt pages here.
+        # Compute the pages that are missing or were corrupt.
         self._compute(name, prompt, found.cached_tokens)
         random = torch.Generator()
         random.set_state(torch.frombuffer(bytearray(handed["random_state"]), dtype=torch.uint8))
@@ -119,7 +121,7 @@ class Rank:
         return f"{name}: {came}, {'exact' if is_exact else 'WRONG'}"
 
     def close(self) -> None:
-        """Leave the group, together with its other ranks."""
+        """Close the cache and leave the group. Every rank of the group must do so."""
         self._cache.close()
         dist.destroy_process_group()
 
@@ -135,7 +137,7 @@ class Rank:
         return sum(each.corrupt for each in found.values())
 
     def _until(self, done: Callable[[], bool]) -> None:
-        # The condition is equal on every rank, so all ranks take the same number of steps.
+        # `done` is equal on every rank, so all ranks take the same number of steps.
         while not done():
             self._cache.step(idle_s=0.002)
 
@@ -151,7 +153,7 @@ def _sample(random: torch.Generator) -> int:
 
 
 def _lay_bad_cable(port: int) -> None:
-    """Forward connections to FAR to this rank, flipping one bit of the data it sends."""
+    """Forward connections from the address FAR to this rank. Flip one bit of the data that it sends."""
     listening, sent = create_server((FAR, port)), [0]
 
     def carry(source: socket, sink: socket, *, flips: bool) -> None:
@@ -175,7 +177,7 @@ def _lay_bad_cable(port: int) -> None:
 
 
 def as_actors(folder: str) -> list[str]:
-    """Run each rank as an actor and pass messages between groups; return the decode results."""
+    """Run each rank as a Ray actor and pass messages between groups; return the decode results."""
     said: list[str] = []
     with ray_cluster(None, ranks=sum(RANKS.values())) as cluster:
         actor, get = cluster.ray.remote(Rank), cluster.ray.get
@@ -192,7 +194,7 @@ def as_actors(folder: str) -> list[str]:
 def under_torchrun(folder: str) -> list[str]:
     """Start both groups under torchrun; return the results of the decoding group.
 
-    If a process of one group dies, both end.
+    If a process of one group exits with an error, both groups are stopped.
     """
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
     groups = [
@@ -203,7 +205,7 @@ def under_torchrun(folder: str) -> list[str]:
         while None in (ended := [each.poll() for each in groups]) and not any(ended):
             time.sleep(0.05)
     finally:
-        # Each group waits for the other, so stop both.
+        # Stop both groups, because each would wait for the other.
         for each in groups:
             each.terminate()
             each.wait()
@@ -213,7 +215,7 @@ def under_torchrun(folder: str) -> list[str]:
 
 
 def one_rank(role: str, folder: str) -> None:
-    """Run one rank, exchanging messages through a file; in production a router carries them."""
+    """Run one rank. Messages pass through a file; in production a router would carry them."""
     number, messages = int(os.environ["RANK"]), _messages(folder)
     rank = Rank(role, number, folder)
     for name in SEEDS:
@@ -223,13 +225,13 @@ def one_rank(role: str, folder: str) -> None:
             key, text = f"{name}.said", rank.decode(bytes.fromhex(messages.get(name).decode()))
         if not number:
             messages.set(key, text)
-    # Wait, so that the producer serves its pages until all requests are finished.
+    # Wait for all results, because the producer must serve its pages until all requests are finished.
     messages.wait([f"{name}.said" for name in SEEDS])
     rank.close()
 
 
 def _messages(folder: str) -> Store:
-    # torch's type stubs do not export the documented class.
+    # torch's type stubs do not export `FileStore`, which its documentation describes.
     store = dist.FileStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
         f"{folder}/messages"
     )

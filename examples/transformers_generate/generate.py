@@ -1,4 +1,4 @@
-"""Example user code: prompts, a tensor-parallel model, and a cache that persists between runs.
+"""The user's code of this example: a tensor-parallel model and a cache that persists between runs.
 
     torchrun --nproc-per-node 2 generate.py MODEL PROMPTS STORE
 

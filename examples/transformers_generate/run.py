@@ -1,7 +1,7 @@
 """Create a small model and prompts, and run `generate.py` twice on two ranks: `python run.py`.
 
-Downloads nothing: the model has random weights, and prompts are token ids. Exit status 0: every token
-equals the model's output without a cache.
+Downloads nothing: the model has random weights, and prompts are token ids. Exit status 0: every output
+token equals the model's output without a cache.
 """
 
 import json
@@ -22,11 +22,12 @@ except ModuleNotFoundError:
 HERE = Path(__file__).parent
 RANKS = 2
 SHARED_TOKENS, OWN_TOKENS = 1400, 50
-"""Every prompt begins with the same instructions, followed by a different question."""
+"""Numbers of tokens that all prompts begin with, like instructions, and that differ for each question.
+"""
 
 
 def make_model(folder: Path) -> None:
-    """Write a Llama of 25 million parameters."""
+    """Write a Llama model with 25 million random weights to `folder`."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 1024,
@@ -36,7 +37,7 @@ def make_model(folder: Path) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "max_position_embeddings": 4096,
-        # No padding of prompts, and no early end of answers.
+        # Do not pad prompts, and do not end answers early.
         "pad_token_id": None,
         "eos_token_id": None,
     }
@@ -68,7 +69,7 @@ def alone(folder: Path, prompts: list[torch.Tensor]) -> list[str]:
 
 
 def start(title: str, *arguments: object) -> list[str]:
-    """Run `generate.py` on all ranks; return the output of each prompt."""
+    """Run `generate.py` under torchrun; return the output for each prompt."""
     print(title, flush=True)
     ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     quiet = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
@@ -87,7 +88,7 @@ def start(title: str, *arguments: object) -> list[str]:
 
 
 def main() -> int:
-    """Compute prompts without a cache, then on two ranks with one, and again after a restart."""
+    """Compute prompts without a cache, then twice on two ranks with a cache, and compare."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

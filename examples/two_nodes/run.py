@@ -25,7 +25,7 @@ TIMEOUT_S = 240.0
 
 
 class Nodes:
-    """Two nodes and the processes started on them."""
+    """Two simulated nodes and the processes started on them."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -59,14 +59,14 @@ class Nodes:
         return process
 
     def wait(self, processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-        """Wait until the commands have ended; exit with the log of one that failed."""
+        """Wait until the commands have exited; exit with the log of the first that failed."""
         for process in processes:
             if process.wait(TIMEOUT_S):
                 log = self._place / f"{self._running.index(process)}.log"
                 sys.exit(f"a command ended with {process.returncode}:\n{log.read_text()[-2000:]}")
 
     def part(self) -> None:
-        """Kill running commands and delete the namespaces."""
+        """Kill commands that still run and delete the network namespaces."""
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class Nodes:
 
 @contextmanager
 def two_nodes() -> Generator[tuple[Nodes, Path]]:
-    """Provide two nodes and a directory visible to both."""
+    """Provide two nodes and a directory visible to both, and remove them afterwards."""
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as place:
         nodes = Nodes(Path(place))
         try:
@@ -88,7 +88,7 @@ def two_nodes() -> Generator[tuple[Nodes, Path]]:
 
 
 def torchrun(node: int, *module: str) -> tuple[str, ...]:
-    """Return the command that starts two ranks on one of the nodes."""
+    """Return the torchrun command that starts two ranks on node number `node`."""
     return (
         *(*TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"),
         *("--master-addr", ADDRESSES[0], "--master-port", "29555", "-m", *module),
@@ -96,7 +96,7 @@ def torchrun(node: int, *module: str) -> tuple[str, ...]:
 
 
 def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
-    """Run a replay on two ranks of each node, with one store; return the report."""
+    """Run a replay on two ranks of each node, with one store for all ranks; return the report."""
     report = place / "replay.json"
     options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
     module = ("lockstep.launch.replay.replay", *options, "--report", str(report))

@@ -95,8 +95,9 @@ class HostCache(RankCache):
     ) -> int:
         """Return how many tokens `load` can load beyond the engine's own `device_tokens`.
 
-        A multiple of the page size; 0 for a request whose load failed, which must be computed. Valid
-        until the next call that may allocate host pages: `back_up` or `begin_step`.
+        The number is a multiple of the page size. It is 0 if a load of the request has failed, so that
+        the engine computes the tokens. It is valid until the next call that may allocate host pages:
+        `back_up` or `begin_step`.
         """
         self._require_group()
         require_text(namespace)
@@ -121,7 +122,7 @@ class HostCache(RankCache):
     def admit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
     ) -> None:
-        """Record in the statistics that a request starts to compute, once for each start.
+        """Record in the statistics that a request starts to compute. Call once for each such start.
 
         `tokens` could have come from the cache. The first `device_tokens` of them are on the device,
         including loaded ones.
@@ -276,7 +277,7 @@ class HostCache(RankCache):
 
     @property
     def pending_frees(self) -> bool:
-        """Whether released requests still have device pages that rounds alone will make free."""
+        """Whether released requests still have device pages in use that rounds will free."""
         return bool(self._freed) or self._replica.waits_for_frees
 
     def finish_copies(self) -> bool:

@@ -92,7 +92,7 @@ def open_rank(
 
     Collective: every rank calls it at the same point. `device` is the device for cache-owned pages, or
     the engine's pages. Raises the same `ConfigError` on every rank if settings differ or one rank
-    cannot start. The caller's cache owns the collective on success; on an error it is closed here.
+    cannot start. On success the caller's cache owns `collective`; on an error this function closes it.
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
@@ -309,7 +309,7 @@ def _page_server(
 
 
 def _serving_engine(settings: TransferEngineSettings | None, host: str) -> TransferEngine | None:
-    """Return the transfer engine through which readers access this rank's pages; None without one.
+    """Return the transfer engine by which readers access this rank's pages, or None for TCP only.
 
     Raises `ConfigError` if the transfer engine fails and the settings require one.
     """

@@ -14,14 +14,14 @@ from ....coordinator.validated_settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0
-"""Default timeout of an answer; longer than the group's own timeout for most requests."""
+"""Default timeout of an answer in seconds; longer than the group's timeout for most requests."""
 WAITED_S: Final = 900.0
-"""Default timeout of an answer to a request that waits for a store."""
+"""Default timeout in seconds of an answer to a request that waits for a store."""
 _WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
-"""Maximum size of a request; a prompt of a million tokens takes 7 MB."""
+"""Maximum size of a request in bytes. A request with a prompt of a million tokens takes 7 MB."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Maximum size of an answer, which lists every namespace."""
+"""Maximum size of an answer in bytes. The largest answer lists every namespace."""
 
 
 def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:

@@ -57,8 +57,8 @@ def _begin(
     if port is not None:
         port.serve(ControlReplies(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
-    # Close the request log after the port, so that no request arrives at a closed log. Close the
-    # control last: it sends an error to the clients that still wait.
+    # The socket closes first, then the request log, so that no request arrives at a closed log.
+    # `GroupControl` closes last and sends an error to the clients that still wait.
     cache.at_close(log.close)
     cache.at_close(control.close)
 

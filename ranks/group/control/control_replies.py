@@ -58,7 +58,7 @@ class ControlReplies:
         return self._agreed(request)
 
     def _agreed(self, request: AnyRequest) -> Answer:
-        """Submit a request and return its result on all ranks."""
+        """Submit a request; return the result once every rank has executed it."""
         content, answer = self._control.waited_for(request)
         opens = isinstance(request, Attach | Detach)
         longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
@@ -104,7 +104,7 @@ class ControlReplies:
         return {"operations": len(operations), "unwritten": told["unwritten"]}
 
     def _wait_for(self, operations: list[int], ends: float) -> None:
-        """Wait until the operations have finished; operation ids are never reused."""
+        """Wait until the operations with these ids have finished. Ids are never reused."""
         works = self._control.cache.inspection.works
         while left := [each for each in operations if works(each)]:
             if time.monotonic() > ends:

@@ -26,7 +26,7 @@ class GroupControl:
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
-        """Futures of the clients waiting on this rank, by ticket."""
+        """The futures of requests whose clients wait on this rank, by the request's ticket."""
         cache.set_control_handler(self._carry_out)
 
     def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
@@ -38,7 +38,7 @@ class GroupControl:
         return REQUESTS.encode((ticket, request)), answer
 
     def close(self) -> None:
-        """Fail the requests still waiting with `LockstepError`."""
+        """Raise a `LockstepError` in every client whose request was not executed."""
         with self._lock:
             left = list(self._waiting.values())
         for answer in left:

@@ -20,7 +20,7 @@ from ....storage_backends.file.write_lock_slots import Lock, try_to_lock
 from .client import LINE_BYTES_MAX, connected, unreached
 
 PATH_BYTES_MAX: Final = 107
-"""Maximum length of a socket's path in the kernel."""
+"""Maximum length in bytes that the kernel allows for a socket's path."""
 _LINE_S: Final = 10.0
 """Seconds that a client may take to send its request after connecting."""
 _ALONE_S: Final = 5.0
@@ -30,14 +30,14 @@ _ENDS_S: Final = 0.1
 """Seconds between two checks of the listening thread whether to stop."""
 
 Answered = Callable[[object], Mapping[str, object]]
-"""Executes a request and returns its result; raises `LockstepError`."""
+"""Function that executes a request and returns its result, or raises `LockstepError`."""
 
 
 class ControlPort:
     """Accepts requests on separate threads, from `serve` until `close`. For rank 0."""
 
     def __init__(self, path: Path) -> None:
-        """Bind and listen; clients that connect wait until `serve`.
+        """Bind the socket and listen. Clients can connect, but get no answer before `serve`.
 
         Raises `ConfigError` if the socket cannot be created at `path`, another group listens there, or
         other users could replace the socket.

@@ -175,7 +175,7 @@ AnyRequest = List | Pin | Unpin | Drop | Limit | Flush | Attach | Detach | Weigh
 KINDS: Final = tuple(sorted(str(each.__struct_config__.tag) for each in get_args(AnyRequest)))
 """The kinds of requests that every rank executes. `stats` is not included: rank 0 answers it alone."""
 REQUESTS: Final[Codec[tuple[bytes, AnyRequest]]] = Codec(tuple[bytes, AnyRequest])
-"""Codec of a request with its ticket, under which the client's future is registered."""
+"""Encodes a request together with its ticket, a random id by which rank 0 finds the waiting client."""
 
 
 def request_of(asked: object) -> AnyRequest:

@@ -4,9 +4,9 @@ Rank 0 writes each request under its number. Another rank learns the number from
 request on a separate thread, so a store that does not answer delays no step.
 
 The store is not trusted, so requests are encrypted with AES-256-GCM under a key of the ranks, with the
-number as associated data. A modified or moved request counts as missing. A rank that cannot read a
-request sets a mark in the store. When rank 0 sees the mark, it rewrites all pending requests together
-with the next one.
+number as associated data. A request that was modified, or stored under another number, counts as
+missing. A rank that cannot read a request writes a mark (a reserved key) to the store. When rank 0 sees
+the mark, it rewrites all pending requests together with the next request.
 """
 
 import logging
@@ -39,8 +39,8 @@ class RequestBounds:
     """Limits on requests waiting for the ranks (rule R10)."""
 
     bytes_each: int = 7 << 20
-    """torch's store disconnects a client that sends more than 8 MiB. A prompt of a million tokens has 5
-    MB."""
+    """Maximum size of one request in bytes. torch's store disconnects a client that sends more than 8
+    MiB at once. A request with a prompt of a million tokens takes 5 MB."""
     count: int = 4096
     bytes: int = 64 << 20
 
@@ -63,7 +63,7 @@ class StoredRequests(RequestLog):
         self._bounds = bounds or RequestBounds()
         self._submitting = threading.RLock()
         self._sealed: dict[int, bytes] = {}
-        """The pending requests as encrypted in the store."""
+        """The pending requests by number, encrypted as they are in the store."""
         self._closed = False
         self._wanted = 0
         self._reading = threading.Lock()

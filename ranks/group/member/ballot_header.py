@@ -23,7 +23,7 @@ class BallotHeader:
         ballot: Ballot,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`clock_ms` returns milliseconds; the default never jumps and starts at the wall clock."""
+        """`clock_ms` returns the time in milliseconds; by default from a clock that never jumps."""
         self.staging = StagedProposals(rank, executor)
         self._rank = rank
         self._executor = executor
@@ -56,6 +56,6 @@ class BallotHeader:
 
 
 def _steady_clock_ms() -> Callable[[], int]:
-    """Return a clock that is set to the wall clock once and never jumps, as deadlines require."""
+    """Return a clock in milliseconds that starts at the wall-clock time and never jumps."""
     base_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

@@ -22,18 +22,19 @@ class ReplicaStats:
     asked_tokens: int
     """Number of tokens that admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
-    """Tokens of admitted requests that were cached, by tier: device, host, storage or peer."""
+    """Number of tokens of admitted requests that were cached, by tier: device, host, storage or peer.
+    """
     missed_tokens: dict[str, int]
-    """Tokens of admitted requests that were not cached, by cause (see `MissedTokens`)."""
+    """Number of tokens of admitted requests that were not cached, by cause (see `MissedTokens`)."""
     missed_pages: dict[str, int]
-    """Pages that prefetches requested but did not bring, by reason."""
+    """Number of pages that prefetches requested but did not bring, by reason."""
     stored_pages: Counts
-    """Pages added to a tier, by cause."""
+    """Number of pages added to a tier, by cause."""
     removed_pages: Counts
-    """Pages removed from a tier, by cause."""
+    """Number of pages removed from a tier, by cause."""
     lacking: dict[int, int]
-    """Number of prefetches cut short because one rank's store lacked a page that another's had, by
-    rank."""
+    """Number of prefetches cut short because a rank's store lacked a page, by that rank. Counted only
+    if another rank's store has the page."""
     quarantined: int
     """Number of operations whose I/O outlasted its deadline, including those that finished later."""
 
@@ -45,9 +46,9 @@ class PoolUse:
     pages: int
     free: int
     cached: int
-    """Pages of cached prefixes. The remaining pages belong to requests and operations."""
+    """Number of pages with cached prefixes. The remaining pages belong to requests and operations."""
     held: int
-    """Cached pages that running requests, pins and operations protect from eviction."""
+    """Number of cached pages that running requests, pins and operations protect from eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +73,26 @@ class CacheStats(ExecutorCounts):
     steps_took: Histogram
     """Histogram, over all steps, of the time that a step blocked the engine."""
     waited_s: float
-    """Total time that this rank waited for other ranks in rounds. The slowest rank waits least, so its
-    value is the smallest."""
+    """Total seconds that this rank waited for other ranks in rounds. The slowest rank waits least, so
+    its value is the smallest."""
     replica: ReplicaStats
     pools: Mapping[str, Mapping[Tier, PoolUse]]
     """Usage of each pool, by pool name and tier; equal on all ranks."""
     in_flight: Mapping[str, int]
-    """Operations in flight by kind; equal on all ranks."""
+    """Number of operations in flight by kind; equal on all ranks."""
     quarantined: int
     """Number of operations in flight that are quarantined."""
     unwritten_pages: Mapping[str, int]
-    """Pages that the write policy wants backed up or persisted but that are not yet, by cause; equal on
-    all ranks."""
+    """Number of pages that still have to be backed up or persisted under the write policy, by the cause
+    of the delay; equal on all ranks."""
     left_unwritten_pages: Mapping[str, int]
-    """Pages evicted before they could be backed up or persisted, by cause; equal on all ranks."""
+    """Number of pages evicted before they could be backed up or persisted, by cause; equal on all
+    ranks."""
     namespaces: int
     """Number of namespaces with cached pages or known requests. Cache salts create namespaces."""
     namespaces_begun: int
-    """Number of times that an empty namespace got its first page. Grows with each request if every
-    request has a new salt."""
+    """Number of times that an empty namespace got its first page. If every request has a new cache
+    salt, the number grows with every request."""
     store: StoreState
     """State of the attached store; equal on all ranks."""
     stores: int

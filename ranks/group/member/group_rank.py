@@ -296,8 +296,8 @@ class GroupRank:
     def at_close(self, then: Callable[[], None]) -> None:
         """Register a callback to run when the cache is closed or abandoned, after its last round.
 
-        The callback must not raise. The executor is closed after the callbacks and may wait for a
-        store.
+        The callback must not raise. It runs before the executor is closed, because closing the executor
+        may wait for a store.
         """
         self._at_close.append(then)
 
@@ -318,13 +318,13 @@ class GroupRank:
             rounds=self._rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
-            # Copying the whole deque is atomic for the engine's thread, which may append meanwhile.
+            # Copy the whole deque, because that is atomic while the engine's thread appends.
             round_us=list(self._round_us)[-rounds:] if rounds else [],
             steps_took=self._steps_took.histogram(),
             waited_s=self._waited_s,
             replica=self._observer.stats(),
             pools=pools_in_use(prefixes),
-            # `asdict` converts plain dicts only.
+            # Convert the counters to plain dicts, because `asdict` cannot copy other mappings.
             in_flight=dict(kinds),
             quarantined=sum(each.phase is Phase.QUARANTINED for each in in_flight),
             unwritten_pages=dict[str, int](self._replica.unwritten.items()),

@@ -87,7 +87,7 @@ class Inspection:
 
     @property
     def unwritten(self) -> Mapping[Undone, int]:
-        """Number of pages that the write policy wants copied but that are not copied yet, by cause."""
+        """Number of pages still to be backed up or persisted under the write policy, by cause."""
         return self._replica.unwritten
 
     @property

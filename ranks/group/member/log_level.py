@@ -19,9 +19,10 @@ def log_from(level: str) -> None:
     """Set the log level to `level`, a Python level name in lower case."""
     log = logging.getLogger("lockstep")
     log.setLevel(level.upper())
-    # Without an own handler Python uses its handler of last resort, which drops records below WARNING.
+    # If the logger has no handler, Python's handler of last resort drops records below WARNING.
     write_log()
-    # Handlers inherited from vLLM have levels of their own, so lower them. The root's handlers stay.
+    # Handlers inherited from vLLM have levels of their own, so lower them. Handlers of the root logger
+    # keep their levels.
     for each in log.handlers:
         each.setLevel(min(each.level, log.level))
     log.info("logs from %s on", level)

@@ -152,8 +152,8 @@ class Observer:
         now = time.monotonic()
         for number in range(self._next_id, self._operation_table.next_id):
             operation = self._operation_table.in_flight.get(number)
-            # An operation that began and ended within one command is not in flight any more and took no
-            # time.
+            # An operation that began and ended within one command took no time, so it gets no timed
+            # events.
             if operation is not None:
                 kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))

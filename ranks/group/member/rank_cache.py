@@ -172,9 +172,9 @@ class RankCache(GroupRank):
 
         Pins are removed. `weights_version` names the weights used from now on. Storage is read and
         written under that version, so caches that reset to the same version share pages. Without a
-        version, random keys replace the keys, so that no other cache has them. Storage is then not used
-        until a reset names a version. A restarted cache has the configured `weights_version`, and finds
-        in storage only the pages written before the first reset.
+        version, page keys get a new random seed that no other cache has. Storage is then not used until
+        a reset names a version. A restarted cache uses the configured `weights_version` again, and
+        finds in storage the pages written before the first reset.
 
         Requests already admitted continue on their pages, as do requests that have loaded or backed up
         with engine-owned device pages. Their pages are not persisted any more. With engine-owned pages,

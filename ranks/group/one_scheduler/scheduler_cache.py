@@ -5,8 +5,8 @@
                     +------- verdict <-- fold <====engine==========+
 
 The class is a `HostCache` that buffers effects for ballot and executor until the next dispatch, and
-uses the engine's channel as transport. The scheduler's process never touches pages, blocks, or runs a
-round by itself, so operations finish only if the engine steps.
+uses the engine's channel as transport. The scheduler's process has no access to pages and never blocks.
+Its rounds run only as part of the engine's steps, so operations finish only if the engine steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,7 +174,7 @@ class SchedulerCache(HostCache):
             self._follow(self._replica.agree_on_requests(asked))
 
     def _end_step(self, idle_s: float) -> None:
-        """Launch a round, sent by `dispatch`, unless one is pending.
+        """Launch a round, which the next `dispatch` announces to the workers, unless one is pending.
 
         With `idle_s`, each worker waits up to `idle_s` for progress before voting.
         """
@@ -199,7 +199,7 @@ class SchedulerCache(HostCache):
         ballots: FoldedBallots | None,
         counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
     ) -> None:
-        """Process the ballots that the engine returned with a step's outputs; None if it returned none.
+        """Process the ballots that came with a step's outputs; `ballots` is None if none came.
 
         `counts` are the executors' counts by rank, of those workers that sent them.
         """

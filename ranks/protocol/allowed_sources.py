@@ -30,7 +30,7 @@ class AllowedSources:
     def excludes(self, host: str) -> bool:
         """Return whether the list excludes `host`, judged without a DNS lookup.
 
-        Returns False for a name that only its address could decide.
+        Returns False if the decision depends on the host's address, which is not known yet.
         """
         if not self._entries or _folded(host) in self._names:
             return False

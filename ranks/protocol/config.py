@@ -89,10 +89,9 @@ class Bounds(Settings):
     """Maximum number of full-attention host pages that all pins together may keep; None means half the
     pool. Pins of pages that are only on the device may keep half of each device pool."""
     quarantine_pages: Count | None = None
-    """Maximum number of pages that stopped operations with running I/O may keep in quarantine. If the
-    operations of a store exceed it in host pages, the store is detached; None then means a quarter of
-    the host pool. If copies exceed it in any pool, the epoch ends; None then means half of each pool.
-    """
+    """Maximum number of pages that quarantined operations may hold. If a store's operations hold more
+    host pages, the store is detached (None: a quarter of the host pool). If copies hold more pages of
+    any pool, the epoch ends (None: half of that pool)."""
     remembered_misses: Count = 65536
     """Maximum number of keys remembered as unreadable, and separately of keys remembered as not stored.
     The oldest keys are forgotten first."""
@@ -105,25 +104,27 @@ class Timeouts(Settings):
     """Timeout of each kind of wait, in seconds."""
 
     round_s: Seconds = 60.0
-    """Timeout of a round. Choose it longer than the engine's compile stalls and shorter than its
-    watchdog."""
+    """Timeout of a round in seconds. Choose it longer than the engine's compile stalls and shorter than
+    the engine's watchdog."""
     lookup_s: Seconds = 5.0
     persist_s: Seconds = 60.0
     copy_s: Seconds = 60.0
     fence_s: Seconds = 1.0
-    """Timeout of `fence`, which waits for backups that read pages the engine wants to overwrite."""
+    """Timeout in seconds of `fence`, which waits for backups that read pages the engine wants to
+    overwrite."""
     quiesce_s: Seconds = 10.0
-    """Time after which pages are quarantined if stopped I/O may still touch them."""
+    """Seconds after a stop until pages that the stopped I/O may still touch are quarantined."""
     miss_memory_s: Seconds = 60.0
-    """Time for which a failed read is remembered as a miss, in agreed time."""
+    """Seconds of agreed time for which a failed read is remembered as a miss."""
     absence_memory_s: Seconds = 1.0
-    """Time for which a page that some rank's store lacks is remembered as absent, in agreed time.
+    """Seconds of agreed time for which a page that some rank's store lacks is remembered as absent.
     During this time no rank looks the page up again, even if another group has written it."""
     open_s: Seconds = 180.0
-    """Timeout of allocating memory and opening the store on all ranks when a cache is opened. Also, in
-    agreed time, the timeout of opening a store that is attached later."""
+    """Timeout in seconds of allocating memory and opening the store on all ranks when a cache is
+    opened. Also, in agreed time, the timeout of opening a store that is attached later."""
     flush_s: Seconds = 120.0
-    """Timeout of `flush` and `close`, which wait for operations in flight, in agreed time."""
+    """Timeout of `flush` and `close`, which wait for operations in flight, in seconds of agreed time.
+    """
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
@@ -197,7 +198,7 @@ ComponentConfig = SlidingWindow | Recurrent
 
 
 ANY_NAMESPACE = "*"
-"""Wildcard for every namespace without a limit entry."""
+"""The name in a limit that applies to every namespace without a limit of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +206,14 @@ class NamespaceLimit(Settings):
     """Quota and time to live of one namespace's pages in the cache."""
 
     namespace: str
-    """The namespace, or `*` for each namespace without an entry."""
+    """The namespace that the limit applies to, or `*` for every namespace without a limit of its own.
+    """
     device_pages: Count | None = None
-    """Quota of full-attention device pages; above the quota the least recently used are evicted."""
+    """Maximum number of full-attention device pages. Beyond it, the namespace's least recently used
+    pages are evicted."""
     host_pages: Count | None = None
-    """Quota of full-attention host pages; above the quota the least recently used are evicted."""
+    """Maximum number of full-attention host pages. Beyond it, the namespace's least recently used pages
+    are evicted."""
     ttl_s: TtlSeconds | None = None
     """Seconds of agreed time that unused pages stay on device and host. Storage has separate limits."""
 
@@ -218,7 +222,7 @@ class NamespaceLimit(Settings):
 
     @property
     def limits_anything(self) -> bool:
-        """Whether at least one bound is set."""
+        """Whether at least one of the limits is set."""
         return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
 
 
@@ -233,14 +237,14 @@ class OperationSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings(OperationSettings):
-    """Settings of a group that users of every engine may set."""
+    """Settings of a group that every engine integration offers to its users."""
 
     store: Text | None = field(default=None, repr=False)
     """The store's URI (L3), which may contain a password; None for no store. `{rank}` in the URI is
     replaced by the rank, so that each rank can have a store to itself."""
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 1
-    """1: a step applies the verdicts of the previous step's round. 0: a step waits for its own
-    round."""
+    """Number of steps by which a verdict follows its round's launch. With 1, a step applies the verdict
+    of the previous step's round. With 0, a step waits for the round that it launched."""
     transport: Transport = Transport.AUTO
     """The transport of the rounds. `auto` chooses by the ranks' hosts; `CacheStats.transport` reports
     the choice and the reason."""
@@ -251,7 +255,8 @@ class EvictionSettings(OperationSettings):
     """Settings of eviction: the policy, and limits for single namespaces."""
 
     eviction: str = Eviction.LRU
-    """A value of `Eviction`, or the name of a policy registered by `register_eviction_policy`."""
+    """Name of the eviction policy: a value of `Eviction`, or a name registered by
+    `register_eviction_policy`."""
     limits: tuple[NamespaceLimit, ...] = ()
     """Quota and time to live of single namespaces."""
 
@@ -263,7 +268,7 @@ class EvictionSettings(OperationSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteSettings(Settings):
-    """When a cache copies its own device pages to host memory."""
+    """Settings that decide when a cache backs up the device pages that it owns."""
 
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: AtLeastOne = 2
@@ -301,8 +306,8 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     """Whether to populate host pages in the background while no store transfer runs. Otherwise the
     first use of a page faults, which can take longer than the copy into the page."""
     peers: Peers | None = None
-    """Settings for reading host pages of other groups and serving them this rank's, directly from host
-    memory; None disables both."""
+    """Settings of page sharing with other groups, which read and serve host pages directly from host
+    memory; None disables it."""
     control: Control | None = None
     """Settings of the socket through which operators send control requests to the running group; None
     for no socket."""

@@ -1,8 +1,8 @@
 """Messages from the scheduler's process to the workers in one-scheduler mode. Plain data.
 
-The scheduler sends one dispatch per engine step, equal for every worker: the replica's effects for
-ballot and executor in order, then the round to vote in. The message is encoded as bytes (rule R11) for
-any channel of the engine.
+The scheduler sends one dispatch per engine step, equal for every worker. A dispatch has the replica's
+effects for ballot and executor in order, then the round to vote in. It is encoded as bytes (rule R11),
+so that any channel of the engine can carry it.
 """
 
 from typing import Final, TypeAlias

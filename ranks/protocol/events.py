@@ -84,11 +84,13 @@ class MissedTokens(NamedTuple):
     """Number of requested tokens that no tier has, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Tokens whose pages are or were in storage, but could not be read or loaded."""
+    """Number of tokens whose pages storage or host memory has or had, but could not deliver."""
     evicted: int = 0
-    """Tokens requested or computed earlier in this namespace whose pages are in no tier any more."""
+    """Number of tokens requested or computed earlier in this namespace whose pages are in no tier any
+    more."""
     other_key: int = 0
-    """Tokens requested earlier only in other namespaces: another tenant, adapter or weights version."""
+    """Number of tokens requested earlier only in other namespaces: another tenant, adapter or weights
+    version."""
     never_seen: int = 0
 
 
@@ -119,8 +121,8 @@ class Missed(NamedTuple):
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""The `reason` if only this event's rank lacks the page. With any other reason, the rank is the first
-that reported the page and others may lack it, too."""
+"""The `reason` of a page that the event's rank lacks and another rank's store has. With any other
+reason, the event's rank is the first that reported the page missing."""
 
 
 class MissingOnRank(NamedTuple):
@@ -155,7 +157,7 @@ class Quarantined(NamedTuple):
     operation: int
     kind: OperationKind
     rank: int | None
-    """The rank on which the I/O hangs, if known."""
+    """The rank on which the I/O hangs; None if unknown."""
 
 
 class StoreChanged(NamedTuple):

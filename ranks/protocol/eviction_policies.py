@@ -1,4 +1,4 @@
-"""Eviction policies: the order in which nodes are evicted, beyond recency.
+"""Eviction policies: the order in which tree nodes are evicted.
 
 A policy gives each node a grade. Nodes of the smallest grade are evicted first, the least recently used
 first within a grade. Policies are found by name; other packages add theirs with

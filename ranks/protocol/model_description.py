@@ -12,7 +12,7 @@ from ...coordinator.validated_settings import Settings
 from ...errors import ConfigError
 
 FULL_ATTENTION = "full_attention"
-"""The kind of state that every model has."""
+"""Name of the kind of state that every model has: the KV of full attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class KeptState(Settings):
     """One kind of state that some of a model's layers keep, for each token or at some positions."""
 
     kind: str
-    """`full_attention`, `sliding_window` or `recurrent`."""
+    """The kind of the state: `full_attention`, `sliding_window` or `recurrent`."""
     layers: int
     """Number of layers that keep this state; used in error messages only."""
     columns: tuple[str, ...]
@@ -49,8 +49,8 @@ class ModelDescription(Settings):
             of_kind = [pool for pool in free if pool[0] == kept.kind]
             fits = [pool for pool in of_kind if set(kept.columns) <= set(pool[1])]
             if fits:
-                # Of the pools that can store this state, use the one with the fewest columns. Pools
-                # with more columns remain for states that need these.
+                # Of the pools that can store this state, use the one with the fewest columns, so that
+                # pools with more columns remain for states that need them.
                 free.remove(min(fits, key=lambda pool: len(pool[1])))
                 continue
             columns = of_kind[0][1] if of_kind else None

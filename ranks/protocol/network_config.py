@@ -14,7 +14,7 @@ class Peers(TransferSettings):
     """How this rank and ranks of other groups read each other's host memory (`peer://`)."""
 
     address: str = "127.0.0.1:0"
-    """The address host:port at which this rank serves its pages; port 0 selects a free one. May differ
+    """The address host:port at which this rank serves its pages. Port 0 selects a free port. May differ
     between ranks."""
     reached_at: str = ""
     """The host, or host:port, at which other groups reach this rank, if it differs from `address`. May
@@ -43,7 +43,7 @@ class Peers(TransferSettings):
     def excludes(self, source: str) -> bool:
         """Return whether `allow_sources` excludes a `peer://` URI, judged without a DNS lookup.
 
-        Returns False for a host name that only its address could decide.
+        Returns False if the decision depends on the host's address, which is not known yet.
         """
         address = source.removeprefix("peer://").partition("?")[0].partition("/")[0]
         host, _ = split_address(address)

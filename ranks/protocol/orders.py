@@ -13,7 +13,7 @@ from typing import ClassVar
 from ...coordinator.codec import Record
 
 KV_POOL = "kv"
-"""The pool of full-attention pages, which every model has."""
+"""Name of the full-attention pool, which every model has."""
 
 
 class Direction(StrEnum):
@@ -48,9 +48,9 @@ class CopyTransfer(Record, frozen=True):
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
     sealed: bool = False
-    """Whether the copy has checksums, as pages of a retracted request do because they have no key. A
-    copy to the host records a checksum of each page. A copy to the device fails unless each page
-    matches."""
+    """Whether checksums protect the copied pages. Used for pages of a retracted request, because no
+    page key verifies them. A copy to the host records a checksum of each page. A copy to the device
+    fails unless each page matches."""
 
 
 class Need(Record, frozen=True):
@@ -80,8 +80,8 @@ class Need(Record, frozen=True):
 class LookUp(Record, frozen=True):
     """Look up which prefix lengths the store can restore.
 
-    Lengths count from the position `floor` and reach at most to the end of the first need, which is
-    full attention's. `executor.restorable` defines which lengths are restorable. The executor reports
+    Lengths are counted in pages from position `floor`, up to the end of `needs[0]`, which is full
+    attention's need. `executor.restorable` defines which lengths are restorable. The executor reports
     `Answered`, or `Expired` after `timeout_s`.
     """
 
@@ -157,7 +157,8 @@ class CopyToHost(Record, frozen=True):
 class CopyToDevice(Record, frozen=True):
     """Copy host pages to device pages (load back). The executor reports `Ended`.
 
-    The copy starts at the same point as a `CopyToHost` would.
+    If the engine owns the device pages, the copy starts when the engine lets copies to the device
+    begin, and `timeout_s` counts from then.
     """
 
     direction: ClassVar = Direction.TO_DEVICE
@@ -180,7 +181,7 @@ class Fork(Record, frozen=True):
 
 
 class Fence(Record, frozen=True):
-    """Wait until these copies no longer touch device pages, so that the engine may overwrite the pages.
+    """Wait until the given copies no longer touch device pages, so that the engine may overwrite them.
 
     A copy that is still running after `timeout_s` reports `Ended`, not ok, even if it succeeds later. A
     copy that has not started reports `Ended`, not ok, at once and never starts.

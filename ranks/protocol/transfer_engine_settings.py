@@ -32,8 +32,8 @@ class TransferSettings(TransferEngineSettings):
     """How pages move between groups, and the settings of the transfer engine if one is used."""
 
     transfer: Transfer = TCP
-    """`tcp` for the connection, or `mooncake` for Mooncake's transfer engine if both groups have it.
-    The transfer engine listens on every interface and needs no secret: any process that reaches its
+    """`tcp` to move pages over TCP, or `mooncake` for Mooncake's transfer engine if both groups have
+    it. The transfer engine listens on every interface and needs no secret: any process that reaches its
     ports can read and write host memory."""
 
     def __post_init__(self) -> None:

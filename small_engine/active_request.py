@@ -42,16 +42,16 @@ class ActiveRequest:
         """Whether the request was retracted. False again once it starts over without its saved pages.
         """
         self.reached = 0
-        """Number of tokens computed when the request last left the device after its prompt was
-        complete; 0 before. Output tokens up to this length are known, so they are not generated again.
-        """
+        """Largest number of tokens that were computed when the request left the device with a complete
+        prompt; 0 if it never did. Output tokens up to this length are known, so they are not generated
+        again."""
         self.lost = 0
-        """Number of tokens computed when the request last left the device. Those not restored are
-        recomputed."""
+        """Number of tokens that were computed when the request left the device. Tokens that the cache
+        does not restore are recomputed."""
 
     @property
     def goal(self) -> int:
-        """The length to compute in chunks before the request decodes token by token."""
+        """Number of tokens to compute in chunks before the request decodes token by token."""
         return max(self.prompt, self.reached)
 
     @property

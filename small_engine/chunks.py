@@ -70,7 +70,8 @@ class Chunks:
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
     """Return the maximum number of pages of a chunk, so that two requests fit the window pool.
 
-    Takes half of the pages left after one window, and one page because a chunk may begin within a page.
+    The pool's pages for one window, and one page because a chunk may begin within a page, are set
+    aside. Half of the remaining pages are for the chunk; the other half is for a second request.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

@@ -21,10 +21,10 @@ pages of 64 tokens, so a window pool has 4096 pages. Eight requests, each with a
 and a chunk of 8192, take 1152 of them. The others remain for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
-"""State slots for each checkpoint of the full-attention pages' tokens, by default.
+"""Number of state slots for each checkpoint position that full attention's pages cover, by default.
 
-One slot holds the checkpoint. The other is for states in between: working states of requests, ends of
-prompts, and points where prompts branch.
+One slot holds the checkpoint. The other slot is for states at other positions: working states of
+requests, ends of prompts, and points where prompts branch.
 """
 STATES_LEAST = 16
 """Minimum number of state slots, because every admitted request has a working state."""
@@ -147,7 +147,7 @@ class Profile:
         return ModelDescription(model=self.model, keeps=tuple(keeps))
 
     def sizes(self, page_tokens: int, device_pages: int, host_pages: int) -> dict[str, int]:
-        """Return derived sizes of all pools except full attention's, by the setting's name."""
+        """Return derived sizes of all pools except full attention's, by setting name."""
         sizes: dict[str, int] = {}
         least = self.least_sizes(page_tokens)
         for tier, pages in (("device", device_pages), ("host", host_pages)):
@@ -162,7 +162,10 @@ class Profile:
         return sizes
 
     def least_sizes(self, page_tokens: int) -> dict[str, int]:
-        """Return the sizes at which these pools can serve just one request, by the setting's name."""
+        """Return, by setting name, the smallest pool sizes with which one request can run.
+
+        Covers all pools except full attention's.
+        """
         least: dict[str, int] = {}
         if self.window is not None:
             window = self.window.pages(page_tokens)

@@ -56,13 +56,13 @@ class Scheduler:
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_done` gets the number of finished requests after each; a true `stopped` ends the run."""
+        """`on_done` gets the number of finished requests; `run` returns once `stopped()` is true."""
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
         self.retractions = Retractions(cache, self._forward, self.counts)
-        """The retracted requests. Public, because reports list them."""
+        """The retracted requests. Public, because callers report on them."""
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits

@@ -73,7 +73,7 @@ def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Wor
 
 
 def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Assign requests to `namespaces` namespaces in turn; 0 gives each request its namespace.
+    """Assign requests to `namespaces` namespaces in turn; 0 gives each request a separate one.
 
     With 1 the requests stay in the default namespace.
     """

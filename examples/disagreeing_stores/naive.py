@@ -18,7 +18,7 @@ class KeptWork(base.KVConnectorMetadata):
 
 
 class NaiveConnector(base.KVConnectorBase_V1):
-    """Stores each block of a prompt in one file. Every rank has its folder."""
+    """Stores each block of a prompt in a file, in a separate folder for each rank."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -1,4 +1,4 @@
-"""Run two ranks of vLLM, each with its store, after one of the stores has lost a page.
+"""Run two ranks of vLLM with separate stores, after one of the stores has lost a page.
 
 Runs the case with a naive connector, with Lockstep, and without a connector, and prints the tokens of
 each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens, and the

@@ -86,7 +86,7 @@ class Engine:
     def _admit(self) -> None:
         """Admit waiting requests in order, as long as there is room."""
         if any(self._state(each) in {LoadState.SAVING, LoadState.SAVED} for each in self.admitted):
-            return  # Resume retracted requests first.
+            return  # Retracted requests must be resumed before waiting requests are admitted.
         while self.waiting and self._cache.prefetch_done(self.waiting[0].name):
             request = self.waiting[0]
             answer = self._cache.load_back(
@@ -156,8 +156,8 @@ class Engine:
         ready = [each for each in self.admitted if self._state(each) is LoadState.READY]
         youngest = ready[-1]
         if youngest is self.admitted[0]:
-            # The oldest request is the only one ready. Wait for the pages that copies in flight will
-            # free.
+            # Only the oldest request is ready, and it must not be retracted. It continues once copies
+            # in flight have freed pages.
             return
         if self._cache.retract(youngest.name, youngest.tokens[: youngest.computed]):
             self.events["retracted"] += 1

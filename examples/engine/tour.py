@@ -19,8 +19,8 @@ from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRul
 
 OUTPUTS = 24
 SHARED_TOKENS, OWN_TOKENS = 32, 97
-"""Numbers of tokens that all prompts begin with, like a system prompt, and that differ for each prompt.
-"""
+"""Number of tokens that all prompts share, like a system prompt, and number of tokens that only one
+prompt has."""
 VISITED = 0
 """The number of the prompt that is repeated. The other prompts evict its pages from tier to tier."""
 

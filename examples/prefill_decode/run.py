@@ -153,7 +153,7 @@ def _sample(random: torch.Generator) -> int:
 
 
 def _lay_bad_cable(port: int) -> None:
-    """Forward connections from the address FAR to this rank. Flip one bit of the data that it sends."""
+    """Forward connections from the address FAR to this rank; flip one bit of this rank's replies."""
     listening, sent = create_server((FAR, port)), [0]
 
     def carry(source: socket, sink: socket, *, flips: bool) -> None:

@@ -22,8 +22,8 @@ except ModuleNotFoundError:
 HERE = Path(__file__).parent
 RANKS = 2
 SHARED_TOKENS, OWN_TOKENS = 1400, 50
-"""Numbers of tokens that all prompts begin with, like instructions, and that differ for each question.
-"""
+"""Number of tokens that all prompts share, like instructions, and number of tokens of each prompt's
+question."""
 
 
 def make_model(folder: Path) -> None:

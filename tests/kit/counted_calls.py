@@ -1,4 +1,4 @@
-"""Measures an action by the number of Python functions it calls, independent of machine speed."""
+"""Counts the Python calls of an action, as a cost that does not depend on the machine's speed."""
 
 import gc
 import sys
@@ -14,7 +14,7 @@ def calls(action: Callable[[], object]) -> int:
         counted += event == "call"
 
     before = sys.getprofile()
-    # A garbage collection during the action would add the calls of the collector's callbacks.
+    # Collect garbage first and disable the collector, because its callbacks would be counted, too.
     gc.collect()
     gc.disable()
     sys.setprofile(count)

@@ -1,4 +1,4 @@
-"""The devices that a test runs on: always the CPU, and a GPU in tests marked `gpu`."""
+"""The devices on which tests run: always the CPU, and a GPU in tests marked `gpu`."""
 
 import pytest
 

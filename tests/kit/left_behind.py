@@ -1,6 +1,7 @@
-"""Checks that no test leaks a running storage loop or pending tasks of a closed event loop.
+"""Checks that no test leaks a running storage thread or pending tasks of a closed event loop.
 
-A leaked task would be reported much later and in another test, when the garbage collector finds it.
+Without this check a leaked task would be reported much later, when the garbage collector finds it
+during another test.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 LOOP = "lockstep-storage"
-"""The thread name of a store's event loop."""
+"""Name of the thread that runs a store's event loop."""
 LEAVES_S = 30.0
 """Seconds to wait for a storage thread to end. Only a hung thread takes longer."""
 
@@ -30,7 +31,7 @@ def nothing_left_behind() -> Generator[None]:
 
 @contextmanager
 def tasks_of_closed_loops() -> Generator[list[str]]:
-    """Collect the tasks that are pending when their event loop is closed."""
+    """Yield a list that collects the tasks that are pending when their event loop is closed."""
     tasks: list[str] = []
     close = asyncio.BaseEventLoop.close
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
-"""Callback that runs on the loop for each accepted connection."""
+"""Callback that runs on the event loop for each accepted connection."""
 
 _OPENS_S = 10.0
-"""Timeout for opening a listening socket."""
+"""Seconds to wait until a listening socket is open."""
 _ENDS_S = 10.0
-"""Timeout for joining the thread. Only a loop blocked by a callback takes longer."""
+"""Seconds to wait for the thread to end. Only a blocked event loop takes longer."""
 
 
 class LoopThread:
@@ -28,7 +28,8 @@ class LoopThread:
         self._lock = threading.Lock()
         self._closed = False
         self._running = set[Future[Any]]()
-        """Strong references to running tasks, because a loop holds only weak ones."""
+        """Futures of running tasks, kept here because an event loop holds only weak references to
+        tasks."""
         self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -51,14 +52,14 @@ class LoopThread:
         return self.start(self._listen(accept, host, port)).result(_OPENS_S)
 
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
-        """Schedule `function` on the loop and return True; after `close` only return False."""
+        """Schedule `function` on the event loop and return True; return False after `close`."""
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(function, *arguments)
             return not self._closed
 
     def close(self) -> None:
-        """Cancel all tasks and wait until they end. Idempotent; not callable on the loop itself."""
+        """Cancel all tasks and wait for their end. Idempotent; not callable on the loop itself."""
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
@@ -83,18 +84,18 @@ class LoopThread:
 
 
 async def _end(servers: list[asyncio.Server]) -> None:
-    """Close the servers, cancel every other task of this loop, and wait until all have ended."""
-    # Every accepted connection has its transport by now. Closing a server earlier would leak the
-    # connection's socket.
+    """Close the servers, cancel every other task of this event loop, and wait until all have ended."""
+    # Close the servers only now, when every accepted connection has its transport. An accepted
+    # connection without a transport would leak its socket.
     for server in servers:
         server.close()
-    # A connection that was just accepted starts its task in the loop's next iteration.
+    # Let the event loop iterate once, so that connections accepted just now have their tasks.
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A finished task runs its callbacks in the next iteration. A connection aborted there closes
-        # its socket one iteration later.
+        # Let the event loop iterate twice: callbacks of finished tasks run in the first iteration, and
+        # connections that these callbacks abort close their sockets in the second.
         for _ in range(2):
             await asyncio.sleep(0)

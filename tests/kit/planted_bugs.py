@@ -1,4 +1,4 @@
-"""Simulated schedules with a planted bug, and the assertion that a schedule detects the bug."""
+"""Simulates schedules of code with a deliberate bug, and asserts that a schedule detects the bug."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ SEEDS_MAX = 60
 
 
 def seeds_from(first: int, among: int = SEEDS_MAX) -> pytest.MarkDecorator:
-    """Parametrize `seeds` to start at `first`, because the first seed that finds a bug may be high."""
+    """Parametrize a test with `among` seeds from `first` on, because low seeds may miss the bug."""
     return pytest.mark.parametrize(
         "seeds", [pytest.param(range(first, first + among), id=f"from {first}")]
     )
@@ -30,7 +30,7 @@ def violations(
     l1: str = REPLICA,
     seeds: range = range(SEEDS_MAX),
 ) -> Iterator[str]:
-    """Yield the violation that each seed's schedule finds, if any, for a model profile and L1 owner."""
+    """Run one simulated schedule per seed; yield the violation of each schedule that has one."""
     for seed in seeds:
         violation = run_schedule(
             seed, profile=profile, faults=faults, depth=seed % 2, l1=l1, build=build
@@ -40,7 +40,7 @@ def violations(
 
 
 def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
-    """Build executors of a broken kind. Rank 0 gets a sound one unless `every_rank` is True."""
+    """Return a factory of faulty executors; rank 0 gets a correct one unless `every_rank` is True."""
 
     def make(
         conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
@@ -53,7 +53,7 @@ def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
 
 
 def assert_found(found: Iterator[str], *words: str) -> None:
-    """Assert that some schedule reports a violation that contains one of `words`."""
+    """Assert that some violation contains one of `words`."""
     seen: list[str] = []
     for finding in found:
         seen.append(finding)

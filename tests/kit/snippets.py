@@ -1,16 +1,16 @@
-"""The code blocks of the README and the docs, with the marks that say how each block is run.
+"""Reads the code blocks of README and docs, with the comments that say whether a test runs them.
 
-Every fence names its language: `python` and `bash` are run, `text` and `json` are not. A comment right
-before a fence, as in
+Every fence names its language. Blocks in `python` and `bash` are run, blocks in `text` and `json` are
+not. A comment directly before the fence, such as
 
     <!-- not run: it needs a GPU -->
 
-changes how the block is treated:
+changes this:
 
-- `not run`: the block is skipped, with the reason;
-- `run by`: another test runs the block;
-- `saved as`: the block is a file that the page's commands find under this name;
-- `slow`: the block is slow.
+- `not run`: no test runs the block; the reason follows;
+- `run by`: the named test runs the block;
+- `saved as`: the block is saved as a file of this name, which later commands of the document use;
+- `slow`: the block is run as a slow test.
 """
 
 import re
@@ -28,7 +28,7 @@ _LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
 class Mark(Enum):
-    """How a block is marked by the comment before its fence."""
+    """The mark of a block, given by the comment before its fence."""
 
     PLAIN = ""
     NOT_RUN = "not run"
@@ -39,12 +39,12 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced code block of a page."""
+    """One fenced code block of a document."""
 
     page: str
-    """The page's path from the root."""
+    """Path of the document, relative to the root."""
     line: int
-    """The line number of the opening fence."""
+    """Line number of the opening fence."""
     language: str
     text: str
     mark: Mark = Mark.PLAIN
@@ -56,7 +56,7 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """Return the block's first line, which identifies the block to a reader."""
+        """Return the block's first line, with which test names and errors identify the block."""
         return self.text.split("\n", 1)[0]
 
     @property
@@ -101,7 +101,7 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def indented_blocks(page: Path) -> list[str]:
-    """Return where a page has indented blocks without a fence, because such blocks name no language."""
+    """Return the places of indented code blocks, which are errors because they name no language."""
     found: list[str] = []
     inside, listed, before = False, False, ""
     for at, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):

@@ -18,7 +18,7 @@ class Module:
 
     @property
     def package(self) -> tuple[str, ...]:
-        """Return the folders of the file's package, where a relative import starts."""
+        """Return the folders of the module's package, where a relative import starts."""
         return self.path.parent.parts
 
     def parse(self) -> ast.Module:
@@ -61,7 +61,7 @@ def _read(file: Path, root: Path) -> Module:
 
 @cache
 def absolute_names(module: Module) -> frozenset[str]:
-    """Return the dotted names from outside the library that this module imports or accesses.
+    """Return the dotted names outside the library that this module imports or accesses.
 
     Both `from torch import distributed` and `import torch as t` followed by `t.distributed` give
     `torch.distributed`.
@@ -98,10 +98,10 @@ def _dotted(node: ast.expr) -> list[str] | None:
 
 
 def neighbours(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[Module]:
-    """Yield the modules that this module imports relatively.
+    """Yield the modules that this module imports by relative imports.
 
-    Parent packages are not followed, because the root's `__init__.py` exports the whole library and
-    would connect all modules.
+    The implicit import of parent packages does not count. Otherwise the root's `__init__.py`, which
+    imports the whole library, would put all modules into one cycle.
     """
     for node in ast.walk(module.parse()):
         if isinstance(node, ast.ImportFrom) and node.level > 0:
@@ -120,7 +120,7 @@ def _module_at(path: PurePosixPath, library: dict[PurePosixPath, Module]) -> Mod
 
 
 def matches(name: str, prefix: str) -> bool:
-    """Return whether a dotted name equals the prefix or lies inside it."""
+    """Return whether a dotted name is `prefix` or is inside the module `prefix`."""
     return name == prefix or name.startswith(f"{prefix}.")
 
 
@@ -133,7 +133,7 @@ def circles(modules: Sequence[Module]) -> list[list[str]]:
 
 
 def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str]]:
-    """Return each group of paths in which every path reaches all others."""
+    """Return the groups of modules that import each other directly or indirectly, as sorted paths."""
     reached = {path: _reached(path, imports) for path in imports}
     groups = {
         tuple(sorted(str(other) for other in reached[path] if path in reached[other]))
@@ -146,7 +146,7 @@ def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str
 def _reached(
     start: PurePosixPath, imports: Mapping[PurePosixPath, set[PurePosixPath]]
 ) -> set[PurePosixPath]:
-    """Return the modules reachable by imports. `start` is included only if it is part of a cycle."""
+    """Return the modules that `start` imports directly or indirectly; `start` only if in a cycle."""
     found: set[PurePosixPath] = set()
     new = set(imports[start])
     while new:

@@ -1,4 +1,4 @@
-"""Writes tiny models with random weights, of any architecture, for engines under test."""
+"""Writes tiny models of any architecture with random weights, for engines under test."""
 
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +18,11 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-"""Default sizes, unless a test's settings override them."""
+"""Default sizes of a tiny model, which a test's settings may override."""
 
 
 def write(folder: Path, kind: str, *, seed: int = 0, **settings: Any) -> Path:
-    """Write a Transformers model of a kind with random weights from `seed`; return its folder."""
+    """Write a Transformers model of type `kind` with random weights from `seed`; return its folder."""
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -30,8 +30,8 @@ def write(folder: Path, kind: str, *, seed: int = 0, **settings: Any) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
-            # Weights are large enough that each token depends on the whole prefix and no token always
-            # wins.
+            # Draw large weights, so that each output token depends on the whole prefix and no token
+            # always has the highest logit.
             if parameter.dim() >= 2 and "A_log" not in label:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)

@@ -1,1 +1,1 @@
-"""The contract suite of every transport, and ranks that are killed or stopped during a round."""
+"""The contract suite that every collective transport passes, and ranks that die during a round."""

@@ -1,4 +1,4 @@
-"""The contract suite of every transport: programs that ranks run, and assertions on their results.
+"""The contract suite of collective transports: programs that ranks run, and checks of the results.
 
 A transport's test module subclasses `CollectiveContract` and provides the fixture `ranks`, which runs a
 program on every rank of a group in threads or processes.
@@ -16,29 +16,29 @@ from lockstep.coordinator.collective import Collective, Vector
 from lockstep.errors import GroupError
 
 LANES = 120
-"""The number of lanes in a vector: that of an epoch with 32 prefetches in the ballot."""
+"""Number of int64 lanes in a test vector: as many as a ballot with 32 prefetches has."""
 
 Hold = Callable[[], None]
-"""Waits until every rank that is not late has returned from its program."""
+"""Function that blocks its caller until every rank that is not in `late` has returned."""
 
 Program = Callable[[Collective, Hold], Any]
-"""A function that one rank runs. Returns plain data."""
+"""Function that runs on one rank of the group and returns plain data."""
 
 PATIENCE_S = 60.0
-"""A timeout that no healthy rank reaches."""
+"""Timeout in seconds that no healthy rank reaches."""
 
 PROMPT_S = 15.0
-"""Upper bound for a prompt outcome on a busy machine with few cores."""
+"""Seconds within which a prompt outcome must come, even on a busy machine with few cores."""
 
 ROUNDS = 40
-"""How many random rounds a test of the fold runs."""
+"""Number of rounds with random vectors in each test of the fold."""
 
 SHORT_S = 0.5
-"""A timeout that is expected to expire."""
+"""Timeout in seconds that the test expects to expire."""
 
 
 class Ranks(Protocol):
-    """Runs programs, each on the ranks of one new group."""
+    """Runs each program on all ranks of a new group."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         """Run the program on each rank of a new group; return the results by rank.
@@ -52,12 +52,12 @@ class Ranks(Protocol):
 class CollectiveContract:
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     def test_every_rank_gets_the_identical_minimum(self, ranks: Ranks, world_size: int) -> None:
-        """Rule R1, section 7: every transport returns the same vector as the local fold."""
+        """Rule R1: every transport returns the same vector as the local fold."""
         seed = 20_000 + world_size
         assert ranks.run(partial(fold_random, seed), world_size) == [[]] * world_size
 
     def test_a_round_that_came_back_is_not_overwritten_by_a_later_one(self, ranks: Ranks) -> None:
-        """Rule R7: a returned vector is never reused."""
+        """Rule R7: a transport never reuses the memory of a vector that it has returned."""
         assert ranks.run(keep_rounds, 2) == [[[at, at] for at in range(4)]] * 2
 
     @pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 1, 7], [5000, 0, 3], [8, 8, 8]])
@@ -69,7 +69,7 @@ class CollectiveContract:
         assert ranks.run(partial(gather_payloads, lengths), 3) == [expected] * 3
 
     def test_launches_count_rounds_and_not_gatherings(self, ranks: Ranks) -> None:
-        """Rule R1: the number of collectives can be read from the transport."""
+        """Rule R1: each transport counts the collectives that it has launched."""
         assert ranks.run(count_launches, 2) == [[0, 0, 1, 1, 2]] * 2
 
     @pytest.mark.parametrize("timeout_s", [SHORT_S, 0.0])
@@ -77,7 +77,7 @@ class CollectiveContract:
     def test_a_rank_that_does_not_come_is_a_timeout_within_the_deadline(
         self, ranks: Ranks, meeting: str, timeout_s: float
     ) -> None:
-        """Rule R10: each wait has a deadline and a stated outcome when it expires."""
+        """Rule R10: each wait has a deadline, and the error at the deadline is documented."""
         *others, _ = ranks.run(partial(stay_away, meeting, timeout_s), 3, late={2})
 
         errors, waited_s = zip(*others, strict=True)
@@ -89,7 +89,7 @@ class CollectiveContract:
     def test_when_a_rank_leaves_the_news_reaches_all_others_promptly(
         self, ranks: Ranks, meeting: str
     ) -> None:
-        """Rule R10: no rank waits for a timeout if a peer is known to be gone."""
+        """Rule R10: a rank does not wait for a timeout if it knows that a peer is gone."""
         *others, last = ranks.run(partial(leave, meeting), 4)
 
         assert last is None
@@ -115,7 +115,7 @@ class CollectiveContract:
 
 
 def fold_random(seed: int, collective: Collective, hold: Hold) -> list[str]:
-    """Return a line for each round whose vector is not the minimum over all ranks."""
+    """Fold random vectors; return a line for each round whose result is not the minimum over ranks."""
     rng = np.random.default_rng(seed)
     wrong: list[str] = []
     for number in range(ROUNDS):
@@ -233,7 +233,7 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Keeps errors alive, as a real caller does, with all objects that their frames reference."""
+"""Errors that stay referenced, as in a real caller, so that the objects in their frames stay alive."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:

@@ -1,11 +1,11 @@
-"""A rank, run as a program, that ends in a chosen way without closing its transport.
+"""A program for one rank of two, which ends in a chosen way without closing its transport.
 
     ending_rank.py RANK STORE TRANSPORT ENDING TIMEOUT_S
 
-There are two ranks, which the hierarchical transport treats as ranks on two hosts. Both print a line
-after the first round. Then rank 0 ends as ENDING says, and rank 1 prints the error of the next round.
-Over gloo, rank 1 skips that round so that rank 0's stays pending, and waits for its standard input to
-close.
+The hierarchical transport treats the two ranks as ranks on two hosts. Both ranks print a line after the
+first round. Rank 0 then ends as ENDING says, and rank 1 prints the error of its second round. Over
+gloo, rank 1 does not start the second round, so that rank 0's call stays pending. Rank 1 then waits
+until its standard input closes.
 """
 
 import gc

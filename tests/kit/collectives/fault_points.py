@@ -1,7 +1,7 @@
 """Kills or stops a rank at a chosen point of a round, and records the outcome on the other ranks.
 
-A point is a line of the transports' code that a thread is about to run, for the first time in the round
-or a later time. All later times count as the second.
+A point is a source line of a transport together with an execution count. The fault hits just before a
+thread runs the line. The count is 1 for the first execution in a round and 2 for every later one.
 """
 
 import itertools
@@ -33,24 +33,25 @@ from tests.kit.ranks.as_processes import (
 )
 
 FILES = {str(each.__file__) for each in (ending, futex, hierarchical, shared_memory)}
-"""The source files whose lines are points."""
+"""The transports' source files, in which each line can be a fault point."""
 
 ARMED_ROUND = 3
-"""The first round with a fault. Earlier rounds show that the group works."""
+"""Number of the first round with a fault. The earlier rounds show that the group works."""
 
 ROUNDS = 12
-"""Enough rounds for a fault to occur, because the lines passed in a round depend on the other ranks."""
+"""Number of rounds per run. One round may not reach the fault point, because timing decides which lines
+run."""
 
 HEADSTART_S = 0.03
-"""Seconds that the other ranks wait so that the victim arrives first on its host."""
+"""Seconds that the other ranks wait before a round, so that the victim arrives first on its host."""
 
 
 GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
-"""Matches descriptors and threads that belong to a gloo group."""
+"""Pattern of the names of file descriptors and threads that belong to a gloo group."""
 
 
 class Point(NamedTuple):
-    """A line of the transports' code, with `time` 1, or 2 for the second time and later."""
+    """A source line of a transport. `time` is 1 for its first run in a round, 2 for later ones."""
 
     file: str
     line: int
@@ -61,14 +62,14 @@ class Point(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """The thread and rank that a fault hits, and when that rank arrives at a round."""
+    """The rank and thread that a fault hits, and whether that rank arrives first or last at a round."""
 
     hosts: Literal[1, 2]
     """The number of hosts that the ranks are spread over."""
     rank: int
     thread: Literal["main", "host_leader"]
     arrives: Literal["first", "last"]
-    """Arrival order among the ranks of the victim's host."""
+    """Whether the victim arrives first or last among the ranks of its host."""
 
 
 class Fault(NamedTuple):
@@ -78,27 +79,27 @@ class Fault(NamedTuple):
     signal: int
     point: Point | None
     timeout_s: float
-    """Timeout of each round from `ARMED_ROUND` on."""
+    """Timeout in seconds of each round from `ARMED_ROUND` on."""
 
 
 class Story(NamedTuple):
-    """One rank's report of the rounds that it took part in."""
+    """One rank's results: its error, its completed rounds, wrong vectors, and leaked resources."""
 
     error: str
     text: str
     rounds: int
-    """How many rounds returned a vector."""
+    """Number of rounds that returned a vector."""
     wrong: list[str]
     waited_s: float
-    """Seconds that all rounds took together."""
+    """Seconds from the start of the first round to the error or the end of the last round."""
     later: list[tuple[str, str]]
-    """The errors of a round and a gather after the first error, and of a round after `close`."""
+    """Errors of three calls after the first error: a round, a gather, and a round after `close`."""
     left: list[str]
-    """Resources that the transport did not free."""
+    """Resources that still exist after the transport was closed."""
 
 
 class Wire:
-    """Signals its process when a thread reaches a point; records the points passed."""
+    """Records the fault points that a thread passes, and signals the process at one of them."""
 
     def __init__(self, point: Point | None, signal: int) -> None:
         self._point, self._signal = point, signal
@@ -114,7 +115,7 @@ class Wire:
         return self._line if frame.f_code.co_filename in FILES else None
 
     def trace_host_leader(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Trace function for `threading.settrace`: each call of `_carry` starts a round."""
+        """Trace the host leader's thread (`threading.settrace`); each call of `_carry` is a round."""
         if frame.f_code.co_name == "_carry":
             self.begin_round()
         return self.trace(frame, event, arg)
@@ -164,16 +165,16 @@ def _names_in_shared_memory() -> set[str]:
 
 
 class Opening(NamedTuple):
-    """How a rank creates its transport, as often as it wants."""
+    """How a rank creates its transport; each call of `make` creates another one."""
 
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Creates and closes a one-rank group, so that torch frees the groups it kept, if it can."""
+    """Creates and closes a one-rank group, so that torch frees the gloo groups that it can free."""
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
-        """Create shared memory between all ranks, without torch."""
+        """Create shared-memory transports between all ranks, without torch."""
         return cls(member.rank, partial(over_shared_memory, over_pipes(member)), lambda: None)
 
     @classmethod
@@ -195,7 +196,7 @@ class Opening(NamedTuple):
 
 
 def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Point]:
-    """Return the points that the victim passes in most rounds, in code order."""
+    """Return the fault points that the victim passes in most rounds, in code order."""
     fault = Fault(victim, 0, None, PATIENCE_S)
     wire = Wire(None, 0)
     collective = _open(fault, wire, opening)
@@ -206,9 +207,9 @@ def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Poin
 
 
 def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
-    """Run rounds until an error and report them.
+    """Run rounds until one fails; return this rank's results.
 
-    The victim also reports if it was only stopped, not killed.
+    The victim also returns results if the signal stopped it and did not kill it.
     """
     before = Holdings()
     wire = Wire(fault.point, fault.signal)
@@ -223,13 +224,14 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     later.append(_said(partial(_one_round, collective)))
     left = before.left_over()
     if fault.signal == SIGKILL:
-        # The other ranks may still be reading this rank's last message.
+        # Retry for a while, because the other ranks may still be reading this rank's last message.
         deadline = time.monotonic() + PROMPT_S
         while left and time.monotonic() < deadline:
             opening.make_another()
             left = before.left_over()
     else:
-        # Torch keeps a gloo group whose exchange was never answered; see `torch_gloo`.
+        # Ignore gloo's resources, because torch keeps a gloo group whose exchange was never answered
+        # (see `torch_gloo`).
         left = [each for each in left if not GLOOS_OWN.search(each)]
     first = kept[0] if kept else None
     return Story(type(first).__name__, str(first), rounds, wrong, waited_s, later, left)
@@ -252,7 +254,7 @@ def _run_rounds(
     wrong: list[str],
     kept: list[GroupError] | None = None,
 ) -> int:
-    """Return how many rounds completed. The error that ended them is appended to `kept`."""
+    """Run rounds until one fails; return how many completed, and append the error to `kept`."""
     mine = collective.rank == fault.victim.rank
     for number in range(1, ROUNDS + 1):
         _arrive(fault.victim, collective, number)
@@ -280,7 +282,7 @@ def _run_rounds(
 
 
 def _arrive(victim: Victim, collective: Any, number: int) -> None:
-    """Make the victim arrive first or last of its host's ranks at a round."""
+    """Wait as long as needed for the victim to arrive first or last among its host's ranks."""
     host = collective._host
     if victim.rank not in host.ranks or number < ARMED_ROUND:
         return
@@ -293,13 +295,13 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         others.remove(host.me)
         if mine and not others:
             return
-        # A rank that lets the victim go first sleeps on its cell until the timeout, because no rank
-        # writes that cell.
+        # When the victim goes first, the other ranks sleep on their own cells. No rank writes these
+        # cells, so the sleep lasts until its timeout.
         host.cells.sleep(others[0] if mine else host.me, number, min(left_s, HEADSTART_S))
 
 
 def lanes_in(number: int, rank: int) -> Vector:
-    """Return a rank's random lanes of a round; each lane's minimum can be on any rank."""
+    """Return random lanes for a rank and round; any rank may have the minimum of a lane."""
     return np.random.default_rng([number, rank]).integers(-1000, 1000, size=LANES)
 
 

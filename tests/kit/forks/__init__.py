@@ -1,1 +1,1 @@
-"""Forks processes from one that has imported an engine, because the import takes most of a start."""
+"""Forks test processes from a parent that has imported an engine, because the import is slow."""

@@ -1,8 +1,8 @@
-"""The process that imports modules once and then forks on request: `nursery FD MODULE...`.
+"""A process that imports an engine once and then forks on request: `nursery FD MODULE...`.
 
-A request names a function, folder, log and environment, and passes the fork's connection. The reply is
-the import error or None, and the fork's process id. Variables that a module reads at import are fixed
-in this process, so a test cannot change them for a fork.
+A request names a function, a working folder, a log file and environment variables, and passes the file
+descriptor of the fork's connection. The reply is the import error or None, and the fork's process id. A
+variable that a module reads during import cannot be changed for a fork, because the import is over.
 """
 
 import gc
@@ -18,7 +18,7 @@ from multiprocessing.reduction import recv_handle
 
 
 def serve(control: Connection, modules: Sequence[str]) -> None:
-    """Fork on request until the other side closes the connection."""
+    """Fork a process for each request until the client closes the connection."""
     failed = import_all(modules)
     while True:
         try:
@@ -35,7 +35,7 @@ def serve(control: Connection, modules: Sequence[str]) -> None:
 
 
 def import_all(modules: Sequence[str]) -> str | None:
-    """Import an engine's modules and make multiprocessing fork; return the import error or None."""
+    """Import an engine's modules and set multiprocessing to fork; return the import error or None."""
     try:
         for name in modules:
             import_module(name)
@@ -44,7 +44,8 @@ def import_all(modules: Sequence[str]) -> str | None:
     # An engine would spawn its ranks, and each rank would import all modules again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = _keep_start_method
-    # Exclude existing objects from garbage collection, so that a fork does not copy their memory.
+    # Exclude existing objects from garbage collection, because a collection in a fork would write to
+    # their memory and thereby copy it.
     gc.freeze()
     # No process waits for the forks, so the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -54,7 +55,7 @@ def import_all(modules: Sequence[str]) -> str | None:
 def become(called: str, handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
     """Run `called` in this fork as leader of a new process group, logging to `log`; never return.
 
-    `called` is a function with its module, as in "package.module:function", which takes the handle.
+    `called` names a function as "package.module:function". The function takes the connection's handle.
     """
     status = 1
     try:

@@ -1,4 +1,4 @@
-"""Forks a process from one that has imported an engine, and kills it with all its children."""
+"""Forks processes from a parent that has imported an engine, and kills them with all their children."""
 
 import atexit
 import os
@@ -22,7 +22,7 @@ IMPORT_S = 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process runs: folder, log file and environment."""
+    """The working folder, log file and environment variables of a forked process."""
 
     folder: Path
     log: Path
@@ -30,11 +30,11 @@ class Place:
 
 
 class CannotStartError(Exception):
-    """The importing process could not import the modules in time."""
+    """The parent of the forks could not import its modules in time."""
 
 
 class Nursery:
-    """A process that has imported an engine's modules, in this environment, and forks on request."""
+    """A parent process that imports an engine's modules once and then forks on request."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._modules = modules
@@ -54,8 +54,8 @@ class Nursery:
     def start(self, called: str, place: Place) -> tuple[int, Connection]:
         """Fork a process that leads a process group; return its id and the connection to it.
 
-        `called` is a function as in "package.module:function", which takes the handle of its
-        connection.
+        `called` names a function as "package.module:function". The function takes the handle of the
+        fork's end of the connection.
         """
         return with_a_pipe(lambda there: self._start(called, place, there))
 
@@ -71,7 +71,7 @@ class Nursery:
         return int(pid)
 
     def close(self) -> None:
-        """Close the connection, so that the importing process exits, and wait for it."""
+        """Close the connection, so that the parent of the forks exits, and wait for its exit."""
         self._connection.close()
         self._process.wait()
 
@@ -88,8 +88,8 @@ def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
 
 
 def end_group(leader: int) -> None:
-    """Kill a process group; return when no process of it runs."""
-    # The group outlives its leader, and may be gone completely.
+    """Kill a process group, and return when none of its processes runs."""
+    # The group may exist without its leader, or may no longer exist.
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):

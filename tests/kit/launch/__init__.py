@@ -1,1 +1,1 @@
-"""Replays and stores for tests of the command line."""
+"""Replays and stores with content for tests of the command `lockstep`."""

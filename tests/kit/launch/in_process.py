@@ -1,4 +1,4 @@
-"""Runs the command `lockstep` in the test's process or in a separate one."""
+"""Runs the command `lockstep` for a test, in the test's process or as a separate process."""
 
 import signal
 import sys
@@ -10,16 +10,16 @@ import pytest
 from lockstep.launch import lockstep_command
 
 Run = Callable[..., tuple[int, str, str]]
-"""Runs the command; returns its exit status, stdout and stderr."""
+"""Function that runs the command `lockstep` and returns its exit status, stdout and stderr."""
 
 IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.lockstep_command import main; main()")
-"""The command in a separate process; its arguments follow."""
+"""Start of a command line that runs `lockstep` in a separate process; the arguments follow."""
 
 
 def run_lockstep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *first: str
 ) -> Generator[Run]:
-    """Yield a function that runs `lockstep` in this process with the arguments `first` and more.
+    """Yield a function that runs `lockstep` in this process; `first` comes before its arguments.
 
     Signal handlers are restored afterwards.
     """
@@ -38,7 +38,10 @@ def run_lockstep(
 
 
 def refusal(run: Run, *arguments: str | Path) -> str:
-    """Run a command that must be refused: status 2, no output, one line on stderr. Return that line."""
+    """Run a `lockstep` command that must be refused; return its error line.
+
+    The command must exit with status 2 and print nothing but one line to stderr.
+    """
     status, printed, said = run(*arguments)
     assert (status, printed, said.count("\n")) == (2, "", 1)
     assert said.startswith("lockstep: ")

@@ -1,4 +1,4 @@
-"""A rank's result of a replay, for tests of reports without a replay."""
+"""Made-up results of one rank's replay, for tests of reports that run no replay."""
 
 from lockstep.launch.replay.report import RankResult
 from lockstep.small_engine.counts import PoolCounts, ReplayCounts

@@ -1,6 +1,6 @@
-"""A Ray cluster of two nodes on this machine, for commands under test.
+"""A Ray cluster with two nodes on this machine, for tests of commands that use Ray.
 
-All modules of a session share the fixture `two_nodes`, because the cluster takes seconds to start.
+All test modules share the fixture `two_nodes`, because the cluster takes seconds to start.
 """
 
 import os
@@ -24,7 +24,7 @@ class TwoNodes:
     """The package `ray`, connected to the cluster."""
 
     def actors(self, kind: str) -> list[str]:
-        """Return the node ids of a class's live actors, sorted."""
+        """Return the sorted node ids of all live actors of a class, one id for each actor."""
         state: Any = import_module("ray._private.state")
         return sorted(
             str(each["Address"]["NodeID"])
@@ -43,11 +43,13 @@ def two_nodes() -> Generator[TwoNodes]:
     clusters: Any = import_module("ray.cluster_utils")
 
     with ExitStack() as opened:
-        # Ray's socket paths lie below this directory and may have at most 107 characters.
+        # Ray's socket paths lie below this directory, and a socket path may have at most 107
+        # characters.
         place = opened.enter_context(
             tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)
         )
-        # A cluster writes its address to this folder, which only a locally started Ray would create.
+        # Create the folder `ray`, to which the cluster writes its address. Only a locally started Ray
+        # would create it.
         (Path(place) / "ray").mkdir()
         opened.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_TMPDIR", place)
         size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}

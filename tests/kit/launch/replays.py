@@ -1,4 +1,4 @@
-"""Replays in separate processes, started as a user does."""
+"""Starts replays in separate processes, with the command that a user would run."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def torchrun(ranks: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A finished command's status and output."""
+    """The exit status, stdout and stderr of a finished command."""
 
     status: int
     out: str
@@ -78,7 +78,7 @@ def write_trace(path: Path, requests: Iterable[WorkloadRequest]) -> Path:
 
 @dataclass
 class Running:
-    """A command running in a separate session, with every process that it was seen to start."""
+    """A command that runs in a new process session, and all of its child processes seen so far."""
 
     process: "subprocess.Popen[str]"
     errors: IO[str]
@@ -106,7 +106,7 @@ class Running:
         return self.errors.read()
 
     def survivors(self) -> list[str]:
-        """Return the command lines of child processes that still run."""
+        """Return the command lines of the child processes that still run."""
         return [
             " ".join(child.cmdline())[:200]
             for child in self.seen.values()
@@ -114,7 +114,7 @@ class Running:
         ]
 
     def survivors_after(self, timeout_s: float) -> list[str]:
-        """Wait until the child processes have ended; return those that still run at the timeout."""
+        """Wait until all child processes have exited; return those that still run at the timeout."""
         deadline = time.monotonic() + timeout_s
         while self.survivors() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -132,7 +132,7 @@ class Running:
 
 
 def start(errors: IO[str], *arguments: object, **environment: str) -> Running:
-    """Start a command in a new session; `errors` receives its stderr."""
+    """Start a command in a new process session, with stderr written to `errors`."""
     process = subprocess.Popen(
         [str(argument) for argument in arguments],
         stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""One-rank replays in the test's process."""
+"""Runs replays with one rank in the test's process."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

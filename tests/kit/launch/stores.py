@@ -1,4 +1,4 @@
-"""Stores with content as engines write it, for tests of `lockstep store`.
+"""File stores with content as engines write it, for tests of `lockstep store`.
 
 python -m tests.kit.launch.stores <directory>: writes pages of another model until it is killed.
 """
@@ -35,10 +35,12 @@ LAYOUT = PageLayout(
 )
 OTHER_LAYOUT = PageLayout(page_tokens=8, columns=LAYOUT.columns)
 PAGE_BYTES = 4 * 2 * 2 * 2 * 8 * 2
-"""Bytes of a page's shard on one rank of two: 4 tokens, k and v, 2 layers, 2 heads, bfloat16, no draft.
+"""Bytes of one rank's shard of a page in a group of two ranks, without the optional draft column.
+
+A shard has 4 tokens, keys and values, 2 layers, 2 heads and 8 elements of bfloat16.
 """
 OBJECT_BYTES = HEADER_BYTES + PAGE_BYTES
-"""Bytes of the file of such a shard."""
+"""Bytes of the stored object of one shard: header and `PAGE_BYTES`."""
 MANIFEST_BYTES = HEADER_BYTES + (16 << 10)
 MARK_BYTES = HEADER_BYTES + 1
 
@@ -59,7 +61,7 @@ def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "lla
 
 
 def page_write(name: ObjectName, rank: int, tp_size: int, *, layout: PageLayout = LAYOUT) -> Write:
-    """Return an engine's write of a page, with content derived from the name."""
+    """Return a `Write` of a page as an engine makes it, with bytes derived from the object name."""
     shape = layout.shard(rank, tp_size, absent=("draft",)).shape
     content = random.Random(f"{name.key}{rank}").randbytes(shape.nbytes)
     return Write(name, (memoryview(content),), shape)
@@ -74,7 +76,7 @@ async def write_model(
     tp_size: int = 2,
     pages: Sequence[int] = range(3),
 ) -> None:
-    """Write a manifest, a group's sharding mark, and pages of all its ranks, as engines do."""
+    """Write a manifest, the object that records the group's TP size, and pages of all ranks."""
     deadline = time.monotonic() + 60
     await claim_model(backend, model, weights_version, {"kv": layout}, deadline)
     namespace = namespace_of(model, weights_version, layout)
@@ -90,26 +92,26 @@ async def write_model(
 
 
 class Kept(FileStore):
-    """A file store in a directory, filled as by engines."""
+    """A file store in a directory, with methods that fill and inspect it."""
 
     @property
     def uri(self) -> str:
         return self.root.as_uri()
 
     def fill(self, **model: object) -> "Kept":
-        """Write a model as `write_model` does; return this store for chaining."""
+        """Write a model's objects with `write_model`. Return this store so that calls can chain."""
 
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
-            await write_model(backend, **model)  # type: ignore[arg-type] # each test chooses them.
+            await write_model(backend, **model)  # type: ignore[arg-type] # set by each test.
             await backend.close()
 
         asyncio.run(scenario())
         return self
 
     def age(self, name: ObjectName, age_s: float) -> None:
-        """Set an object's last use to `age_s` seconds ago."""
+        """Set the mtime of an object's file to `age_s` seconds ago."""
         then = time.time() - age_s
         os.utime(self.path(name), (then, then))
 
@@ -122,7 +124,7 @@ class Kept(FileStore):
 
 @contextmanager
 def another_process_writes(root: Path) -> Generator[None]:
-    """Run a process that writes to the store during the block; fail if the process exits by itself."""
+    """Run a process that writes pages to the store during the block; fail if it exits by itself."""
     with subprocess.Popen(
         program("tests.kit.launch.stores", root), stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -136,7 +138,7 @@ def another_process_writes(root: Path) -> Generator[None]:
 
 
 async def write_for_ever(root: Path) -> None:
-    """Write pages of a model repeatedly, and print a line once the first are written."""
+    """Write pages of a model repeatedly, and print a line after the first pages are written."""
     backend = FileBackend(root)
     await backend.open()
     for number in itertools.count():

@@ -1,4 +1,4 @@
-"""Ranks as processes, joined by gloo or pipes, with the transport that a test builds on top."""
+"""Runs ranks as processes that communicate over gloo or pipes, with the transport under test on top."""
 
 import itertools
 import multiprocessing
@@ -15,37 +15,37 @@ from lockstep.errors import CollectiveTimeout, PeerLost
 from tests.kit.collectives.contract import LANES, PATIENCE_S, Hold
 
 _processes = multiprocessing.get_context("forkserver")
-# Import these once in the fork server, because each import takes longer than most programs.
+# Import these modules once in the fork server, because each import takes longer than most programs.
 _processes.set_forkserver_preload(
     ["torch.distributed", "pytest", "lockstep.coordinator.collectives.hierarchical"]
 )
 
 
 class Member(NamedTuple):
-    """The rank that a process is, and how the process reaches the other ranks."""
+    """The rank of this process in its group, and its connections to the other ranks."""
 
     rank: int
     world_size: int
     store: str
     links: Sequence[Connection]
-    """On rank 0, one link to each other rank; on the others, one link to rank 0."""
+    """On rank 0, one connection to each other rank; on any other rank, one connection to rank 0."""
 
 
 Join = Callable[[Member], Any]
-"""Joins the ranks. The result is passed to `Build`, or else to the program."""
+"""Function that connects the ranks. Its result goes to `Build` if there is one, else to the program."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
-"""A `Program` that may receive a joined object other than a transport."""
+"""Function that runs on one rank and takes the result of `Join` or `Build`."""
 
 Build = Callable[[Any], Any]
-"""Makes the program's transport from the torch transport of all ranks."""
+"""Function that creates the transport under test from the result of `Join`."""
 
 
 class RanksAsProcesses:
-    """Runs each rank as a process, and kills every process when the test ends."""
+    """Runs each rank as a process, and kills all processes at the end of the test."""
 
     def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
-        """`build` makes the transport; the default is torch's."""
+        """`build` creates the transport under test from the result of `join`, the connected ranks."""
         self._folder = folder
         self._groups = itertools.count()
         self._build = build or as_it_is
@@ -54,7 +54,10 @@ class RanksAsProcesses:
     def run(
         self, program: JoinedProgram, world_size: int, *, late: Collection[int] = ()
     ) -> list[Any]:
-        """Run a program on each rank and return the results, as `contract.Ranks` requires."""
+        """Run a program on each rank of a new group; return the results in rank order.
+
+        Ranks in `late` may wait in `hold` until all other ranks have returned.
+        """
         with self.start(program, world_size) as group:
             results = {rank: group.result(rank) for rank in range(world_size) if rank not in late}
             group.release()
@@ -130,12 +133,12 @@ class RunningGroup:
         return result
 
     def release(self) -> None:
-        """Let ranks that wait in `hold` continue, and finished ranks exit."""
+        """Let ranks that wait in `hold` continue, and let finished ranks exit."""
         for connection in self.connections:
             try:
                 connection.send(None)
             except BrokenPipeError:
-                continue  # The rank is dead, as some tests intend.
+                continue  # Some tests kill a rank on purpose.
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +160,7 @@ class RunningGroup:
 def _run_rank(
     program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
-    # If a benchmark started the fork server earlier, the server has SIGINT blocked. Unblock it here.
+    # Unblock SIGINT, because a fork server that a benchmark started has it blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     released = False
 
@@ -200,12 +203,12 @@ def begin_torch(member: Member) -> None:
 
 
 def over_pipes(member: Member) -> "Piped":
-    """Return a gather-only collective over pipes, which starts much faster than gloo."""
+    """Return a collective over pipes. It only gathers, but it starts much faster than gloo."""
     return Piped(member)
 
 
 class Piped:
-    """A `Collective` over pipes that can gather but has no rounds."""
+    """A `Collective` over pipes that supports `gather` but no rounds."""
 
     transport = "pipes"
     launches = 0
@@ -228,7 +231,7 @@ class Piped:
         raise AssertionError("there are no rounds over pipes")
 
     def close(self) -> None:
-        """Keep the pipes open, because the next transport may be built over them."""
+        """Do nothing. The pipes stay open, because the next transport may use them."""
 
 
 def _received(link: Connection, timeout_s: float) -> Any:

@@ -1,4 +1,4 @@
-"""A group in threads of this process that only serves an operator's control requests."""
+"""A group in threads of this process that serves no requests but an operator's control requests."""
 
 import threading
 from collections.abc import Callable
@@ -25,12 +25,12 @@ def config_with(control: Control, **settings: Any) -> CacheConfig:
 
 
 class AskedGroup:
-    """Steps all ranks in parallel threads until `end`."""
+    """A group whose ranks step in parallel threads until `end` is called."""
 
     def __init__(
         self, config: CacheConfig, ranks: int = 2, *, prepare: Callable[[Cache], None] | None = None
     ) -> None:
-        """`prepare` is called on each rank before its first step."""
+        """`prepare` runs on each rank's cache before the first step."""
         self._config = config
         self._prepare = prepare
         self._steps = Future[None]()
@@ -41,7 +41,7 @@ class AskedGroup:
         self._steps.result(OPENS_S)
 
     def ask(self, what: str, **asked: Any) -> Any:
-        """Send a control request as an operator's process does; return the reply."""
+        """Send a control request from another thread, as an operator's process would."""
         assert self._config.control is not None
         return ask(self._config.control.path, what, **asked)
 
@@ -67,7 +67,7 @@ class AskedGroup:
 
 
 def computes(request: str, tokens: list[int], namespace: str = "") -> Callable[[Cache], None]:
-    """Return a program that computes and inserts a prompt on a rank, and keeps the request open."""
+    """Return a function that computes and inserts a prompt on a rank, and leaves the request open."""
 
     def program(cache: Cache) -> None:
         cache.load_back(request, tokens[:-1], namespace, reserve_tokens=len(tokens))
@@ -79,12 +79,12 @@ def computes(request: str, tokens: list[int], namespace: str = "") -> Callable[[
 
 
 def socket_in(folder: Path) -> Control:
-    """Return the control socket for a group in a test's folder."""
+    """Return the control socket's settings for a group in a test's folder."""
     return Control(path=str(folder / "s"))
 
 
 def asked_of(step: Callable[[], None], control: Control, what: str, **asked: Any) -> Any:
-    """Send a control request to a group that this thread steps with `step`; return the reply."""
+    """Send a control request and step the group with `step` until the reply comes; return the reply."""
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask, control.path, what, **asked)
         while not asking.done():

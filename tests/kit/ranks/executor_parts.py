@@ -1,4 +1,4 @@
-"""Parts of executor tests: layouts, pages with content, and a store whose calls can be held."""
+"""Building blocks for executor tests: layouts, pages with content, and a store that can block calls."""
 
 import asyncio
 import threading
@@ -45,19 +45,19 @@ from lockstep.storage_backends.wrappers.base import Call
 
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
-"""Timeout of a wait. Only a failing test waits this long."""
+"""Seconds to wait for progress. Only a failing test waits this long."""
 LONG_S = 600.0
-"""Deadline of an order that must finish long before it."""
+"""Seconds until the deadline of an order that must finish long before."""
 
 
 def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
-    """Return a rank's layout of keys and values with grouped-query attention, sharded by heads."""
+    """Return one rank's layout for grouped-query attention, with keys and values sharded by heads."""
     columns = tuple(Column(name=name, layers=3, heads=4, elements=16) for name in ("k", "v"))
     return PageLayout(page_tokens=8, columns=columns).shard(rank, world_size)
 
 
 def mixed_layout() -> ShardLayout:
-    """Return a layout with every element type, replicated and sharded columns mixed, and odd sizes."""
+    """Return a layout with columns of all element types, replicated and sharded, of odd sizes."""
     columns = (
         Column(name="k8", layers=3, heads=2, elements=5, dtype="float8_e4m3fn"),
         Column(name="flags", layers=1, heads=1, elements=3, dtype="uint8", replicated=True),
@@ -70,7 +70,7 @@ def mixed_layout() -> ShardLayout:
 
 
 def latent_layout(rank: int = 3) -> ShardLayout:
-    """Return a layout of replicated columns only, as of a model with latent attention."""
+    """Return a layout with replicated columns only, as in a model with latent attention."""
     columns = (
         Column(name="latent", layers=4, heads=1, elements=72, replicated=True),
         Column(name="index", layers=4, heads=1, elements=132, dtype="uint8", replicated=True),
@@ -79,7 +79,7 @@ def latent_layout(rank: int = 3) -> ShardLayout:
 
 
 def plain_pages(page_bytes: int, heads: int = 1) -> PageLayout:
-    """Return a layout of one byte column, for tests in which only the page size matters."""
+    """Return a layout with one uint8 column, for tests in which only the page size matters."""
     column = Column(name="kv", layers=1, heads=heads, elements=page_bytes // heads, dtype="uint8")
     return PageLayout(page_tokens=1, columns=(column,))
 
@@ -89,13 +89,13 @@ def plain_layout(page_bytes: int) -> ShardLayout:
 
 
 def window_layout() -> ShardLayout:
-    """Return a layout of sliding-window layers, for use with `grouped_layout`."""
+    """Return a layout of sliding-window layers that can be combined with `grouped_layout`."""
     columns = tuple(Column(name=name, layers=5, heads=4, elements=16) for name in ("k", "v"))
     return PageLayout(page_tokens=8, columns=columns).shard(1, 2)
 
 
 def state_layout() -> ShardLayout:
-    """Return a layout of a recurrent state with two columns of different types."""
+    """Return a layout of a recurrent state, with two columns of different element types."""
     columns = (
         Column(name="ssm", layers=6, heads=4, elements=40, dtype="float32"),
         Column(name="conv", layers=6, heads=4, elements=9),
@@ -105,7 +105,7 @@ def state_layout() -> ShardLayout:
 
 LAYOUTS = {"grouped": grouped_layout(), "mixed": mixed_layout(), "latent": latent_layout()}
 COMPONENTS = {"window": window_layout(), "state": state_layout()}
-"""The pools of a hybrid model in addition to full attention."""
+"""The pools of a hybrid model, except that of full attention."""
 
 
 def make_executor(
@@ -121,9 +121,9 @@ def make_executor(
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
-    """Make an executor with a KV pool and the pools of `components`, and open its store if given.
+    """Make an executor with a KV pool and the pools of `components`; open its store if there is one.
 
-    The caller closes the executor.
+    The caller must close the executor.
     """
     pools = {
         name: TierPools(
@@ -148,7 +148,7 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Send orders, start all copies, and return the progress once `enough` accepts it."""
+    """Send orders and start all copies; collect and return progress until `enough` accepts it."""
     executor.carry_out(list(orders))
     for direction in Direction:
         executor.begin_copies(direction)
@@ -156,7 +156,7 @@ def happened(
 
 
 def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
-    """Return the executor's progress once `enough` accepts it."""
+    """Collect the executor's progress until `enough` accepts it; return the progress."""
     progress = executor.progress()
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):
@@ -167,12 +167,12 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
 
 
 def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
-    """Return a predicate that checks that all of `expected` happened."""
+    """Return a predicate that checks that a list of progress contains all of `expected`."""
     return lambda progress: all(each in progress for each in expected)
 
 
 def key_outcomes(executor: Executor, call: Call) -> Counter[str]:
-    """Return the number of keys per outcome of a storage call, as `CallMetrics.outcomes`."""
+    """Count keys by outcome for one kind of storage call, from `CallMetrics.outcomes`."""
     counted: Counter[str] = Counter()
     for calls in executor.counts().calls.values():
         counted.update(calls[call].outcomes)
@@ -192,13 +192,13 @@ def to_device(operation: int, host: Sequence[int], device: Sequence[int]) -> Cop
 
 
 def objects(count: int, *, first_key: int = 0, first_page: int = 0) -> tuple[ObjectTransfer, ...]:
-    """Return a transfer of `count` consecutive keys in consecutive host pages."""
+    """Return a transfer of `count` consecutive keys and consecutive host pages in the KV pool."""
     pages = tuple(range(first_page, first_page + count))
     return (ObjectTransfer(KV_POOL, keys(count, first_key), pages),)
 
 
 def hashed_objects(count: int) -> tuple[ObjectTransfer, ...]:
-    """Return a transfer of hashed keys in the first `count` host pages."""
+    """Return a transfer of `count` hashed keys and the first host pages of the KV pool."""
     return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
 
 
@@ -207,7 +207,7 @@ def keys(count: int, first: int = 0) -> tuple[bytes, ...]:
 
 
 def hashed_keys(count: int) -> tuple[bytes, ...]:
-    """Return page keys that are hashes, like real ones."""
+    """Return page keys that are hashes, like the keys of real pages."""
     return tuple(sha256(key).digest() for key in keys(count))
 
 
@@ -229,7 +229,7 @@ def fill_host(pool: HostPool, seed: int) -> list[bytes]:
 
 
 def device_page(pool: DevicePool, page: int) -> bytes:
-    """Return the bytes of a device page in the order of `page_layout`, by a naive implementation."""
+    """Return the bytes of a device page in the order of `page_layout`, copied column by column."""
     shards = pool.layout.columns
     required = [shard for shard in shards if not shard.column.optional]
     groups = [[shard] for shard in required if shard.column.replicated]
@@ -248,8 +248,9 @@ def device_page(pool: DevicePool, page: int) -> bytes:
 class HeldStore(MemoryBackend):
     """An in-memory store whose calls block at chosen keys until the test releases them.
 
-    `entered` receives the keys of every read and write at its start. Calls of a `stubborn` store ignore
-    cancellation until they are released, like a client library that cannot abort.
+    The queue `entered` gets the keys of every read and write when the call starts. Calls of a store
+    with `stubborn` ignore cancellation until they are released, like a client library that cannot
+    abort.
     """
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
@@ -258,7 +259,7 @@ class HeldStore(MemoryBackend):
         self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.exists_calls = 0
         self.asked: list[ObjectName] = []
-        """The names passed to `exists`, in order."""
+        """The object names passed to `exists`, in order."""
         self.bytes_running = 0
         self.bytes_running_max = 0
         self.closed = threading.Event()
@@ -266,18 +267,18 @@ class HeldStore(MemoryBackend):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def hold(self, *held: bytes) -> None:
-        """Block calls with these keys."""
+        """Block all calls that contain one of these keys."""
         for key in held:
             self._gates[key.hex()] = asyncio.Event()
 
     def let_go(self, *held: bytes) -> None:
-        """Release the calls blocked at these keys, or at all keys if none are given."""
+        """Release the calls blocked at these keys, or at any key if none are given."""
         assert self._loop is not None
         for key in held or [bytes.fromhex(gate) for gate in self._gates]:
             self._loop.call_soon_threadsafe(self._gates[key.hex()].set)
 
     def next_entered(self) -> tuple[str, ...]:
-        """Wait until another read or write has started; return its keys."""
+        """Wait until the next read or write has started; return its keys."""
         return self.entered.get(timeout=PATIENCE_S)
 
     def forget_entered(self) -> None:

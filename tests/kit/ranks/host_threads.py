@@ -1,4 +1,4 @@
-"""Ranks in threads of this process, each with a real `HostCache` below engine-owned tensors."""
+"""Ranks in threads of this process, each with a real `HostCache` and device tensors of an engine."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,9 +27,9 @@ def on_every_rank(
     listener: Listener | None = None,
     **settings: Any,
 ) -> list[T]:
-    """Run a program on each rank's cache; return the results. `settings` are passed to the cache.
+    """Run a program with each rank's `HostCache`; return the results in rank order.
 
-    Only rank 0 gets the `listener`.
+    `settings` are passed to the caches. Only rank 0 gets the `listener`.
     """
     layout = PageLayout(
         page_tokens=PAGE_TOKENS,

@@ -1,4 +1,4 @@
-"""Several ranks in one thread, stepped one after the other, with executors scripted by the test.
+"""A group whose ranks step one after the other in one thread, with executors scripted by the test.
 
 Caches, replicas, ballots and rounds are the real ones.
 """
@@ -60,12 +60,12 @@ LAYOUT = PageLayout(
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
-    """Return `pages` pages of consecutive tokens."""
+    """Return tokens that fill `pages` pages and count up from `first`."""
     return list(range(start, start + pages * PAGE_TOKENS))
 
 
 def prompt_of(first: int, pages: int) -> list[int]:
-    """Return `pages` pages of tokens that share no prefix with another value of `first`."""
+    """Return tokens that fill `pages` pages and share no prefix with those of another `first`."""
     return prompt(pages, start=first * 1000)
 
 
@@ -80,20 +80,20 @@ def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindo
 
 
 class ToldExecutor:
-    """An executor that records orders and reports the progress that the test sets."""
+    """An executor that records orders, and reports only progress that the test scripts."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.begun: list[Direction] = []
-        """The directions of `begin_copies` calls, in order."""
+        """The directions passed to `begin_copies`, in order."""
         self.begun_after: list[int] = []
-        """For each `begin_copies` call, how many orders the executor held at that time."""
+        """Number of recorded orders at each call of `begin_copies`."""
         self.said: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
-        """The readiness of staged proposals by digest; the test may change it."""
+        """Readiness of each staged proposal by its digest, or the error; set by the test."""
         self.waited_s = 0.0
-        """The sum of requested wait times. The executor never actually waits."""
+        """Sum of the seconds that callers asked this executor to wait. No real time passes."""
         self.closed = False
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -126,24 +126,24 @@ class ToldExecutor:
         return ExecutorCounts()
 
     def serving_address(self) -> str:
-        """Return no address, because nothing is served."""
+        """Return no peer address, because this executor serves no pages."""
         return ""
 
     def close(self) -> None:
         self.closed = True
 
     def given(self, kind: type[OrderT]) -> list[OrderT]:
-        """Return the recorded orders of one kind, and keep them recorded."""
+        """Return the recorded orders of one type without removing them."""
         return [order for order in self.orders if isinstance(order, kind)]
 
     def take(self, kind: type[OrderT]) -> list[OrderT]:
-        """Remove and return the orders of one kind."""
+        """Remove the recorded orders of one type and return them."""
         taken = self.given(kind)
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
         return taken
 
     def obey_only(self, kind: type[Order]) -> None:
-        """Report the orders of one kind as successful; keep the others."""
+        """Report success for the orders of one type; leave the other orders pending."""
         others = [order for order in self.orders if not isinstance(order, kind)]
         self.orders = [order for order in self.orders if isinstance(order, kind)]
         self.obey()
@@ -157,7 +157,7 @@ class ToldExecutor:
         self.said += [TransferEnded(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Report every order as successful; `stored` says which keys the store has."""
+        """Report success for every order; `stored` decides which keys a lookup finds in the store."""
         orders, self.orders = self.orders, []
         for order in orders:
             match order:
@@ -200,9 +200,9 @@ class InTurn(Generic[CacheT]):
         logs: bool = False,
         **settings: Any,
     ) -> None:
-        """`settings` are further settings of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`.
+        """`settings` go to `CacheConfig`, and `engine_pages` to `ReplicaConfig`.
 
-        With `logs` each rank has a request log, to which the test adds requests.
+        With `logs`, each rank has a request log, to which the test adds requests.
         """
         pages = self.default_device_pages if device_pages is None else device_pages
         owned: dict[str, Any] = {"device_pages": pages} if pages else {}
@@ -245,29 +245,29 @@ class InTurn(Generic[CacheT]):
         return cache
 
     def every(self, command: Callable[[CacheT], T]) -> T:
-        """Run a command on every rank; return the answer, which must be equal on all ranks."""
+        """Run a command on every rank; return its result, which must be equal on all ranks."""
         answers = [command(cache) for cache in self.caches]
         assert all(answer == answers[0] for answer in answers), answers
         return answers[0]
 
     def report(self, *progress: Progress) -> None:
-        """Make every rank's executor report the same progress, which takes effect in the next step."""
+        """Make every rank's executor report the same progress; the next step processes it."""
         for executor in self.executors:
             executor.said += progress
 
     def take_operation(self, kind: type[LookUp | Fetch | Put | CopyToHost | CopyToDevice]) -> int:
-        """Remove the order of a kind from every rank; return its operation, which must be the same."""
+        """Remove the only order of a type from every rank; return its operation, equal on all ranks."""
         (operation,) = {
             order.operation for executor in self.executors for order in executor.take(kind)
         }
         return operation
 
     def free(self, tier: int) -> int:
-        """Return how many full-attention pages are free on a tier, equal on all ranks."""
+        """Return how many full-attention pages are free on a tier; equal on all ranks."""
         return self.every(lambda cache: cache.inspection.prefixes.allocator.pools[tier][0].free)
 
     def available(self, tier: int) -> list[int]:
-        """Return how many pages of each pool are free or evictable on a tier, equal on all ranks."""
+        """Return how many pages of each pool are free or evictable on a tier; equal on all ranks."""
         allocator = self.caches[0].inspection.prefixes.allocator
         pools = range(len(allocator.pools[tier]))
         return self.every(
@@ -283,25 +283,25 @@ class InTurn(Generic[CacheT]):
         self.check()
 
     def pass_time(self, seconds: float) -> None:
-        """Advance every rank's clock by `seconds` and step."""
+        """Advance every rank's clock by `seconds` and run a step."""
         self.now_ms = [now + int(1000 * seconds) for now in self.now_ms]
         self.step()
 
     def check(self) -> None:
-        """Check the invariants of every replica, and that all digests are equal."""
+        """Check the invariants of every replica, and that the digests of all replicas are equal."""
         for cache in self.caches:
             cache.inspection.check()
         assert len({cache.inspection.digest for cache in self.caches}) == 1
         assert len({cache.inspection.state_digest for cache in self.caches}) == 1
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Complete all ordered I/O successfully, and step once."""
+        """Complete all ordered I/O successfully, and run one step."""
         for executor in self.executors:
             executor.obey(stored)
         self.step()
 
     def settle(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Complete all I/O successfully and step until nothing is in flight."""
+        """Complete all ordered I/O successfully, and step until no operation is in flight."""
         for _ in range(100):
             self.obey(stored)
             if self.caches[0].inspection.idle:
@@ -309,7 +309,7 @@ class InTurn(Generic[CacheT]):
         raise AssertionError("operations are still in flight after 100 steps")
 
     def phase(self, operation: int) -> str:
-        """Return the name of an operation's phase on all ranks, or DONE if the operation is gone."""
+        """Return the phase of an operation, or DONE if the replicas no longer have the operation."""
         return self.every(
             lambda cache: (
                 cache.inspection.in_flight[operation].phase.name
@@ -320,7 +320,7 @@ class InTurn(Generic[CacheT]):
 
 
 class RanksInTurn(InTurn[Cache]):
-    """Ranks whose caches own their device pages."""
+    """A group whose caches own their device pages."""
 
     kind = Cache
     default_device_pages = 64
@@ -334,14 +334,14 @@ class RanksInTurn(InTurn[Cache]):
         self.settle()
 
     def publish(self, request: str, tokens: list[int]) -> None:
-        """Compute, insert and release a request with nothing cached, without completing any I/O."""
+        """Compute, insert and release a request that has no cached tokens; leave its I/O pending."""
         self.every(lambda cache: cache.load_back(request, [], reserve_tokens=len(tokens)))
         self.every(lambda cache: cache.insert(request, tokens))
         self.every(lambda cache: cache.release(request))
 
 
 class HostRanksInTurn(InTurn[HostCache]):
-    """Ranks whose engine owns the device pages."""
+    """A group whose engine owns the device pages."""
 
     kind = HostCache
     default_device_pages = 0

@@ -1,8 +1,9 @@
-"""A rank of an engine that owns its device pages and lends them to a `HostCache`.
+"""An engine's rank that owns its device pages and lends them to a `HostCache`.
 
-The engine has the interface of `Cache`, so that both run the same programs. Page numbers differ between
-ranks, and freed pages are overwritten. A finished request keeps its pages while its backup waits for
-host pages.
+The class has the interface of `Cache`, so that tests run the same programs with both. Ranks use
+different page numbers, and the engine overwrites freed pages, so that a test detects a wrong or late
+copy. If a backup waits for host pages, its request keeps its device pages after the request has
+finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ Table = dict[str, list[int]]
 
 @dataclass
 class Allocated:
-    """The device tensors of an engine, and their free pages."""
+    """The device tensors of one engine rank, with a free list for each pool."""
 
     pools: Mapping[str, DevicePool]
     free: Table
@@ -53,7 +54,7 @@ class Allocated:
         return cls(pools, {name: list(range(count))[::order] for name, count in counts.items()})
 
     def lent(self) -> dict[str, EnginePages]:
-        """Return the tensors in the form that `HostCache` takes."""
+        """Return the device tensors as the `EnginePages` that `HostCache` takes."""
         return {
             name: EnginePages(
                 pool.layout,
@@ -66,7 +67,7 @@ class Allocated:
         }
 
     def give_back(self, table: Table) -> None:
-        """Free pages and overwrite them."""
+        """Free device pages and overwrite their content."""
         for name, pages in table.items():
             mine = [page for page in pages if page != NO_PAGE]
             for each in self.pools[name].layout.columns:
@@ -81,16 +82,16 @@ class LendingEngine(HostCache):
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
-    """Device pages lent for backups that may wait for host pages, by request, oldest first."""
+    """Tokens and device pages of each request's backups that may wait for host pages, oldest first."""
     _ended: set[str]
-    """The requests in `_waiting` that have finished."""
+    """The finished requests that still have a backup in `_waiting`."""
     keeps_states = False
-    """Whether `insert` also lends the recurrent state. Only valid if the test does not change the
-    state."""
+    """Whether `insert` also lends the recurrent state. Set only by tests that leave the state
+    unchanged."""
 
     @classmethod
     def start(cls, config: CacheConfig, member: Collective) -> "LendingEngine":
-        """Start with as many device pages as `config` would give a `Cache`."""
+        """Open a rank with as many device pages as `config` gives a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
         none = tuple(structs.replace(each, device_pages=0) for each in config.components)
         shared: dict[str, Any] = part_of(config, RankCacheConfig) | {"components": none}
@@ -110,7 +111,7 @@ class LendingEngine(HostCache):
     def load_back(
         self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
     ) -> Admission | Wait:
-        """Allocate a request's device pages and load its cached tokens."""
+        """Allocate device pages for a request, load its cached tokens, and admit it."""
         found = self.match_host(request, tokens, namespace)
         self._allocate(request, found, max(found, reserve_tokens))
         if found:
@@ -119,7 +120,7 @@ class LendingEngine(HostCache):
         return Admission(0, found, 0, None)
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
-        """Back up a request's full pages, and its state only if `keeps_states`."""
+        """Back up a request's full pages, and its recurrent state if `keeps_states` is True."""
         del final
         lent = self._lends(request, len(tokens) - len(tokens) % self.config.layout.page_tokens)
         if not self.keeps_states:
@@ -137,9 +138,10 @@ class LendingEngine(HostCache):
         return super().retract(request, tokens, lent)
 
     def release(self, request: str) -> bool:
-        """Release a request and return whether its pages were freed.
+        """Release a request; return whether its device pages were freed.
 
-        The pages stay allocated while a copy uses them or a backup waits for host pages.
+        Pages stay allocated while a copy uses them or while a backup of the request waits for host
+        pages.
         """
         if self.waits_for_host_pages(request):
             self._ended.add(request)
@@ -156,7 +158,7 @@ class LendingEngine(HostCache):
         self.release(request)
 
     def step(self, *, idle_s: float = 0.0) -> None:
-        """Step, and free the device pages of finished and saved requests."""
+        """Retry waiting backups, step, and free the pages of requests that need them no longer."""
         for request in filter(self.backup_is_due, list(self._waiting)):
             self._back_up_again(request)
         for request in [each for each in self._ended if not self.waits_for_host_pages(each)]:
@@ -180,7 +182,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush, and repeat while a waiting backup can proceed."""
+        """Flush, and flush again as long as a backup that waited for host pages can start."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()
@@ -207,6 +209,6 @@ class LendingEngine(HostCache):
 
 
 def lending(cache: RankCache) -> LendingEngine:
-    """Return a rank's cache, typed as a `LendingEngine`."""
+    """Check that a rank's cache is a `LendingEngine`; return the cache with that type."""
     assert isinstance(cache, LendingEngine)
     return cache

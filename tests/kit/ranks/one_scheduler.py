@@ -1,6 +1,7 @@
-"""One-scheduler mode in one thread: a scheduler's cache and workers with scripted executors.
+"""One-scheduler mode in one thread: a scheduler's cache, and workers with scripted executors.
 
-A step runs as in an engine: the scheduler's part, its message, each worker, and the ballots back.
+A step has the order of a real engine. The scheduler runs its part and sends a message, each worker
+processes the message, and the workers' ballots return to the scheduler.
 """
 
 from collections.abc import Callable, Collection
@@ -20,12 +21,15 @@ from tests.kit.ranks.in_turn import HostRanksInTurn
 
 
 class DecidedRanksInTurn(HostRanksInTurn):
-    """Workers whose replica is in the scheduler; `caches` has only the scheduler's cache."""
+    """A group in one-scheduler mode: the replica is in the scheduler, and workers have executors only.
+
+    `caches` has one element, the scheduler's cache.
+    """
 
     workers: list[WorkerRank]
 
     def __init__(self, ranks: int = 2, **settings: Any) -> None:
-        """`settings` are those of `InTurn`."""
+        """`settings` are the keyword arguments of `InTurn`."""
         super().__init__(ranks, depth=1, **settings)
         self.caches = self.caches[:1]
 
@@ -47,7 +51,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
                 for at, each in enumerate(self.executors)
             ]
         if rank:
-            # Only rank 0's cache is kept, so only rank 0 accepts control requests.
+            # Only rank 0's configuration has a control socket, because only rank 0's cache is kept.
             config = replace(config, control=None)
         ranks = len(self.executors)
         return decide(Opened(each, ranks, config, replica, "") for each in range(ranks))
@@ -56,13 +60,13 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return lambda: self.now_ms[rank]
 
     def schedule(self) -> bytes:
-        """Run the scheduler's part of a step; return the message that it sends to the workers."""
+        """Run the scheduler's part of a step; return its message to the workers."""
         self.scheduler_cache.begin_step()
         self.scheduler_cache.end_step()
         return self.scheduler_cache.dispatch()
 
     def work(self, sent: bytes, absent: Collection[int] = ()) -> FoldedBallots | None:
-        """Run every worker's part of a step; return the folded ballots except those of `absent`."""
+        """Run every worker's part of a step; return the folded ballots, except those of `absent`."""
         ballots: list[FoldedBallots] = []
         for worker in self.workers:
             worker.apply_dispatch(sent)
@@ -74,7 +78,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return reduce(FoldedBallots.joined, ballots) if ballots else None
 
     def step(self) -> None:
-        """Run one engine step, apply its verdicts, and check the replica."""
+        """Run one engine step, apply its verdicts, and check the replica's invariants."""
         self.scheduler_cache.deliver(self.work(self.schedule()))
         self.scheduler_cache.begin_step()
         self.scheduler_cache.inspection.check()

@@ -1,4 +1,4 @@
-"""Page servers that serve host pages to readers of other groups, and readers scripted by a test."""
+"""Page servers that send host pages to readers of other groups, and a reader driven by the test."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ from tests.kit.ranks.reference_pages import reference_page
 from tests.kit.servers.mooncake_master import needs_mooncake
 
 LONG_BOUNDS = ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
-"""Timeouts so long that the server disconnects no reader of a healthy test."""
+"""Server timeouts that no reader of a healthy test reaches."""
 
 
 def objects_of(
@@ -46,7 +46,7 @@ def objects_of(
     pages: int,
     namespace: str = NAMESPACE,
 ) -> RankObjects:
-    """Return a rank's host pages of full attention, empty."""
+    """Return one rank's host pages of full attention without content."""
     shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
     shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
     return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
@@ -55,17 +55,17 @@ def objects_of(
 def in_host_memory(
     shards: Mapping[str, ShardLayout], shardings: Shardings, *, pages: int, namespace: str
 ) -> RankObjects:
-    """Return a rank's empty host pages of these pools."""
+    """Return one rank's host pages of these pools without content."""
     pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
     return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
 
 
 def no_engine(_: str) -> None:
-    """Return no transfer engine, so that pages are sent over connections."""
+    """Return None, which makes readers and servers use connections and no transfer engine."""
 
 
 class KeptEngine(TransferEngine):
-    """A transfer engine that is kept for the next test, because closing one takes a second."""
+    """A transfer engine that `close` keeps for the next test, because closing one takes a second."""
 
     def close(self) -> None:
         self.unregister(*self._registered.values())
@@ -84,31 +84,32 @@ def engine_over_tcp(host: str) -> TransferEngine:
 
 
 BY_ENGINE = TransferEngineSettings(insists=True)
-"""Reader settings that allow only the transfer engine, never the connection."""
+"""Reader settings under which a read fails if it cannot use the transfer engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedGroup:
-    """All ranks of a group, each with its shard of the same reference pages."""
+    """Page servers of all ranks of a group, each with its shard of the same reference pages."""
 
     servers: Sequence[HostPageServer]
     objects: Sequence[RankObjects]
 
     @property
     def uri(self) -> str:
-        """Return the peer URI of the first rank, which readers connect to first."""
+        """Return the peer URI of rank 0, to which readers connect first."""
         return f"peer://{self.servers[0].address}"
 
     def serve(self, keys: Sequence[bytes], operation: int = 1) -> None:
-        """Publish each rank's first pages under these keys."""
+        """Publish each rank's first pages under these keys, one page for each key."""
         transfer = ObjectTransfer(KV_POOL, tuple(keys), tuple(range(len(keys))))
         for server in self.servers:
             server.serve(operation, [transfer])
 
     def withdrawn(self, operation: int = 1) -> "SimpleQueue[int]":
-        """Withdraw the pages of `operation`.
+        """Withdraw the pages of `operation` on every rank.
 
-        Each rank puts the operation into the returned queue when no read of its pages is in flight.
+        Each rank puts the operation into the returned queue as soon as no read of its pages is in
+        flight.
         """
         quiet = SimpleQueue[int]()
         for server in self.servers:
@@ -133,7 +134,7 @@ def serving(
     reached_at: str = "",
     by_engine: bool = False,
 ) -> Generator[ServedGroup]:
-    """Run a group whose host pages hold reference content, none of it published yet."""
+    """Run a group whose host pages have reference content. No page is published."""
     objects = [
         objects_of(layout, ShardPlace.of(rank, tp_size), absent, pages=pages)
         for rank in range(tp_size)
@@ -163,14 +164,14 @@ def serving(
 
 @contextmanager
 def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[ServedGroup]:
-    """Run a group with `count` pages, published under the first hashed keys."""
+    """Run a group with `count` pages, published under the first `count` hashed keys."""
     with serving(layout, pages=count, **options) as group:
         group.serve(hashed_keys(count))
         yield group
 
 
 def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read], list[bytearray]]:
-    """Return reads of the first rank's first pages, and their buffers, filled with byte `fill`."""
+    """Return reads of rank 0's first `count` pages, and their buffers, filled with the byte `fill`."""
     layout = group.objects[0].pools[KV_POOL].layout
     buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
     names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
@@ -185,7 +186,7 @@ def pages_of(group: ServedGroup, count: int) -> list[bytes]:
 
 
 class RawReader:
-    """A reader that sends and receives only when the test calls it."""
+    """A client of a page server that sends and receives frames only when the test calls a method."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         self.sock = socket.create_connection(split_address(address), timeout=PATIENCE_S)
@@ -203,11 +204,11 @@ class RawReader:
         self.sock.sendall(frame + self.tags.sent.of(frame))
 
     def receive(self) -> tuple[Message, bytes]:
-        """Return the next frame's message and attached bytes."""
+        """Receive the next frame; return its message and its attached bytes."""
         return self.receive_control(), self.receive_attached()
 
     def receive_control(self) -> Message:
-        """Return the next frame's message without its attached bytes."""
+        """Receive the next frame up to its message; `receive_attached` must receive the rest."""
         raw = self._exactly(PREFIX_BYTES)
         control_bytes, attached_bytes = decode_prefix(memoryview(raw))
         self._attached_bytes = attached_bytes
@@ -216,14 +217,14 @@ class RawReader:
         return MESSAGES.decode(memoryview(control))
 
     def receive_attached(self) -> bytes:
-        """Return the attached bytes of the frame whose message was just received."""
+        """Receive and return the attached bytes of the frame whose message was received last."""
         attached = self._exactly(self._attached_bytes)
         if attached:
             self.tags.received.require(attached, self._exactly(self.tags.received.nbytes))
         return attached
 
     def receive_states(self, count: int) -> list[State]:
-        """Receive the states of `count` objects and drop their bytes."""
+        """Receive replies until they report the states of `count` objects; drop the attached bytes."""
         states: list[State] = []
         while len(states) < count:
             message, _ = self.receive()
@@ -232,7 +233,7 @@ class RawReader:
         return states
 
     def is_hung_up_on(self) -> bool:
-        """Return True once the server closes the connection; raise a timeout otherwise."""
+        """Return True when the server closes the connection. Raises TimeoutError if it stays open."""
         try:
             while self.sock.recv(1 << 20):
                 pass
@@ -254,7 +255,7 @@ class RawReader:
 
 @contextmanager
 def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
-    """Connect a reader that has completed the handshake; the server's hello is its first message."""
+    """Connect a reader and complete the handshake; the first message received is the server's hello."""
     reader = RawReader(address, secret)
     try:
         yield reader
@@ -263,4 +264,4 @@ def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
 
 
 Connect = Callable[[ServedGroup], RawReader]
-"""Connects a reader to the first rank of a group."""
+"""Function that connects a reader to rank 0 of a group."""

@@ -1,4 +1,4 @@
-"""Two groups: one computes a prompt (prefill), the other continues with it (decode)."""
+"""A prefill group that computes a prompt, and a decode group that continues it after a handoff."""
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -19,7 +19,7 @@ NAME = "r"
 
 
 def config_of(profile: str) -> CacheConfig:
-    """Return the settings of a group that serves its pages and reads those of peers."""
+    """Return the settings of a group that serves pages to peers and reads pages from peers."""
     found = find_profile(profile)
     return CacheConfig(
         model=found.name,
@@ -28,7 +28,7 @@ def config_of(profile: str) -> CacheConfig:
         device_pages=64,
         host_pages=128,
         peers=Peers(),
-        # A long timeout, because a busy machine must not make prefetches stop early.
+        # A long timeout, so that no prefetch stops early on a busy machine.
         stop_policy=StopPolicy(base_s=10.0),
     )
 
@@ -45,7 +45,7 @@ class Pair:
         lends: tuple[bool, bool] = (False, False),
         peers: Peers | None = None,
     ) -> None:
-        """For each group, `lends` says whether an engine owns the device pages instead of the cache."""
+        """`lends` has one flag for each group: whether an engine owns the device pages."""
         config = config_of(profile)
         if peers is not None:
             config = replace(config, peers=peers)
@@ -67,7 +67,7 @@ class Pair:
         self.served(tokens, stops[-1])
 
     def served(self, tokens: KeyedTokens, length: int) -> None:
-        """Wait until the prefill group has published the full pages of the first `length` tokens."""
+        """Wait until the prefill group has published all full pages of the first `length` tokens."""
         ids, whole = tokens.ids[:length], length - length % PAGE_TOKENS
 
         def is_served(cache: Cache) -> bool:
@@ -76,12 +76,12 @@ class Pair:
         self.prefill.until(is_served)
 
     def prefetched(self, tokens: KeyedTokens) -> None:
-        """Prefetch the published pages to the decode group's hosts."""
+        """Prefetch the prompt's published pages to the hosts of the decode group."""
         self.decode.ask(lambda c: c.prefetch(NAME, tokens.ids, source=self.source))
         self.decode.until(lambda cache: cache.prefetch_done(NAME))
 
     def goes_on(self, tokens: KeyedTokens) -> int:
-        """Prefetch and admit a prompt on the decode group; return how many tokens are cached there."""
+        """Prefetch and admit a prompt on the decode group; return the number of its cached tokens."""
         self.prefetched(tokens)
         return self.decode.admit(NAME, tokens, reserve=len(tokens.ids) + PAGE_TOKENS)
 

@@ -1,8 +1,8 @@
-"""A clock that advances at every read, for code that waits in agreed time."""
+"""A clock that advances at every read, for tests of code that waits until a given time."""
 
 
 class PassingTime(list[int]):
-    """A rank's clock that advances by `pace_ms` at each read, in place of the clocks of `InTurn`."""
+    """The clocks of a group `InTurn` as a list by rank; each read advances the clock by `pace_ms`."""
 
     def __init__(self, pace_ms: int) -> None:
         super().__init__([0])

@@ -1,4 +1,4 @@
-"""Groups whose device pool is far too small for their requests, so that requests are retracted."""
+"""Groups whose device pool is too small for their requests, so that requests are retracted."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from lockstep.small_engine.scheduler import Scheduler
 
 DEVICE_PAGES = 40
 PAGE_TOKENS = {"llama": 2, "hybrid-all": 4}
-"""Small pages, so that few tokens cause many evictions."""
+"""Page size in tokens for each profile, small so that few tokens cause many evictions."""
 REQUESTS_AT_A_TIME = 12
-"""Concurrent requests, each of which finally needs more than half of the device pool."""
+"""Number of concurrent requests. Each one grows to more than half of the device pool."""
 
 Turn = Callable[[Cache, Scheduler], bool]
-"""Called on every rank before each step; returns whether to stop."""
+"""Function called on every rank before each step; returns whether to stop the run."""
 
 
 def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfig:
@@ -28,7 +28,7 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
     found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
     sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
     given = {
-        # One window plus as many pages as full attention has, so that only device KV pages are short.
+        # Allow one window more than full attention has pages, so that only device KV pages are scarce.
         "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
         "window_host_pages": host_pages,
         "state_device_pages": 2 * REQUESTS_AT_A_TIME,
@@ -48,23 +48,23 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
 
 @dataclass(frozen=True)
 class Pressed:
-    """A rank's counters, and the resources that were not freed."""
+    """One rank's counters after a run, and the pages and operations that the run did not free."""
 
     ended: bool
-    """Whether every request was served; False if the run was stopped early."""
+    """Whether every request was served. False if the run was stopped early."""
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
-    """Pages that became unavailable, by tier and pool."""
+    """Number of free or evictable pages lost during the run, by tier and pool."""
     kept: list[list[int]]
-    """Pages of the tree that may not be evicted, by tier and component."""
+    """Number of the tree's pages that may not be evicted, by tier and component."""
     in_flight: int
 
 
 def presses(
     cycles: int, turn: Turn = lambda _, __: False
 ) -> Callable[[Cache, ForwardPass], Pressed]:
-    """Return a rank's program that serves requests until `cycles` retractions have happened."""
+    """Return a program for each rank that serves requests until `cycles` retractions have happened."""
 
     def program(cache: Cache, _: ForwardPass) -> Pressed:
         page_tokens, came = cache.config.layout.page_tokens, 0
@@ -93,8 +93,8 @@ def presses(
         scheduler = Scheduler(cache, requests(), limits, stopped=lambda: turn(cache, scheduler))
         ended = scheduler.run()
         if ended:
-            # A store with injected write failures may not complete every write before the flush times
-            # out.
+            # Do not require a complete flush, because the writes of a store with injected failures may
+            # time out.
             assert cache.flush() or "fault.error" in str(cache.config.store)
         cache.inspection.check()
         left = zip(free, pages_free(cache), strict=True)

@@ -1,4 +1,4 @@
-"""Reference pages, built naively from the bytes of each head of each layer."""
+"""Builds reference pages by a simple method: from the bytes of each head of each layer."""
 
 from collections.abc import Collection
 from hashlib import shake_128
@@ -7,7 +7,7 @@ from math import gcd
 from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, ShardPlace
 
 SIZES = (1, 2, 4, 8)
-"""The TP sizes under test."""
+"""TP sizes with which the tests run."""
 
 K = Column(name="k", layers=4, heads=8, elements=3)
 V = Column(name="v", layers=4, heads=8, elements=2, dtype="float32")
@@ -33,7 +33,7 @@ def place_of(rank: int, tp_size: int, stage: int = 0, stages: int = 1) -> ShardP
 
 
 def head_bytes(layout: PageLayout, column: Column, layer: int, head: int, page: int) -> bytes:
-    """Return the bytes of one head of one layer for the tokens of a page, the same on every rank."""
+    """Return one head's bytes in one layer, for the tokens of a page; the same on every rank."""
     nbytes = layout.page_tokens * column.elements * DTYPE_BYTES[column.dtype]
     return shake_128(f"{page}/{column.name}/{layer}/{head}".encode()).digest(nbytes)
 
@@ -41,7 +41,7 @@ def head_bytes(layout: PageLayout, column: Column, layer: int, head: int, page: 
 def reference_page(
     layout: PageLayout, place: ShardPlace, absent: Collection[str] = (), page: int = 0
 ) -> bytes:
-    """Return the bytes of one rank's shard of a page, in the order that `page_layout` documents."""
+    """Return the bytes of one rank's shard of a page, in the order documented in `page_layout`."""
     kept = [column for column in layout.columns if column.name not in absent]
     required = [column for column in kept if not column.optional]
     content = b""
@@ -60,7 +60,7 @@ def reference_page(
 
 
 def unheld(layout: PageLayout, tp_size: int) -> tuple[str, ...]:
-    """Return the optional columns that have too few heads for groups of a TP size."""
+    """Return the optional columns whose heads cannot be divided among the ranks of a TP size."""
     return tuple(
         column.name
         for column in layout.optional_columns
@@ -71,7 +71,7 @@ def unheld(layout: PageLayout, tp_size: int) -> tuple[str, ...]:
 def _units(
     layout: PageLayout, columns: list[Column], units: int, place: ShardPlace, page: int
 ) -> bytes:
-    """Return the bytes of the sharded columns, unit by unit."""
+    """Return the bytes of a rank's sharded columns, in order of head units."""
     assert units % place.tp_size == 0 or not columns
     each = units // place.tp_size
     content = b""

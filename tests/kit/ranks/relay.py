@@ -1,4 +1,4 @@
-"""A TCP relay on loopback that forwards data between two processes until the test cuts it."""
+"""A TCP relay on loopback between two processes, whose connections the test can cut."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from lockstep.ranks.protocol.host_port import split_address
 from tests.kit.loop_thread import LoopThread
 
 PATIENCE_S = 30.0
-"""Timeout of a cut. Only a broken relay takes longer."""
+"""Seconds to wait until all connections are cut."""
 
 
 class Relay:
-    """Forwards connections to `target`.
+    """Forwards each accepted connection to the address `target`.
 
-    Each of the first connections is cut after the number of bytes in `cuts`, counted over both
-    directions.
+    `cuts` has a byte count for each of the first connections. The relay cuts the connection after it
+    has forwarded so many bytes, counted over both directions.
     """
 
     def __init__(self, target: str, cuts: Sequence[int] = ()) -> None:
         self.connections = 0
-        """How many connections were made through the relay."""
+        """Number of connections that the relay has accepted and forwarded."""
         self._target = target
         self._cuts = list(cuts)
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
@@ -72,8 +72,8 @@ class Relay:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Abort before the first await, because that await may raise a second cancellation of this
-            # task.
+            # Abort both connections before the first await, because a second cancellation of this task
+            # may interrupt that await.
             for each in (writer, their_writer):
                 each.transport.abort()
             for task in both:
@@ -84,7 +84,7 @@ class Relay:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
 ) -> None:
-    """Forward data until one side closes or the byte budget in `left` is used up."""
+    """Forward data until the sender closes or `left`, the number of bytes until the cut, reaches 0."""
     while data := await reader.read(min(left[0], 1 << 14)):
         writer.write(data)
         await writer.drain()

@@ -1,4 +1,4 @@
-"""A group of ranks with real caches in threads of this process, whose model writes known bytes."""
+"""A group with real caches, one thread per rank, whose simulated model writes known bytes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,14 +23,17 @@ from tests.kit.ranks.lending_engine import LendingEngine
 T = TypeVar("T")
 
 STEPS_MAX = 20_000
-"""Steps after which a wait fails."""
+"""Number of steps after which a wait fails."""
 
 
 class ServedGroup:
-    """The caches of one group, which run the same commands in parallel. The caller closes it."""
+    """The caches of one group. Every rank runs the same commands in a separate thread.
+
+    The caller closes the group.
+    """
 
     def __init__(self, config: CacheConfig, ranks: int, *, lends: bool = False) -> None:
-        """With `lends`, an engine owns the device pages and is used in place of each cache."""
+        """If `lends` is True, each rank is a `LendingEngine`, which owns its device pages."""
         self._threads = ThreadPoolExecutor(ranks)
         members = InProcessGroup(ranks)
         start = cast("Callable[..., Cache]", LendingEngine.start) if lends else Cache.open
@@ -47,13 +50,13 @@ class ServedGroup:
         return [self._threads.submit(program, *pair) for pair in pairs]
 
     def ask(self, work: Callable[[Cache], T]) -> T:
-        """Run `work` on every rank and return the result, which must be equal on all ranks."""
+        """Run `work` on every rank; return its result, which must be equal on all ranks."""
         said = list(self._threads.map(work, self.caches))
         assert all(each == said[0] for each in said), said
         return said[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
-        """Step until `work` is true on every rank, which must happen in the same step."""
+        """Step until `work` returns True on every rank; fail if that takes ranks different times."""
 
         def step(cache: Cache) -> int:
             for number in range(STEPS_MAX):
@@ -66,7 +69,7 @@ class ServedGroup:
         assert len(set(steps)) == 1, steps
 
     def admit(self, name: str, tokens: KeyedTokens, *, reserve: int) -> int:
-        """Admit a request and wait for its load; return how many tokens were cached."""
+        """Admit a request and wait until its load is done; return the number of cached tokens."""
         ids = tokens.ids
         answer = self.ask(lambda cache: cache.load_back(name, ids, reserve_tokens=reserve))
         assert isinstance(answer, Admission)
@@ -74,7 +77,7 @@ class ServedGroup:
         return answer.cached_tokens
 
     def compute(self, name: str, tokens: KeyedTokens, start: int, stop: int) -> None:
-        """Compute a chunk, including its partial last page, and insert it."""
+        """Compute tokens `start` to `stop` of a request, and insert them with the partial page."""
 
         def chunk(forward: ForwardPass) -> None:
             span = TokenSpan(request=name, tokens=tokens, start=start, stop=stop)
@@ -85,7 +88,7 @@ class ServedGroup:
         self.ask(lambda cache: cache.insert(name, tokens.ids[:stop], final=False))
 
     def wrong_pages(self, name: str, tokens: KeyedTokens, computed: int) -> int:
-        """Return how many pages of a moved request hold wrong bytes, summed over all ranks."""
+        """Return the number of a request's pages with wrong bytes, summed over all ranks."""
 
         def wrong(forward: ForwardPass) -> int:
             compared = forward.verify(name, tokens, computed, moved=True)
@@ -95,7 +98,7 @@ class ServedGroup:
         return sum(self._threads.map(wrong, self.forwards))
 
     def kept(self) -> list[list[int]]:
-        """Return how many pages of the tree may not be evicted, by tier and component."""
+        """Return how many of the tree's pages may not be evicted, by tier and component."""
         return self.ask(
             lambda cache: [
                 list(cache.inspection.prefixes.allocator.ref_counts.kept_pages[tier])
@@ -112,10 +115,10 @@ class ServedGroup:
 
 
 def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Serve a prompt on one rank as an engine does, until its computed pages are in the store.
+    """Serve a prompt on one rank as an engine does, and wait until its pages are in the store.
 
-    The last token is always computed. Return the number of cached tokens, and how many of their pages
-    hold wrong bytes in any column of the rank.
+    The prompt's last token is always computed. Return the number of cached tokens, and the number of
+    the cached tokens' pages that hold wrong bytes in any column of this rank.
     """
     prompt, unit = tokens[:-1], cache.config.layout.page_tokens
     cache.prefetch(name, prompt)

@@ -1,4 +1,4 @@
-"""Serves prompts one after the other with a single rank's cache."""
+"""Serves prompts one after the other with the cache of a group of one rank."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ PAGE_TOKENS = 4
 IDLE_S = 0.001
 
 Prompt = Sequence[int]
-"""A prompt as a list of page content numbers."""
+"""A prompt as a sequence of numbers, each of which determines the tokens of one page."""
 
 
 def served(cache: Cache, name: str, prompt: Prompt) -> int:
-    """Serve a prompt, wait until it is in the store, and return how many of its pages were cached."""
+    """Serve a prompt and wait until its pages are in the store; return how many pages were cached."""
     tokens = [page * PAGE_TOKENS + at for page in prompt for at in range(PAGE_TOKENS)]
     cache.prefetch(name, tokens)
     while not cache.prefetch_done(name):

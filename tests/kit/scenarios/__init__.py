@@ -1,1 +1,1 @@
-"""The language of `tests/scenarios`, with its runner and printer."""
+"""The scenario language of `tests/scenarios`: its parser, runner and printer."""

@@ -1,4 +1,4 @@
-"""The scenario language: its syntax, and the values that its words represent.
+"""The scenario language: its syntax, and the Python values of its words.
 
     # The title, as a claim, and remarks for the reader.
     settings: ranks=2 host=16
@@ -6,17 +6,18 @@
     rank 0: answered 12          a report of a rank's executor; any number of reports
     step                         one command of the engine, or `step`
     ----
-    verdict 3: ...               the output
+    verdict 3: ...               the expected output
 
-A letter in a prompt is one page of tokens, and `+2` is two tokens of a partial page: `ABC+2` shares two
-pages with `ABX`. Page numbers are written as `0-3,7`, with `_` for a missing page. All clocks start at
-1000 ms, which a first round has already agreed on.
+In a prompt, a letter is one page of tokens, and `+2` is two tokens of a partial page: `ABC+2` shares
+two pages with `ABX`. Page numbers are written as `0-3,7`, with `_` for a missing page. Each rank's
+clock starts at 1000 ms. One round runs before the scenario, so this is also the agreed time.
 
-Two commands are abbreviations. `compute w ABCD` makes a request compute a prompt and finish. `settle`
-completes all ordered I/O successfully on every rank.
+Two commands are shorthands. `compute w ABCD` makes the request `w` compute the prompt `ABCD` and
+finish. `settle` completes all ordered I/O successfully on every rank.
 
-After `all ranks: inbox`, ranks receive numbered messages: `rank 1: message 2 withdrawn r7`. The output
-says up to which number every rank has the messages, and prints each message that became a command.
+After the line `all ranks: inbox`, ranks can receive numbered messages, as in `rank 1: message 2
+withdrawn r7`. The output shows the number up to which every rank has all messages, and each message
+that became a command.
 """
 
 import re
@@ -48,29 +49,30 @@ _SETTINGS = (
     *("ranks", "depth", "device", "engine", "host", "store", "window", "state", "write_policy"),
     *("eviction", "names_pages", "limit", "bounds", "timeouts", "stop"),
 )
-"""Known settings. For a dotted setting, the part before the first dot."""
+"""Names of the known settings. Of a dotted setting, only the part before the first dot is checked here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Reports and a command, with the output that the file expects."""
+    """One block of a scenario: executor reports, one command, and the expected output."""
 
     lines: tuple[str, ...]
-    """Source lines as in the file, including remarks."""
+    """Source lines before the output, unchanged, with remarks."""
     told: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A parsed scenario file."""
+    """A scenario file after parsing."""
 
     head: str
-    """The title and settings as in the file."""
+    """The title and settings, unchanged."""
     settings: Mapping[str, str]
     blocks: tuple[Block, ...]
 
     def written(self, told: Sequence[Sequence[str]]) -> str:
-        """Return the file's text with this output for each block."""
+        """Return the text of the scenario file, with the output of each block replaced by `told`."""
         parts = [self.head]
         for block, lines in zip(self.blocks, told, strict=True):
             parts.append("\n".join((*block.lines, _RULE, *lines)))
@@ -114,7 +116,7 @@ def pages_of(text: str) -> PageRun:
 
 
 def proposal_of(words: str) -> Proposal:
-    """Return the proposal that `attach memory://b` or `detach` represents."""
+    """Return the proposal for words such as `attach memory://b` or `detach`."""
     change, _, store = words.partition(" ")
     return Proposal(Change[change.upper()], store)
 
@@ -135,7 +137,7 @@ class Words:
 
     @property
     def name(self) -> str:
-        """Return the name of the request or pin."""
+        """Return the first argument, the name of a request or pin."""
         return self.places[0]
 
     @property
@@ -151,12 +153,12 @@ class Words:
         return int(self.named.get(name, default))
 
     def runs(self, pools: Sequence[str]) -> list[PageRun]:
-        """Return the lent device pages of each pool."""
+        """Return the engine-owned device pages (lent) that the arguments name, for each pool."""
         return [pages_of(self.named.get(pool, "")) for pool in pools]
 
 
 class Names:
-    """Readable names for page keys and proposal digests in a scenario's output."""
+    """Maps page keys and proposal digests to the readable names that a scenario's output shows."""
 
     def __init__(self, scenario: Scenario) -> None:
         words = [word for block in scenario.blocks for line in block.lines for word in line.split()]
@@ -167,10 +169,10 @@ class Names:
         staged = {line.partition(" staged ")[2] for line in lines if " staged " in line}
         self.proposals = {proposal_of(each).digest: each for each in staged}
         self._pages: dict[bytes, tuple[str, str]] = {}
-        """By key: the text before the page's letter, and the letter."""
+        """For each page key: the name of the pages before the page, and the page's letter."""
 
     def learn(self, place: TreeIdentity) -> None:
-        """Add the keys of all prompts in a namespace."""
+        """Compute the keys of all prompts of the scenario in a namespace, so that they can be named."""
         namespace, generation, version = place
         era = f"@{version}" if version is not None else f"@{generation}" if generation else ""
         start = f"{namespace}{era}/" if namespace or era else ""
@@ -182,7 +184,7 @@ class Names:
                 self._pages[key] = start + prompt[:index], prompt[index]
 
     def keys(self, keys: Sequence[bytes]) -> str:
-        """Return the names of keys: `AB.CD` for pages C and D after A and B, `_` for an omitted key."""
+        """Return the names of page keys: `AB.CD` is pages C and D after A and B, `_` a missing key."""
         parts: list[str] = []
         after = None
         for key in keys:
@@ -198,7 +200,7 @@ class Names:
 
 
 def config_of(settings: Mapping[str, str]) -> ReplicaConfig:
-    """Return the replica's settings, with small pools so that a reader can follow page numbers."""
+    """Return the replica's configuration, with small pools whose page numbers are easy to follow."""
     _require_known([name.partition(".")[0] for name in settings], _SETTINGS)
     components = tuple(
         ComponentSettings(
@@ -248,7 +250,7 @@ def _of(settings: Mapping[str, str], pool: str, tier: str, default: int) -> str:
 
 
 def _part(kind: type[T], prefix: str, settings: Mapping[str, str]) -> T:
-    """Return a settings dataclass with the fields given in the scenario as `prefix.name=value`."""
+    """Return a dataclass of type `kind`, with fields from settings such as `prefix.name=value`."""
     given: dict[str, Any] = {}
     for name, value in settings.items():
         part, _, field = name.partition(".")

@@ -1,4 +1,4 @@
-"""One rank of a scenario: its ballot, and an executor that reports what the scenario scripts."""
+"""A scenario's rank: a real ballot, and an executor whose reports the scenario scripts."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -32,10 +32,10 @@ from lockstep.ranks.protocol.orders import (
 from tests.kit.scenarios.language import proposal_of
 
 CLOCK_MS = 1000
-"""The initial time of each rank's clock."""
+"""Initial time of each rank's clock, in milliseconds."""
 
 Reported = LookUp | Fetch | Put | CopyToHost | CopyToDevice | Cancel
-"""Orders that an executor reports on."""
+"""Types of orders whose progress an executor reports."""
 
 _MOVES = (CopyToHost, CopyToDevice, Put)
 _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
@@ -48,18 +48,18 @@ _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
     "quiesced": (Cancel,),
     "deadline": (LookUp, Fetch, Cancel, *_MOVES),
 }
-"""The kinds of orders that each report word can refer to."""
+"""For each word of a report, the types of orders to which the word applies."""
 
 
 class Rank(Protocol):
-    """One rank's side of the agreement ring, in this process or another."""
+    """Interface of a scenario's rank, in this process or another: it takes orders and casts ballots."""
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
-        """Process the expectations and orders of a command or verdict."""
+        """Take the expectations and orders that a command or verdict produced."""
         ...
 
     def hear(self, report: str) -> None:
-        """Make the executor report progress."""
+        """Make the rank's executor report progress."""
         ...
 
     def vote(self, layout: LaneLayout) -> Vector: ...
@@ -68,12 +68,12 @@ class Rank(Protocol):
 
 
 class ToldRank:
-    """A rank in this process."""
+    """A scenario's rank in this process."""
 
     def __init__(self, rank: int, shape: BallotShape) -> None:
         self._ballot = Ballot(shape, rank)
         self._orders: dict[int, Reported] = {}
-        """The last order for each operation."""
+        """The last order of each operation."""
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
@@ -89,9 +89,9 @@ class ToldRank:
                 self._orders.pop(each.operation, None)
 
     def hear(self, report: str) -> None:
-        """Make the executor report progress, as in `Rank`.
+        """Make the rank's executor report progress.
 
-        Write `op 3 landed 7`, or just `landed 7` if only one order matches.
+        A report is written as `op 3 landed 7`, or as `landed 7` if the word applies to only one order.
         """
         words = report.split()
         match words:
@@ -169,7 +169,7 @@ class ToldRank:
 
 
 def _best(order: Reported) -> Progress:
-    """Return an order's report on full success, with every key in the store."""
+    """Return an order's progress on complete success, when the store has every key."""
     operation = order.operation
     match order:
         case LookUp(needs=needs):

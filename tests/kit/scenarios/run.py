@@ -31,7 +31,7 @@ def _pools(replica: Replica) -> list[str]:
 
 
 def _limit(words: Words) -> NamespaceLimit:
-    """Return a namespace limit; fields without an argument are unlimited."""
+    """Return a namespace limit. A field is unlimited if its argument is missing."""
     named = words.named
     return NamespaceLimit(
         namespace=words.name,
@@ -106,13 +106,13 @@ _QUESTIONS: Mapping[str, Question] = {
     ),
     "done": lambda r, w: "yes" if r.prefetch_done(w.name) else "no",
 }
-"""Read-only queries."""
+"""Queries that do not change the replica, by the word of the scenario."""
 
 
 class Run:
-    """A running scenario, in which each rank has its own replica or all ranks share one.
+    """A running scenario, with one replica for all ranks or one replica for each rank.
 
-    Separate replicas must stay equal.
+    If every rank has a replica, all replicas must stay equal.
     """
 
     def __init__(self, scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> None:
@@ -127,11 +127,11 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # Discard the first round's output, because every fact in the first round is new.
+        # Discard the output of the first round, which would list every lane's value as new.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:
-        """Execute the lines of a block; return the output."""
+        """Execute the lines of a block; return the output lines."""
         told: list[str] = []
         for line in lines:
             if line.startswith(("rank ", "all ranks: ")):
@@ -167,7 +167,7 @@ class Run:
         return [*self._write.answer(answer), *self._follow(effects)]
 
     def _settle(self) -> list[str]:
-        """Complete all ordered I/O successfully, without output of the steps."""
+        """Complete all ordered I/O successfully and step until idle; omit the output of these steps."""
         for _ in range(_SETTLED_AFTER):
             self._report("all ranks", "all well")
             self._step()
@@ -176,7 +176,7 @@ class Run:
         raise AssertionError(f"something is in flight after {_SETTLED_AFTER} rounds")
 
     def _compute(self, words: Words) -> list[str]:
-        """Compute, insert and release a request and complete its I/O; return only a final match."""
+        """Compute, insert and release a request, complete its I/O, and return a final match."""
         name, place, prompt = words.name, f"in={words.namespace}", words.places[-1]
         pages = f"0-{len(prompt) - 1}"
         if self._replicas[0].config.device_pages:
@@ -199,7 +199,7 @@ class Run:
         return told or ["nothing to apply yet"]
 
     def _launch(self) -> tuple[LaneLayout, Vector]:
-        """Collect every rank's ballot and fold them."""
+        """Collect and fold the ballots of all ranks."""
         self._rounds += 1
         per_rank = self._replicas if len(self._replicas) > 1 else self._replicas * len(self._ranks)
         layouts = [
@@ -226,7 +226,7 @@ class Run:
         return [*told, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
-        """Apply the messages up to number `through` on each replica, as its rank received them."""
+        """Commit messages up to number `through` on each replica, the same messages on all ranks."""
         told: list[str] = []
         for number in range(self._replicas[0].hearing.heard + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]
@@ -242,7 +242,7 @@ class Run:
         return list(self._write.effects(effects))
 
     def _every(self, ask: Callable[[Replica], T]) -> T:
-        """Run `ask` on every replica; return the result, which must be equal on all."""
+        """Run `ask` on every replica; return its result, which must be equal on all replicas."""
         said: list[T] = []
         refused: list[UsageError] = []
         for replica in self._replicas:
@@ -258,11 +258,11 @@ class Run:
 
 
 def run(scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> str:
-    """Run a scenario; return the file with the actual output."""
+    """Run a scenario; return the scenario file with the actual output."""
     running = Run(scenario, make_rank, one_replica=one_replica)
     return scenario.written([running.block(block.lines) for block in scenario.blocks])
 
 
 def run_here(scenario: Scenario) -> str:
-    """Run a scenario in this process, with a replica, ballot and executor for every rank."""
+    """Run a scenario in this process, with one replica, ballot and executor for each rank."""
     return run(scenario, ToldRank, one_replica=False)

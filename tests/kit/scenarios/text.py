@@ -1,4 +1,4 @@
-"""Prints verdicts and effects of a replica as readable lines, one per part, in order."""
+"""Prints a replica's verdicts and effects as readable lines, one line for each, in order."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -19,7 +19,7 @@ _BARE = ("request", "pool", "requests")
 
 
 def pages_text(pages: Sequence[int]) -> str:
-    """Return page numbers as `0-3,7`, the inverse of `language.pages_of`."""
+    """Return page numbers as text like `0-3,7`, which `language.pages_of` parses."""
     parts: list[list[int]] = []
     for page in pages:
         if parts and page == parts[-1][-1] + 1 and page - 1 != NO_PAGE:
@@ -32,12 +32,12 @@ def pages_text(pages: Sequence[int]) -> str:
 
 
 class Writer:
-    """Prints output with the names of a scenario."""
+    """Prints output lines, in which page keys and proposals have a scenario's readable names."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._time_ms = 1000
-        """The last printed time, initially that of the ranks' clocks."""
+        """The time printed last, in milliseconds; at the start, the time of all ranks' clocks."""
         self._messages = 0
 
     def answer(self, answer: object) -> Iterator[str]:
@@ -82,7 +82,7 @@ class Writer:
             yield f"messages: up to {effects.requests}"
 
     def _text(self, value: Any) -> str:
-        """Return a named tuple or dataclass as its type's name and its non-empty fields."""
+        """Return a named tuple or dataclass as the name of its type and its non-empty fields."""
         match value:
             case CopyTransfer():
                 copied = f"{pages_text(value.sources)} -> {pages_text(value.destinations)}"
@@ -116,7 +116,7 @@ class Writer:
             case str():
                 return value if name in _BARE else f"{label} {value}"
             case bytes() if name == "tokens":
-                # Omit tokens, because the keys printed with them say the same.
+                # Omit tokens, because the page keys on the same line identify them.
                 return ""
             case bytes():
                 return f"{label} {self._names.keys((value,))}"

@@ -1,8 +1,8 @@
-"""Scenario ranks in separate processes: one process has the replica, the others ballots and executors.
+"""Runs scenarios with the replica in this process, and each rank's ballot and executor in another.
 
-Processes exchange only bytes (`lockstep.coordinator.codec`). The replica's process sends expectations
-and orders. A rank echoes them for comparison, and returns its vector for a vote. No verdict is sent to
-a rank.
+The processes exchange only bytes (`lockstep.coordinator.codec`). The replica's process sends
+expectations and orders to a rank. The rank sends them back for comparison, and on request sends its
+ballot's vector. Ranks receive no verdicts.
 """
 
 import multiprocessing
@@ -25,20 +25,20 @@ from tests.kit.scenarios.ranks import ToldRank
 from tests.kit.scenarios.run import run
 
 PATIENCE_S = 60.0
-"""Timeout of an answer. Only a hung worker takes longer."""
+"""Seconds to wait for an answer. Only a hung worker takes longer."""
 
 Followed = tuple[tuple[Expectation, ...], tuple[Order, ...]]
 Plain = tuple[Any, ...]
 _NOTHING: Followed = (), ()
 _QUESTIONS: Codec[tuple[str, Followed, Plain]] = Codec(tuple[str, Followed, Plain])
 _ANSWERS: Codec[tuple[Followed, Plain] | str] = Codec(tuple[Followed, Plain] | str)
-"""An answer that is text is the traceback of an error."""
+"""Codec of a worker's answers. A text is the traceback of an error."""
 
 _processes = multiprocessing.get_context("spawn")
 
 
 class WorkerRank:
-    """A rank in another process, with the interface of `ranks.Rank`."""
+    """A scenario's rank in another process, with the interface of `ranks.Rank`."""
 
     def __init__(self, connection: Connection, rank: int, shape: BallotShape) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class WorkerRank:
         self._ask("hear", report)
 
     def vote(self, layout: LaneLayout) -> Vector:
-        """Return the rank's vector, and check that it belongs to this rank and round."""
+        """Return the rank's ballot as a vector, and check that the vector has this rank and round."""
         prefetch_slots = layout.prefetch_slots
         frozen = (
             layout.epoch,
@@ -79,7 +79,7 @@ class WorkerRank:
 
 
 class Workers:
-    """Processes for the ranks of scenarios, reused from one scenario to the next."""
+    """One worker process per rank, used for one scenario after the other."""
 
     def __init__(self, count: int) -> None:
         self._connections: list[Connection] = []
@@ -109,7 +109,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the connections, on which the processes exit, and wait for them."""
+        """Close the connections, so that the worker processes exit, and wait for their exit."""
         for connection, process in zip(self._connections, self._running, strict=True):
             connection.close()
             process.join(PATIENCE_S)
@@ -117,7 +117,7 @@ class Workers:
 
 
 def work(connection: Connection) -> None:
-    """Serve as a rank of one scenario after the other until the connection is closed."""
+    """Act as a rank of one scenario after the other until the connection is closed."""
     worker = _Worker()
     answer: tuple[Followed, Plain] | str
     while True:
@@ -134,13 +134,13 @@ def work(connection: Connection) -> None:
 
 
 class _Worker:
-    """A worker's state of the running scenario."""
+    """State of a worker process during a scenario."""
 
     _told: ToldRank
     _rank: int
 
     def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
-        """Execute a request of the replica's process."""
+        """Execute one request of the replica's process; return the answer."""
         match verb:
             case "begin":
                 self._rank, world_size, prefetch_slots = parts

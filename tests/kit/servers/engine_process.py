@@ -1,7 +1,8 @@
-"""A process that registers pages for transfer engines to read; its argument is the number of pages.
+"""A process whose pages other processes read with a transfer engine; its argument is their number.
 
-Each page has 16 KiB of content from `page`. The process prints the engine's address and every page's
-address, and ends when its standard input closes. It avoids torch, whose import takes seconds.
+Each page has 16 KiB, with the content that the function `page` returns. The process registers the
+pages, prints the transfer engine's address and every page's address, and ends when its standard input
+closes. It does not import torch, which takes seconds.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Runs a serving engine's HTTP server, started by its normal command."""
+"""Runs the HTTP server of a serving engine (vLLM or SGLang), started by its normal command."""
 
 import os
 import signal

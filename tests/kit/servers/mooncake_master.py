@@ -1,4 +1,4 @@
-"""A real Mooncake master on loopback, and shared support for tests of the Mooncake store."""
+"""A real Mooncake master on loopback, and a store on it, for tests of the Mooncake backend."""
 
 import asyncio
 import mmap
@@ -46,7 +46,7 @@ def needs_mooncake() -> None:
 
 
 class Master:
-    """A `mooncake_master` process that tests can kill, restart, stop and continue."""
+    """A `mooncake_master` process that tests can kill, restart, pause and resume."""
 
     def __init__(self, *flags: str) -> None:
         spec = find_spec("mooncake")
@@ -81,14 +81,14 @@ class Master:
         until(self._listens)
 
     def stopped(self) -> AbstractContextManager[None]:
-        """Keep the master stopped in a `with` block."""
+        """Pause the master (SIGSTOP) during a `with` block."""
         return stopped_process(self._process.pid)
 
     def links(self) -> int:
         """Return the number of established connections to the master."""
         rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
         ends = [row.split()[2:4] for row in rows]
-        # The remote port, and state 01 (established).
+        # Count rows with the master's remote port and TCP state 01 (established).
         return sum(end.endswith(f":{self._port:04X}") and state == "01" for end, state in ends)
 
     def kill(self) -> None:
@@ -105,7 +105,7 @@ class Master:
 
 
 class LentClient(MooncakeClient):
-    """A client whose `close` returns it to the pool of idle clients instead of leaving the store."""
+    """A Mooncake client whose `close` returns it to a pool of clients and does not disconnect it."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ Lent = TypeVar("Lent", bound=LentClient)
 
 
 class MooncakeStore:
-    """A store: a master, a client that owns the memory, and pooled clients that backends borrow.
+    """A Mooncake store: a master, a client whose memory holds the objects, and a pool of clients.
 
-    The pool exists because a client needs seconds to leave a store.
+    Backends borrow clients from the pool, because a client needs seconds to disconnect.
     """
 
     def __init__(self, *flags: str, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -137,8 +137,8 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # The owner has no memory here, so reuse it as a pooled client; one client fewer has to
-                # leave.
+                # This client contributes no memory, so use it as a pooled client, too. Then one client
+                # fewer has to disconnect at the end.
                 self._idle.append(self.owner)
         except BaseException:
             self.master.kill()
@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the key that stores the object now, or the key of its first write."""
+        """Return the key under which the object is stored now, or would be stored first."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -178,15 +178,15 @@ class MooncakeStore:
         self.owner.remove_all(True)
 
     def link_often(self, links: int = 12) -> None:
-        """Give the next borrowed client at least `links` connections to the master.
+        """Make the next borrowed client open at least `links` connections to the master.
 
-        Each connection makes one call fail immediately when the master dies. A call without a
+        If the master dies, each open connection makes one call fail at once. A call without an open
         connection retries for four seconds.
         """
         client = self.lend(self.settings())
         before = self.master.links()
         with self.master.stopped():
-            # Each call that waits for the stopped master occupies one connection.
+            # Make concurrent calls, because each call to a paused master occupies one connection.
             calls = [
                 threading.Thread(target=client.exist, args=[["any"]]) for _ in range(before + links)
             ]
@@ -198,10 +198,10 @@ class MooncakeStore:
         client.close()
 
     def outlast_leases(self) -> None:
-        """Wait until every lease granted so far has expired."""
+        """Wait until every lease that the master has granted has expired."""
         assert self.owner.put("read last", b"x") == 0
         assert self.owner.get("read last") == b"x"
-        # Removal without force fails while the lease lasts.
+        # The master refuses to remove an object without force as long as its lease lasts.
         until(lambda: self.owner.remove("read last") == 0)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class MooncakeStore:
         self.master.kill()
 
     def lend(self, settings: MooncakeSettings) -> MooncakeClient:
-        """Return a client that returns to the pool when closed."""
+        """Borrow a client from the pool; its `close` returns it."""
         return self.lend_as(LentClient, settings)
 
     def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:
@@ -228,7 +228,7 @@ class MooncakeStore:
 
 @contextmanager
 def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[MooncakeStore]:
-    """Run a separate store, which takes seconds to leave."""
+    """Run a separate Mooncake store. Its clients need seconds to disconnect at the end."""
     needs_mooncake()
     store = MooncakeStore(*flags, segment_bytes=segment_bytes)
     try:
@@ -239,14 +239,14 @@ def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[Moonca
 
 @pytest.fixture(scope="module")
 def mooncake_store() -> Generator[MooncakeStore]:
-    """One store for all tests of a module. Each test must leave its master running."""
+    """One Mooncake store for all tests of a module. Each test must leave its master running."""
     with a_store() as store:
         yield store
 
 
 @pytest.fixture
 def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
-    """The module's store, emptied."""
+    """The module's Mooncake store, without objects."""
     mooncake_store.clear()
     return mooncake_store
 
@@ -255,7 +255,7 @@ def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
 def process(
     what: str, store: MooncakeStore, *arguments: str, **environment: str
 ) -> Generator["subprocess.Popen[str]"]:
-    """Run a helper process that uses the store; yield it once it is ready."""
+    """Run the program `mooncake_process` on the store; yield the process once it is ready."""
     with subprocess.Popen(
         program("tests.kit.servers.mooncake_process", what, store.master.address, *arguments),
         env=os.environ | environment,
@@ -273,7 +273,7 @@ def process(
 
 @contextmanager
 def brought_back(folder: Path) -> Generator[MooncakeStore]:
-    """Run a store that recovers pages 0 and 1 from the disk of an earlier store; both hold page 1."""
+    """Run a store that recovers pages 0 and 1 from disk, both with the content of page 1."""
     with _on_disk(folder):
         pass
     with _on_disk(folder) as store:
@@ -296,7 +296,7 @@ def _on_disk(folder: Path) -> Generator[MooncakeStore]:
 
 
 class Begun:
-    """Counts threads that are about to query a master for a read or an existence check."""
+    """Counts the reads and existence checks that threads have started on Mooncake clients."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun = threading.Semaphore(0)
@@ -315,7 +315,7 @@ class Begun:
             pass
 
     async def wait(self, threads: int = 1) -> None:
-        """Wait until this many threads have started a query."""
+        """Wait until this many reads or existence checks have started."""
         for _ in range(threads):
             assert await asyncio.to_thread(self._begun.acquire, timeout=60)
 

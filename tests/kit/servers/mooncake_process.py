@@ -1,11 +1,11 @@
 """A process that joins a Mooncake store, for tests that share the store with it or kill it.
 
-Its arguments, one of these:
+Arguments, one of:
 
-own <master>      contributes memory to the store, writes pages 0 to 3, waits
+own <master>      contributes memory to the store, writes pages 0 to 3, and waits
 disk <master> <directory>
-                               like own, with memory offloaded to disk: pages 0 and 1,
-                               but both hold page 1; waits until both are on disk
+                               like `own`, but offloads its memory to disk and writes two keys,
+                               both with the content of page 1; waits until both are on disk
 
 The process ends when its standard input closes.
 """
@@ -53,7 +53,7 @@ def keep_on_disk(master: str, directory: str) -> None:
             digest = digest_of(object_name(number))
             name, content = object_name(1), page(1)
             header = encode_object(name, digest_of(name), [memoryview(content)], WHOLE)
-            # The object of the second key is stored under the first key, too.
+            # Store page 1's object under the key of page 0, so that page 0 has wrong content.
             assert store.put(key_of(digest), header + content) == 0
         until(lambda: any(Path(directory).rglob("*.bucket")))
     say("ready")

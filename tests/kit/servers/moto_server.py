@@ -1,10 +1,11 @@
-"""A real S3 server on loopback: moto in a separate process.
+"""An S3 server on loopback that implements S3 with moto, in a separate process.
 
-python -m tests.kit.servers.moto_server: serves until its input closes, and prints its port
+python -m tests.kit.servers.moto_server: prints its port, and serves until its standard input closes
 
-Moto's bundled server creates a connection, a thread and a log line per request, which takes longer than
-the request. This server keeps connections open, as real stores do. It runs one moto request at a time,
-because moto checks for an object and stores it in two steps, where a real store does both atomically.
+Moto's bundled server creates a connection, a thread and a log line for each request, which costs more
+than the request. This server keeps connections open, as real stores do. It runs one moto request at a
+time, because moto's conditional write first checks for the object and then stores it. Real stores do
+both atomically.
 """
 
 import asyncio
@@ -33,14 +34,15 @@ KEYS = {
     "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""Environment for the S3 client. Moto accepts any key, but requests must be signed."""
+"""Environment variables for the S3 client. Moto accepts any credentials, but requests must be signed.
+"""
 _ROOM_BYTES = 1 << 20
-"""How many unread bytes of a request may be buffered."""
+"""Number of bytes of a request that the server buffers before it stops reading from the connection."""
 
 
 @lru_cache(maxsize=1)
 def serve() -> str:
-    """Start the server in a process that ends with this one; return the endpoint."""
+    """Start the server process, which ends with this process; return the server's URL."""
     command = program(__spec__.name)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(process.kill)
@@ -87,7 +89,7 @@ def environ_of(head: str) -> dict[str, Any]:
 
 
 def answer(application: Application, environ: dict[str, Any]) -> bytes:
-    """Return the application's response as raw HTTP bytes."""
+    """Return the WSGI application's response as the bytes of an HTTP response."""
     from werkzeug.test import run_wsgi_app
 
     content, status, headers = run_wsgi_app(application, environ, buffered=True)
@@ -112,8 +114,8 @@ async def converse(
 
 
 async def serve_here() -> None:
-    # Moto ships no annotations for this. Restricted to S3, moto skips detecting the service per
-    # request.
+    # Moto has no type annotations for this function. The argument "s3" saves moto from detecting the
+    # service of each request.
     application = import_module("moto.moto_server.werkzeug_app").create_backend_app("s3")
     server = await asyncio.start_server(
         partial(converse, application), "127.0.0.1", 0, limit=_ROOM_BYTES

@@ -5,15 +5,15 @@ from contextlib import ExitStack
 from secrets import choice
 
 TO_LISTEN_AT = range(20_000, 32_000)
-"""A range below Linux's ephemeral ports.
+"""Port numbers below Linux's ephemeral ports.
 
-An outgoing connection of another test could take an ephemeral port that was free a moment before.
+An ephemeral port that is free now may be taken by an outgoing connection before the server starts.
 """
 TRIES = 100
 
 
 def free_port() -> int:
-    """Return a port on this machine that no process uses and no outgoing connection takes by chance."""
+    """Return a port of this machine that is free and cannot be taken by an outgoing connection."""
     return free_ports(1)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition of another process, and stopping a process."""
+"""Waits for a condition on another process, and stops processes with SIGSTOP."""
 
 import os
 import signal
@@ -18,9 +18,9 @@ def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 @contextmanager
 def stopped_process(pid: int) -> Generator[None]:
-    """Stop a process with SIGSTOP, and wait until every thread is stopped.
+    """Stop a process with SIGSTOP, and wait until all of its threads have stopped.
 
-    The signal alone is not enough, because some threads may run a little longer.
+    The wait is necessary because some threads may run for a short time after the signal.
     """
     os.kill(pid, signal.SIGSTOP)
     try:

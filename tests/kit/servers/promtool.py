@@ -12,7 +12,8 @@ from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Minutes that the series stay at the window's first scrape; as many minutes of its growth follow."""
+"""Length in minutes of each of two phases: series keep their values, then they change as in the window.
+"""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -24,7 +25,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless exactly these alerts fire while a group's metrics continue as in a window."""
+    """Fail unless exactly the alerts in `expected` fire when metrics change as in `window`."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",
@@ -38,14 +39,14 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
         ],
     }
     file = folder / "alerts-test.yml"
-    # promtool reads YAML, of which JSON is a subset.
+    # The file is JSON, because JSON is a subset of the YAML that promtool reads.
     file.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}), encoding="utf-8")
     checked = run_promtool("test", "rules", str(file))
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def _series(window: Window) -> Iterator[dict[str, str]]:
-    """Yield each sample's series: gauges keep the old, then the new value; counters keep growing."""
+    """Yield promtool's series for each sample: constant first, then gauges jump and counters grow."""
     assert window.before is not None
     for rank, before in window.before.ranks.items():
         now = window.now.ranks.get(rank, {})

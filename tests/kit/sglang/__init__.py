@@ -1,1 +1,1 @@
-"""SGLang under test: real engines on a CPU, and stand-ins for its objects without SGLang."""
+"""SGLang under test: real engines on a CPU, and substitutes for its objects that need no SGLang."""

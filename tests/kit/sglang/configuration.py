@@ -1,6 +1,6 @@
-"""SGLang configurations with the fields that the plug-in reads, for tests without SGLang.
+"""Objects with the fields of SGLang's configuration that the plug-in reads; need no SGLang.
 
-The classes carry SGLang's module names, by which the plug-in finds the settings.
+The classes carry the names of SGLang's modules, because the plug-in finds settings by these names.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ FIELDS: Mapping[str, object] = {
 
 @dataclass
 class Pretrained:
-    """A model's own configuration."""
+    """The Hugging Face configuration of a model."""
 
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
 
@@ -63,7 +63,7 @@ class Pretrained:
 
 @dataclass
 class Graphs:
-    """The batch sizes that have a CUDA graph, for one phase."""
+    """The batch sizes with a CUDA graph, for prefill or for decode."""
 
     __module__ = "sglang.srt.model_executor.cuda_graph_config"
     __qualname__ = "PhaseConfig"
@@ -93,9 +93,9 @@ def engine(
     environment: Mapping[str, object] | None = None,
     **changes: object,
 ) -> Resolved:
-    """Return an engine's configuration; `changes` are fields, as `model__dtype="float16"`.
+    """Return an engine's configuration; `changes` are fields such as `model__dtype="float16"`.
 
-    A field that this module does not list counts as one that a newer SGLang has added.
+    A field that this module does not list is treated as one that a newer SGLang has added.
     """
     fields: dict[str, dict[str, object]] = {}
     given = {name.replace("__", "."): value for name, value in changes.items()}

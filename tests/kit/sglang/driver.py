@@ -1,7 +1,7 @@
-"""The process in which SGLang runs for a test, forked from one that has imported SGLang.
+"""The process in which SGLang runs for a test, forked from a process that has imported SGLang.
 
-The connection first carries the engine's arguments, then commands: `(number, name, keywords)`. Commands
-run concurrently. Each is answered with `(number, error or None, value)`.
+Over the connection come first the engine's arguments, then commands: `(number, name, keywords)`.
+Commands run concurrently. The reply to a command is `(number, error or None, value)`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from tests.kit.sglang.requests import Answer, Request
 
 POLL_S = 0.001
 POLLED_S = 60.0
-"""Timeout of waits in this process, shorter than the caller's own timeout."""
+"""Seconds after which a wait in this process fails, before the test's own timeout expires."""
 STARTED = 0
-"""The number of the reply that says that the engine has started."""
+"""Number of the reply that reports that the engine has started."""
 
 
 class Sent:
@@ -34,7 +34,7 @@ class Sent:
 
 
 class Driver:
-    """Executes commands; each public method other than `serve` is one."""
+    """Executes the test's commands. Each public method except `serve` is a command."""
 
     def __init__(self, engine: Any, connection: Connection) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class Driver:
         self._over = asyncio.Event()
 
     async def serve(self) -> None:
-        """Process commands until the other side closes the connection."""
+        """Execute commands until the test closes the connection."""
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
         await self._over.wait()
 
@@ -78,7 +78,7 @@ class Driver:
             self._connection.send((number, None, value))
 
     async def generate(self, requests: list[Sent], *, together: bool) -> list[Answer]:
-        """Return answers to requests, sent all at once or each after the previous one has finished."""
+        """Send requests, all at once or each after the previous answer; return the answers."""
         if together:
             return list(await asyncio.gather(*map(self._answer, requests)))
         return [await self._answer(sent) for sent in requests]
@@ -122,7 +122,7 @@ class Driver:
         return self._is_dispatched(sent) and sent.streamed >= tokens
 
     def _is_dispatched(self, sent: Sent) -> bool:
-        """Return whether the request has reached the scheduler. An earlier abort would be lost."""
+        """Return whether the request has reached the scheduler. An abort before that would be lost."""
         state = self._tokenizer.rid_to_state.get(sent.name)
         return state is not None and state.dispatched
 
@@ -195,7 +195,7 @@ class Driver:
         self._engine.collective_rpc(method, **keywords)
 
     async def shutdown(self, within_s: float) -> list[int]:
-        """Request shutdown of the ranks; return the processes that still run after `within_s`."""
+        """Ask the ranks to shut down; return the processes that still run after `within_s` seconds."""
         pids: list[int] = self._engine.get_all_child_pids()[: self._engine.server_args.tp_size]
         self._tokenizer._subprocess_watchdog.stop()
         self._tokenizer._dispatch_to_scheduler(self._messages.ShutdownReq())

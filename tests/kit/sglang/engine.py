@@ -18,7 +18,7 @@ from tests.kit.sglang.requests import Answer, RankReport, Request
 
 START_S = 150.0
 ANSWER_S = 120.0
-"""Timeout of a command, longer than any command takes here."""
+"""Seconds to wait for the result of a command."""
 CLOSE_S = 30.0
 LOG_TAIL = 6000
 
@@ -37,24 +37,28 @@ ARGUMENTS: dict[str, Any] = {
     "random_seed": 0,
     "log_level": "info",
 }
-"""Arguments of `sglang.Engine`: small and exact. SGLang's default attention needs sgl_kernel."""
+"""Default arguments of `sglang.Engine`, chosen for a small engine with exact results.
+
+SGLang's default attention backend is not used, because it needs sgl_kernel.
+"""
 
 
 class EngineEndedError(Exception):
-    """The engine did not start, died, or did not answer in time; the message ends with its log."""
+    """The engine could not start, died, or did not answer in time; the message ends with its log."""
 
 
 class CommandError(Exception):
-    """A command failed but the engine still runs; the message is the traceback."""
+    """A command failed and the engine still runs; the message is the traceback."""
 
 
 class RunningEngine:
     """One SGLang engine with its ranks, running for the duration of a `with` block.
 
-    `plugins` are loaded, `faults` go to the probe (`tests/kit/sglang/plugins/probe.py`), and
-    `arguments` override `ARGUMENTS`. The processes run and log in `folder`, and are forked from one
-    that has imported SGLang. An engine that cannot start, dies, or does not answer in time is killed
-    and raises `EngineEndedError`. A failed command raises `CommandError` and leaves the engine running.
+    `plugins` names the SGLang plug-ins to load, `faults` goes to the probe
+    (`tests/kit/sglang/plugins/probe.py`), and `arguments` override `ARGUMENTS`. The processes are
+    forked from one that has imported SGLang, and run and log in `folder`. An engine that cannot start,
+    dies, or does not answer in time is killed, and the call raises `EngineEndedError`. If a command
+    fails, the call raises `CommandError` and the engine continues.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class RunningEngine:
         self.kill()
 
     def generate(self, requests: Sequence[Request], *, together: bool = True) -> list[Answer]:
-        """Return answers to requests, sent all together or one by one in separate batches."""
+        """Send requests, all at once or each after the previous answer; return the answers."""
         answers: list[Answer] = self.ask("generate", requests=list(requests), together=together)
         return answers
 
@@ -114,19 +118,19 @@ class RunningEngine:
     def update_weights(self, path: Path) -> tuple[bool, str]:
         """Load weights; return whether every rank succeeded, and SGLang's message.
 
-        SGLang waits for running requests first.
+        SGLang first waits for the end of running requests.
         """
         answer: tuple[bool, str] = self.ask("update_weights", model_path=str(path))
         return answer
 
     def ranks(self) -> list[RankReport]:
-        """Return the probe's counters of every rank, all taken in the same iteration."""
+        """Return the probe's counters of every rank, all taken in the same scheduler iteration."""
         self.ask("rpc", method="lockstep_probe", keywords={"folder": str(self.folder)})
         paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
         return [RankReport(**json.loads(path.read_text())) for path in paths]
 
     def shutdown(self) -> list[int]:
-        """Close the ranks' caches and end the ranks; return the processes that had to be killed."""
+        """Shut down the ranks, which close their caches; return the processes that had to be killed."""
         stuck: list[int] = self.ask("shutdown", within_s=CLOSE_S)
         self.kill()
         return stuck
@@ -139,7 +143,7 @@ class RunningEngine:
         return self._answer_to(self._tell(command, keywords), ANSWER_S)
 
     def _answer_to(self, number: int, deadline_s: float) -> Any:
-        """Wait for the answer to a command sent earlier."""
+        """Wait for the result of the command with this number."""
         ends = time.monotonic() + deadline_s
         while number not in self._answers:
             self._take_answer(ends, f"no answer in {deadline_s:g} s")

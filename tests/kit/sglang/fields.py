@@ -1,6 +1,6 @@
-"""Prints SGLang's settings by namespace or class, and the variables it reads, as JSON.
+"""Prints the names of SGLang's settings and environment variables as JSON.
 
-A separate program, because importing SGLang changes logging, warnings and exit.
+This is a separate program because importing SGLang changes logging, warnings and the exit of a process.
 """
 
 import json
@@ -19,7 +19,7 @@ READ = re.compile(
 )
 
 OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/test")
-"""Parts of SGLang that run in processes without a KV cache."""
+"""Path fragments of SGLang's sources that run only in processes without a KV cache."""
 
 
 def settings() -> dict[str, list[str]]:
@@ -35,7 +35,7 @@ def settings() -> dict[str, list[str]]:
 
 
 def variables() -> Iterator[str]:
-    """Yield the environment variables that SGLang declares and those that its modules read."""
+    """Yield the environment variables that SGLang declares or that its source files read."""
     environ: Any = import_module("sglang.srt.environ")
     declared: list[Any] = [*vars(environ.Envs).values()]
     yield from (str(each.name) for each in declared if isinstance(each, environ.EnvField))

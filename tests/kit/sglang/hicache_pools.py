@@ -1,7 +1,8 @@
-"""SGLang's host pools with Lockstep's storage, created as HiCache does, in a separate process.
+"""Runs SGLang's own host pools with Lockstep's storage, connected as HiCache connects them.
 
-python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`. Each layout
-uses a separate store in the folder. Prints the results of each layout's calls as JSON.
+python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`. Each pool
+layout uses a separate store in the folder. The program prints the results of each layout's calls as
+JSON.
 """
 
 import json
@@ -54,7 +55,7 @@ def kv_pool(layout: str) -> Any:
 
 
 def state_pool(layout: str) -> Any:
-    """Return a host pool of recurrent states, one state per page."""
+    """Return SGLang's host pool for recurrent states, with one state per page."""
     return MambaPoolHost(
         MambaStateBufferInfo(
             temporal=torch.zeros((LAYERS, PAGES, 2, 4), dtype=torch.float32),
@@ -69,7 +70,7 @@ def state_pool(layout: str) -> Any:
 
 
 def fill(pool: Any, seed: int) -> None:
-    """Fill every page with different bytes, through the pool's own calls."""
+    """Fill every page of a host pool with random bytes through SGLang's own methods."""
     generator = torch.Generator().manual_seed(seed)
     for page in range(PAGES):
         flat = pool.get_dummy_flat_data_page()
@@ -78,7 +79,7 @@ def fill(pool: Any, seed: int) -> None:
 
 
 def digests(pool: Any, pages: list[int]) -> list[str]:
-    """Return digests of the pages' content, through the pool's own calls."""
+    """Return SHA-256 digests of pages, read through SGLang's own methods."""
     return [
         sha256(
             pool.get_data_page(page * pool.page_size).view(torch.uint8).numpy().tobytes()
@@ -98,20 +99,20 @@ def keys_of(numbers: list[int]) -> list[str]:
 
 
 def states(pool: Any, numbers: list[int], pages: list[int]) -> PoolTransfer:
-    """Return a transfer of pages of the state pool under these keys."""
+    """Return a transfer between the objects `numbers` and the given pages of the state pool."""
     indices = slots(pool, pages)
     return PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=keys_of(numbers))
 
 
 def write(storage: Any, kv: Any, mamba: Any) -> list[Any]:
-    """Write five pages and two states; return the outcomes and the content digests."""
+    """Write five KV pages and two states; return the outcomes and the digests of their content."""
     written = storage.batch_set_v1(keys_of(FIVE), slots(kv, FIVE))
     of_states = storage.batch_set_v2([states(mamba, [1, 4], [1, 4])])[PoolName.MAMBA]
     return [written, of_states, digests(kv, FIVE), digests(mamba, [1, 4])]
 
 
 def read(storage: Any, kv: Any, mamba: Any) -> list[Any]:
-    """Query the objects, read them into other pages, and clear the store; return the outcomes."""
+    """Query the objects, read them into other pages, and clear the store; return all results."""
     keys = keys_of([*FIVE, 5])
     last = PoolTransfer(
         name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES

@@ -1,4 +1,4 @@
-"""Host pools like HiCache's in plain torch, and a rank's position in the group."""
+"""Host pools with HiCache's memory layouts, in plain torch, and a rank's place in the group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ PAGES = 8
 
 
 class PageFirst:
-    """Keys and values, each [slots, layers, heads, dim]: a page is two contiguous pieces."""
+    """A host pool of shape [2, slots, layers, heads, dim]: a page is two contiguous pieces."""
 
     layout = "page_first"
 
@@ -49,7 +49,7 @@ class PageFirst:
 
 
 class LayerFirst(PageFirst):
-    """[layers, slots, heads, dim]: keys and values of a page each have one piece per layer."""
+    """A host pool of shape [2, layers, slots, heads, dim]: a page has two pieces in each layer."""
 
     layout = "layer_first"
 
@@ -61,7 +61,7 @@ class LayerFirst(PageFirst):
 
 
 class Anchor(PageFirst):
-    """A pool without bytes, whose slots only identify pages of other pools."""
+    """A host pool without bytes; its slots only number the pages for other pools."""
 
     layout = "layer_first"
 
@@ -74,7 +74,7 @@ class Anchor(PageFirst):
 
 @dataclass(kw_only=True)
 class Standing:
-    """A rank's position in its group, and the user's extra configuration."""
+    """A rank's TP, PP and CP position in its group, and the user's extra configuration."""
 
     tp_rank: int = 0
     tp_size: int = 2
@@ -92,7 +92,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requested pages of one pool, in SGLang's form."""
+    """The pages of one pool that a storage call requests, with the fields of SGLang's transfers."""
 
     name: str
     keys: Sequence[str] | None = None
@@ -114,14 +114,14 @@ def slots_of(pool: PageFirst, *pages: int) -> torch.Tensor:
 
 
 def filled(pool: PageFirst, seed: int = 1) -> PageFirst:
-    """Fill the pool with random bytes, and return it."""
+    """Fill a host pool with random bytes and return it."""
     drawn = torch.randint(0, 256, (pool.kv.nbytes,), generator=torch.Generator().manual_seed(seed))
     pool.kv.view(torch.uint8).copy_(drawn.to(torch.uint8).reshape(pool.kv.view(torch.uint8).shape))
     return pool
 
 
 def same_bytes(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Return whether two tensors hold the same bytes, including NaNs."""
+    """Return whether two tensors have the same bytes, NaNs included."""
     return one.contiguous().view(torch.uint8).equal(two.contiguous().view(torch.uint8))
 
 

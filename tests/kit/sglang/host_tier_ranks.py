@@ -1,4 +1,4 @@
-"""The host tier of several ranks below SGLang's trees: real caches with scripted I/O."""
+"""The host tier of several SGLang ranks: real caches, executors with scripted I/O, no radix tree."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,33 +24,33 @@ T = TypeVar("T")
 
 SLOTS = 40 * PAGE_TOKENS
 INITIAL = "files 0"
-"""The name of the initial weights."""
+"""Name of the weights that an engine serves first."""
 
 
 @dataclass
 class KnownAdapters:
-    """Identities of adapters by the ids that SGLang gives them."""
+    """Identities of adapters' weights, by the adapter ids that SGLang assigns."""
 
     names: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
     def identify(self, lora_id: str) -> str | None:
-        """Return the identity of an adapter's weights."""
+        """Return the identity of an adapter's weights, or None if it is unknown."""
         return self.names.get(lora_id)
 
     def look(self) -> Collection[str | None]:
-        """Return the identities of all adapters, which the test sets."""
+        """Return the identities of all adapters, as the test has set them."""
         return self.names.values()
 
 
 class RankBelow:
-    """One rank's host tier. Its SGLang slots differ from those of the other ranks."""
+    """The host tier of one SGLang rank, with slot numbers that no other rank uses."""
 
     def __init__(self, host: HostCache, policy: WritePolicy, threshold_tokens: int) -> None:
         self.host, pages = host, SLOTS // PAGE_TOKENS
         allocator = SlotAllocator(pages, PAGE_TOKENS, first=host.rank * pages)
         self.slots = AttentionSlots(allocator, PAGE_TOKENS)
         self.unlocked: list[Any] = []
-        """The locks that were released, in order."""
+        """The lock handles that were released, in order."""
         self.waiting = WaitingRequests(host, threshold_tokens)
         self.backups = PendingTreeBackups(host, self.unlocked.append, SLOTS)
         self.adapters = KnownAdapters()
@@ -71,7 +71,7 @@ class RankBelow:
         items: SentItems | None = None,
         held_by: str | None = None,
     ) -> None:
-        """Add a waiting request under the current weights; `tokens` are its full pages."""
+        """Add a waiting request that uses the current weights; `tokens` are those of its full pages."""
         request = Sent(handle, tokens, multimodal_inputs=items)
         namespace, prompt = self.namespaces.of(request), self.namespaces.items_of(request)
         assert namespace is not None
@@ -81,7 +81,7 @@ class RankBelow:
         self.waiting.arrive(handle, waiting, device_tokens)
 
     def forget(self, handle: str) -> bool:
-        """Remove a waiting request; return whether it existed."""
+        """Remove a waiting request; return whether there was one."""
         return self.waiting.forget(handle) is not None
 
     def known(self, handle: str) -> Waiting:
@@ -90,19 +90,19 @@ class RankBelow:
         return waiting
 
     def waits(self, handle: str) -> bool:
-        """Return whether a request should be skipped because it waits for loads of other requests."""
+        """Return whether the scheduler should skip a request until other requests' loads end."""
         return self.waiting.waits_for_others(self.known(handle))
 
     def after(self, handle: str, queue: Sequence[str]) -> list[str]:
-        """Return the names of the requests that are visited after a request."""
+        """Return the names of the requests after `handle`, in the order of the scheduler's queue."""
         return [each.name for each in self.waiting.after(self.known(handle), queue)]
 
     def hit(self, handle: str, device_tokens: int = 0) -> int:
-        """Return how many tokens can be loaded for a waiting request."""
+        """Return how many tokens can be loaded from the host for a waiting request."""
         return self.waiting.hit(self.known(handle), device_tokens)
 
     def load(self, handle: str, device_tokens: int = 0, tokens: int | None = None) -> None:
-        """Start loading the last match, or `tokens` tokens of it."""
+        """Start to load a waiting request's matched tokens, or the first `tokens` of them."""
         waiting = self.known(handle)
         count = waiting.prefix - device_tokens if tokens is None else tokens
         reserved = self.slots.reserve(count, 0, lambda full, window, states: None)
@@ -113,7 +113,7 @@ class RankBelow:
         self.host.begin_loads()
 
     def ended(self) -> list[tuple[str, bool]]:
-        """Return finished loads by request name, with whether each succeeded."""
+        """Return the finished loads: each request's name, and whether its load succeeded."""
         return [(waiting.name, good) for waiting, _, good in self.waiting.ended()]
 
     def compute(
@@ -142,7 +142,7 @@ class RankBelow:
 
 
 def named_by_version(update: Update) -> str | None:
-    """Name weights by the version that the user gives."""
+    """Return the version that the user gave to the weights, as their name."""
     return update.version
 
 
@@ -174,7 +174,7 @@ class RanksBelow:
         self.every(lambda rank: rank.running.ended(handle))
 
     def check_copied_before_it_went_on(self) -> None:
-        """Check that each rank started one copy to the host and then waited for it."""
+        """Check that each rank started one copy to the host and waited for it in a fence."""
         for executor in self.ranks.executors:
             [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
             assert executor.begun == [Direction.TO_HOST]

@@ -1,4 +1,4 @@
-"""SGLang with Lockstep below its radix tree."""
+"""Starts SGLang with Lockstep as its radix cache."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 from tests.kit.sglang.engine import RunningEngine
 
 HOST_PAGES = 1200
-"""Enough host pages for everything that a test computes."""
+"""Number of host pages, enough for everything that a test computes."""
 
 CROWDED = {"max_total_tokens": 2048, "max_running_requests": 4}
-"""A device pool for about four of the longest prompts."""
+"""Arguments for a small device pool, which holds about four of the longest prompts."""
 
 
 def lockstep_flags(store: str | None = None, **extra: Any) -> dict[str, Any]:
-    """Return the arguments that select Lockstep; `extra` goes to its extra configuration."""
+    """Return the SGLang arguments that select Lockstep; `extra` are Lockstep's own settings."""
     settings = {"host_pages": HOST_PAGES, **extra} | ({"store": store} if store else {})
     return {
         "radix_cache_backend": "lockstep",
@@ -34,6 +34,6 @@ def lockstep_engine(
     extra: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> RunningEngine:
-    """Return an engine with Lockstep and room for few prompts on the device, not started."""
+    """Return an engine with Lockstep and a small device pool; the caller starts the engine."""
     flags: dict[str, Any] = {**CROWDED, **lockstep_flags(store, **(extra or {})), **arguments}
     return RunningEngine(folder, model, tp=tp, **flags)

@@ -1,6 +1,6 @@
-"""Forks a driver from a process that has imported SGLang.
+"""Forks test processes that run SGLang from a process that has imported it.
 
-Also runs programs that import SGLang without starting an engine.
+It also runs programs that import SGLang and start no engine.
 """
 
 import os
@@ -26,7 +26,7 @@ DRIVER = "tests.kit.sglang.driver"
 
 
 def start_forked(place: Place) -> tuple[int, Connection]:
-    """Fork a driver, which forks its ranks; return its process id and connection."""
+    """Fork a driver process, which later forks its ranks; return its process id and connection."""
     return _nursery().start(f"{DRIVER}:drive", place)
 
 
@@ -54,12 +54,14 @@ def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        # Otherwise SGLang waits five seconds and runs tools on its ranks that are not installed.
+        # Disable crash dumps, because SGLang would wait five seconds for dump tools that are not
+        # installed.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        # Otherwise the first request compiles two small functions for twenty seconds.
+        # Disable torch.compile, which would compile two small functions for twenty seconds at the first
+        # request.
         "TORCHDYNAMO_DISABLE": "1",
-        # Binds each rank to a core. Without it SGLang requires one NUMA node per rank.
+        # Bind each rank to a core, because otherwise SGLang requires one NUMA node per rank.
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % cores) for rank in range(tp)),
     }
 

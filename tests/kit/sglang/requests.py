@@ -12,13 +12,15 @@ class Request:
     tokens: Sequence[int]
     output_tokens: int = 8
     salt: str | None = None
-    """SGLang's `cache_salt`: pages cached under one salt never match under another."""
+    """SGLang's `cache_salt`: requests share cached pages only with requests of the same salt."""
     adapter: str | None = None
     """The name of a loaded adapter."""
     logprobs: bool = True
-    """With log-probabilities, SGLang recomputes tokens that were decoded before a retraction."""
+    """Whether the answer has log-probabilities. If so, SGLang recomputes decoded tokens after a
+    retraction."""
     abort_after: int | None = None
-    """Abort after this many output tokens; 0: as soon as the scheduler has the request."""
+    """Number of output tokens after which the request is aborted. 0 aborts it once the scheduler has
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Answer:
     """Log-probabilities of the chosen tokens."""
     cached_tokens: int
     cached_by_tier: dict[str, Any]
-    """SGLang's `cached_tokens_details`."""
+    """SGLang's `cached_tokens_details`: the number of cached tokens by tier."""
     retractions: int
     finish: str
     """The finish reason: `length`, `stop`, `abort` or `refused`."""
@@ -42,13 +44,14 @@ class RankReport:
 
     rank: int
     iterations: int
-    """Scheduler iterations, including those without a batch."""
+    """Number of scheduler iterations, including those without a batch."""
     collectives: dict[str, int]
-    """Counts by `name from module.function`: the `torch.distributed` function and its caller."""
+    """Number of collectives by `name from module.function`: the `torch.distributed` function and its
+    caller."""
     cache: str
-    """The class of the rank's prefix cache."""
+    """Name of the class of the rank's prefix cache."""
     state: Any
-    """The result of `lockstep_state()` after JSON, or None if the cache has no such method."""
+    """The JSON form of `lockstep_state()`, or None if the prefix cache has no such method."""
 
 
 def differences(

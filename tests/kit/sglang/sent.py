@@ -1,4 +1,4 @@
-"""Stand-ins for SGLang's requests, batches and rows, for tests without SGLang."""
+"""Substitutes for SGLang's requests and batches, with the attributes that the plug-in uses."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lockstep.integrations.sglang.engine.contract import KvRow, MultimodalInputs
 
 @dataclass
 class Row:
-    """The location of a request's KV in the device pools."""
+    """A request's row in SGLang's request table, and its numbers of computed tokens and state slots."""
 
     req_pool_idx: Any = 0
     kv_committed_len: int = 0
@@ -25,21 +25,21 @@ class Row:
 
 
 class Modality(Enum):
-    """Kinds of multimodal items."""
+    """Types of multimodal inputs."""
 
     IMAGE = 1
     AUDIO = 2
 
 
 class Format(Enum):
-    """Formats of preprocessed items."""
+    """Formats of preprocessed multimodal inputs."""
 
     NORMAL = 1
 
 
 @dataclass
 class SentItem:
-    """An image or a recording; `hash` is the identity given by SGLang or the client."""
+    """An image or audio input; `hash` is the identity that SGLang or the client has assigned."""
 
     hash: int | None
     offsets: Sequence[tuple[int, int]] | None
@@ -57,7 +57,7 @@ class SentItem:
             self.pad_value = self.pad_values[0]
 
     def pad(self, tokens: Sequence[int]) -> list[int]:
-        """Replace the item's placeholders by its ids, as SGLang does."""
+        """Replace the placeholder tokens of this input by its ids, as SGLang does."""
         padded, values = [*tokens], self.pad_values or ()
         for start, last in self.offsets or ():
             for at in range(start, min(last + 1, len(padded))):
@@ -73,7 +73,7 @@ class SentItems:
 
 @dataclass
 class Sent:
-    """A request with the attributes of SGLang's; its handle is its name."""
+    """A request with SGLang's attributes, whose handle is the request's name."""
 
     rid: str = "r"
     prompt: InitVar[Sequence[int]] = ()

@@ -19,7 +19,7 @@ from tests.kit.sglang.processes import environment
 def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[str]:
     """Run a one-rank server with a store; yield its address, and kill it at the end.
 
-    Lockstep's metrics are at `metrics_port`, SGLang's at the address.
+    Lockstep's metrics are served on `metrics_port`, SGLang's own metrics at the yielded address.
     """
     flags = lockstep_flags(store, metrics_port=metrics_port)
     options = {"model_path": model, **ARGUMENTS, **flags, "enable_metrics": True}

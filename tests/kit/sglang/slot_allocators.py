@@ -1,10 +1,10 @@
-"""Paged slot allocators like SGLang's, which check that pages are freed correctly."""
+"""Paged slot allocators with SGLang's interface that fail on a wrong free."""
 
 import torch
 
 
 class SlotAllocator:
-    """Allocates the slots of one pool in order; pages before `first` belong to no request."""
+    """Allocates the slots of one pool; page numbers start at `first`."""
 
     def __init__(self, pages: int, page_tokens: int, first: int = 1) -> None:
         self._page_tokens, self._first = page_tokens, first
@@ -30,7 +30,7 @@ class SlotAllocator:
 
 
 class WindowedAllocator:
-    """Allocates slots of full attention, some of them with a window slot."""
+    """Allocates full-attention slots, and a window slot for each of them until it is freed."""
 
     def __init__(self, full_pages: int, window_pages: int, page_tokens: int) -> None:
         self.full_attn_allocator = SlotAllocator(full_pages, page_tokens)
@@ -57,6 +57,6 @@ class WindowedAllocator:
         return slots
 
     def free_windows(self, slots: torch.Tensor) -> None:
-        """Free the window slots of tokens that the request's window has passed."""
+        """Free the window slots of these full-attention slots, whose tokens the window has passed."""
         self.swa_attn_allocator.free(self.full_to_swa_index_mapping[slots])
         self.clear_full_to_swa_mapping(slots)

@@ -1,4 +1,4 @@
-"""SGLang without Lockstep, for comparison."""
+"""SGLang without Lockstep, as the reference for comparisons."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +10,25 @@ from tests.kit.vllm.mixed_prompts import mixed_prompts
 
 REQUESTS = 30
 TOLERANCE = 1e-4
-"""Tolerance of log-probabilities between different chunks or batches. Float32 sums differ by up to 6e-6
-here."""
+"""Largest difference of log-probabilities between runs with different chunks or batches. The summation
+order of float32 changes results by up to 6e-6 here."""
 
 PROBE = "lockstep_probe"
 
 
 def mixed_requests(count: int = REQUESTS) -> list[Request]:
-    """Return requests with shared prefixes, some with identical prompts."""
+    """Return requests whose prompts share prefixes; some prompts are identical."""
     return [Request(tokens=prompt.tokens) for prompt in mixed_prompts(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """Stock SGLang's answers to `mixed_requests()`, sent one by one except for `together`."""
+    """Stock SGLang's answers to `mixed_requests()`, sent one by one except in `together`."""
 
     cold: list[Answer]
     warm: list[Answer]
     together: list[Answer]
-    """Answers when all requests are sent at once, after a flush."""
+    """Answers to requests that are all sent at once, after a flush of the cache."""
     after: list[RankReport]
 
 
@@ -44,7 +44,10 @@ def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
 
 
 def adapters_engine(folder: Path, model: Path, **options: Any) -> RunningEngine:
-    """Return an engine, not started, that serves adapters on a CPU; `options` go to `RunningEngine`."""
+    """Return an engine that serves adapters on a CPU; `options` go to `RunningEngine`.
+
+    The caller starts the engine.
+    """
     plugins = (*options.pop("plugins", (PROBE,)), "cpu_adapters")
     adapters: dict[str, Any] = {
         "enable_lora": True,

@@ -1,4 +1,4 @@
-"""Tiny models with windows or short convolutions, and adapters for `tiny_llama`."""
+"""Writes tiny models with windows or short convolutions, and LoRA adapters for `tiny_llama`."""
 
 import json
 from importlib import import_module
@@ -15,7 +15,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 def make_mellum(folder: Path) -> None:
-    """Write a four-layer Mellum with experts, whose every other layer has a sliding window."""
+    """Write a four-layer Mellum with experts; every other layer has a sliding window."""
     write(
         folder,
         "mellum",
@@ -30,13 +30,13 @@ def make_mellum(folder: Path) -> None:
 
 
 def make_lfm2(folder: Path) -> None:
-    """Write a four-layer LFM2, whose every other layer is a short convolution."""
+    """Write a four-layer LFM2; every other layer is a short convolution."""
     layers = ["conv", "full_attention"] * 2
     write(folder, "lfm2", **SIZES, block_multiple_of=16, conv_L_cache=4, layer_types=layers)
 
 
 def make_llama_adapter(folder: Path, *, seed: int, layers: int = 2, hidden: int = 128) -> None:
-    """Write a LoRA adapter for the queries and values of a `tiny_llama` of this size."""
+    """Write a LoRA adapter for the query and value projections of a `tiny_llama` of this size."""
     safetensors: Any = import_module("safetensors.torch")
     random = torch.Generator().manual_seed(seed)
     rank = 4

@@ -1,1 +1,1 @@
-"""KV sharing between two engines: how each describes a model and identifies the other's KV."""
+"""KV sharing between vLLM and SGLang: each engine's description of a model, compared."""

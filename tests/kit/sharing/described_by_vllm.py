@@ -1,7 +1,8 @@
-"""Prints the KV descriptions of vLLM's model configurations, and saves its rotary caches.
+"""Prints the KV descriptions of vLLM's model configurations, and saves their rotary caches.
 
-A separate program, because importing vLLM changes how a process logs, warns and exits. No engine runs.
-Arguments: the file of models (`tests.kit.sharing.models`), and the output file for rotary caches.
+This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
+It starts no engine. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for
+the rotary caches.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, position
 
 
 def described(folder: str, dtype: str, page_tokens: int, **options: Any) -> list[Any]:
-    """Return the description's digest, and everything that is not proven equal between engines."""
+    """Return the digest of a model's KV description, and the fields that may differ between engines."""
     vllm: Any = import_module("vllm")
     arguments: Any = import_module("vllm.engine.arg_utils").EngineArgs
     config = arguments(

@@ -1,4 +1,4 @@
-"""Compares an installed engine's settings with the exclusion lists and the previously known names."""
+"""Compares an engine's settings with Lockstep's lists of known settings and excluded settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from lockstep.integrations.sharing import Exclusions
 
 Fields = Mapping[str, Sequence[str]]
-"""Setting names by class (capitalised), by namespace, or of environment variables."""
+"""Names of settings by their class or namespace. The name of a class is capitalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Differences between an engine's settings and the lists."""
+    """Differences between an engine's settings and Lockstep's lists."""
 
     lacking: Sequence[str]
-    """Names on the lists that the engine does not have."""
+    """Names that are on the lists but that the engine does not have."""
     added: Sequence[str]
-    """Settings of the engine that are not known yet."""
+    """Settings that the engine has but that are on no list."""
 
 
 def compare(exclusions: Exclusions, found: Fields, known: Mapping[str, str]) -> Compared:
-    """Compare `found` with the exclusion lists and the `known` names, by class or namespace."""
+    """Compare the engine's settings `found` with the excluded and the `known` names."""
     names = {*found}
     for owner, each in found.items():
         names |= {f"{owner}.{name}" if owner[0].isupper() else name for name in each}

@@ -1,4 +1,4 @@
-"""Models and position encodings that two engines describe, each in a separate process."""
+"""Model configurations whose KV descriptions are compared between vLLM and SGLang."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ LLAMA3 = {
 
 
 def positions() -> dict[str, dict[str, Any]]:
-    """Return rotary parameters for each kind that engines are claimed to compute identically."""
+    """Return rotary parameters of each kind that vLLM and SGLang compute identically."""
     kinds: list[dict[str, Any]] = [
         {"rope_type": "default"},
         {"rope_type": "default", "partial_rotary_factor": 0.5},
@@ -66,7 +66,7 @@ def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
 def write_model(folder: Path, kind: str = "llama", **said: Any) -> str:
     """Write a model's config.json; return the folder."""
     folder.mkdir()
-    # Mistral has a default sliding window, so disable it explicitly.
+    # Disable the sliding window, because Mistral's configuration has one by default.
     whole = {"architectures": [KINDS[kind]], "model_type": kind, **SIZES}
     whole |= {"sliding_window": None, **said}
     (folder / "config.json").write_text(json.dumps(whole))

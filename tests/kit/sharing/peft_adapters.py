@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format, and how each engine identifies them."""
+"""LoRA adapters in PEFT's format, and the identities that the vLLM and SGLang plug-ins give them."""
 
 import json
 import struct
@@ -37,7 +37,7 @@ QUERIES_AND_VALUES = ("self_attn.q_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Loaded:
-    """SGLang's record of an adapter that it has loaded."""
+    """SGLang's record of a loaded adapter: its name and path."""
 
     lora_name: str
     lora_path: str

@@ -1,1 +1,1 @@
-"""Stores under test: the contract suite, test doubles of each backend, and injected failures."""
+"""Stores for tests: the contract suite, test doubles for each backend, and injected failures."""

@@ -1,4 +1,4 @@
-"""Shared by tests of stores: objects with known bytes, and shorthands for backend calls."""
+"""Helpers for tests of stores: objects with known bytes, and short forms of backend calls."""
 
 import asyncio
 import random
@@ -24,19 +24,20 @@ from lockstep.storage_backends.registry import make_backend
 T = TypeVar("T")
 Backend = TypeVar("Backend", bound=StorageBackend)
 Found = tuple[ReadOutcome, bytearray]
-"""The outcome of a read and the buffer's content afterwards."""
+"""The outcome of a read, and the content of its buffer after the read."""
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
-"""Sizes of optional columns. Two are equal, so that a length does not identify a column."""
+"""Sizes of the optional columns in bytes. Two are equal, so that the size does not identify a column.
+"""
 HEALTHY_S = 60.0
-"""Timeout that no healthy call reaches."""
+"""Seconds within which every healthy call completes."""
 EVERY = (1 << len(OPTIONAL_BYTES)) - 1
-"""The presence bits of a page with all optional columns."""
+"""Presence bits of a page that has all optional columns."""
 
 
 class StoreUnderTest(Protocol):
-    """One store, with access behind the backend's back."""
+    """A store for the contract suite, whose objects a test can also change without the backend."""
 
     def backend(self) -> StorageBackend:
         """Return a new, unopened backend on this store."""
@@ -56,7 +57,7 @@ def object_name(number: int, pool: str = "kv") -> ObjectName:
 
 
 def digest_of(name: ObjectName) -> bytes:
-    """Return the digest that names the object in the store. The name must be valid."""
+    """Return the digest of a valid object name, under which the store keeps the object."""
     digest = name_digest(name)
     assert digest is not None
     return digest
@@ -68,22 +69,22 @@ def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
 
 @lru_cache(maxsize=1024)
 def _drawn(number: int, nbytes: int) -> bytes:
-    """Cached, because generating a page is slower than writing the same page again."""
+    """Return cached random bytes, because drawing them is slower than writing them again."""
     return random.Random(number).randbytes(nbytes)
 
 
 def now() -> float:
-    """Return the running loop's time; also the clock to pass to the code under test."""
+    """Return the event loop's time. Tests also pass this function to backends as the clock."""
     return asyncio.get_running_loop().time()
 
 
 def soon() -> float:
-    """Return a deadline on the running loop's clock that no healthy call reaches."""
+    """Return a deadline on the event loop's clock that no healthy call reaches."""
     return now() + HEALTHY_S
 
 
 def soon_off_loop() -> float:
-    """Return a deadline on the machine's monotonic clock, for blocking calls."""
+    """Return a deadline on the monotonic clock, for blocking calls outside the event loop."""
     return time.monotonic() + HEALTHY_S
 
 
@@ -116,14 +117,14 @@ def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
 def reading(
     name: ObjectName, buffer: bytearray | memoryview, shape: ObjectShape | None = None
 ) -> Read:
-    """Return a read into one buffer; the default shape is a single part."""
+    """Return a `Read` into one buffer; the default shape is one part of the buffer's size."""
     return Read(name, (memoryview(buffer),), shape or ObjectShape.whole(len(buffer)))
 
 
 def writing(
     name: ObjectName, content: bytearray | bytes | memoryview, shape: ObjectShape | None = None
 ) -> Write:
-    """Return a write from one buffer; the default shape is a single part."""
+    """Return a `Write` from one buffer; the default shape is one part of the buffer's size."""
     return Write(name, (memoryview(content),), shape or ObjectShape.whole(len(content)))
 
 
@@ -140,7 +141,7 @@ async def put(
 async def get(
     backend: StorageBackend, name: ObjectName, shape: ObjectShape | int = 16 * KIB
 ) -> Found:
-    """Read the parts of `shape`, or one part of `shape` bytes; return the outcome and the buffer."""
+    """Read an object; return the outcome and the buffer. A number as `shape` means one part."""
     shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
     buffer = bytearray(shape.nbytes)
     (outcome,) = await backend.read([reading(name, buffer, shape)], deadline=soon())
@@ -155,7 +156,7 @@ async def put_many(
 
 
 async def put_each(backend: StorageBackend, numbers: Iterable[int]) -> set[WriteOutcome]:
-    """Write each page in a separate call; return the set of outcomes."""
+    """Write each page in a separate call; return the set of all outcomes."""
     return {await put(backend, object_name(number), page(number)) for number in numbers}
 
 
@@ -163,7 +164,7 @@ async def get_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[Found]:
     buffers = {number: bytearray(nbytes) for number in numbers}
-    # All reads share one shape, as the pages of a pool do.
+    # All reads get the same shape object, as in a real read of one pool's pages.
     shape = ObjectShape.whole(nbytes)
     reads = [reading(object_name(number), buffer, shape) for number, buffer in buffers.items()]
     outcomes = await backend.read(reads, deadline=soon())
@@ -173,19 +174,19 @@ async def get_many(
 async def outcomes_of(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[ReadOutcome]:
-    """Read the pages with these numbers in one call; return only the outcomes."""
+    """Read these pages in one call; return only the outcomes."""
     return [outcome for outcome, _ in await get_many(backend, numbers, nbytes)]
 
 
 def found(numbers: Iterable[int], nbytes: int = 16 * KIB) -> list[Found]:
-    """Return the result of `get_many` if all these pages exist."""
+    """Return what `get_many` returns if the store has all of these pages."""
     return [(ReadOutcome.OK, page(number, nbytes)) for number in numbers]
 
 
 def wrongly_served(
     numbers: Iterable[int], read: Iterable[Found], nbytes: int = 16 * KIB
 ) -> list[int]:
-    """Return the pages that were read as OK but with wrong bytes."""
+    """Return the numbers of pages whose read had the outcome OK but returned wrong bytes."""
     return [
         number
         for number, (outcome, content) in zip(numbers, read, strict=True)
@@ -198,7 +199,7 @@ async def listed(backend: StorageBackend) -> list[StoredObject]:
 
 
 async def turns() -> None:
-    """Yield to the event loop often enough that every ready task runs."""
+    """Yield to the event loop 20 times, so that every task that can run has run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -219,7 +220,7 @@ def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
 
 
 def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
-    """Return the content that an author writes for `columns(present, nbytes)`."""
+    """Return a page's bytes as writer `author` writes them, with the optional columns in `present`."""
     content = page(author, nbytes)
     for number, length in enumerate(OPTIONAL_BYTES):
         content += page(10 * author + number, length) if present >> number & 1 else b""
@@ -240,6 +241,6 @@ async def get_columns(
 
 
 def cut(content: bytearray, places: Sequence[int]) -> tuple[memoryview, ...]:
-    """Split the content into several buffers at these offsets, in order."""
+    """Split the content at these offsets into several buffers, in order."""
     ends = [0, *places, len(content)]
     return tuple(memoryview(content)[start:end] for start, end in pairwise(ends))

@@ -1,7 +1,8 @@
-"""The contract of `storage_backends.base`, as tests that every backend must pass.
+"""The contract of `storage_backends.base` as tests, which every backend must pass.
 
-A test module provides a `store` fixture and subclasses `StorageContract`. This file tests S1 to S7,
-`contract_parts` and `contract_columns` test S8, and `contract_buffers` tests callers' buffers.
+A test module provides a `store` fixture and subclasses `StorageContract`. This file tests promises S1
+to S7, `contract_parts` and `contract_columns` test S8, and `contract_buffers` tests the callers'
+buffers.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from tests.kit.storage.contract_parts import PartsContract
 
 
 async def get_once_there(backend: StorageBackend, name: ObjectName, nbytes: int) -> Found:
-    """Read repeatedly until the object exists; return that read's result."""
+    """Read an object repeatedly until it exists; return the result of the last read."""
     give_up = soon()
     while (read := await get(backend, name, nbytes))[0] is ReadOutcome.MISSING:
         assert now() < give_up, "nobody has written it in time"
@@ -48,10 +49,11 @@ async def get_once_there(backend: StorageBackend, name: ObjectName, nbytes: int)
 
 
 class StorageContract(BuffersContract, ColumnsContract, PartsContract):
-    """The full contract; each test is named after the promise that it checks."""
+    """The whole contract. Each test's name states the promise that it checks."""
 
     large_batch = 600
-    """Objects in a large call. Subclasses lower it if their store needs milliseconds per object."""
+    """Number of objects in a large call. Subclasses lower it for stores that take milliseconds per
+    object."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     async def test_s4_a_page_comes_back_as_it_was_written(
@@ -140,7 +142,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             mark = bytes([0xEE]) * (1 << 20)
             for buffer in buffers:
                 buffer[:] = mark
-            # Closing waits for every call that could still run.
+            # Close the backend, which waits for every call that could still write to the buffers.
             await backend.close()
             assert all(buffer == mark for buffer in buffers)
 
@@ -279,7 +281,8 @@ class ListingContract:
         await anext(listing)
         await backend.close()
 
-        # A listing that just ended would make missing objects look deleted.
+        # The listing must raise an error. If it just ended, the objects that it did not reach would
+        # look deleted.
         with pytest.raises(StorageError, match="closed while it was listed; open it again"):
             _ = [each async for each in listing]
         assert await listed(backend) == []

@@ -1,4 +1,4 @@
-"""The contract's promises about callers' buffers (S1, S3), for `contract.StorageContract`."""
+"""Tests of the contract's promises about callers' buffers (S1, S3), part of `StorageContract`."""
 
 from array import array
 from collections.abc import Callable
@@ -49,7 +49,7 @@ UNFIT_TO_READ = UNFIT | {"read-only": lambda: (memoryview(bytes(SIZE)),)}
 
 
 class BuffersContract:
-    """An unfit buffer fails only its key, and objects may be split over buffers in any way."""
+    """A buffer of the wrong size fails only its own object; any split into buffers is allowed."""
 
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_read(
         self, store: StoreUnderTest
@@ -69,7 +69,7 @@ class BuffersContract:
             failed = [ReadOutcome.FAILED] * len(UNFIT_TO_READ)
             assert outcomes == [ReadOutcome.OK, *failed, ReadOutcome.OK]
             assert (before, behind) == (page(0), page(last))
-            # The objects themselves are still valid.
+            # The failed reads must leave the stored objects intact.
             assert await get_many(backend, range(last + 1)) == found(range(last + 1))
 
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_write(

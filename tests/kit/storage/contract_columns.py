@@ -1,4 +1,4 @@
-"""The contract's promises about optional columns (S8), for `contract.StorageContract`."""
+"""Tests of the contract's promises about optional columns (S8), part of `StorageContract`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,13 +28,13 @@ from tests.kit.storage.calls import (
 )
 
 CHOICES = range(EVERY + 1)
-"""The presence bits of every subset of the optional columns."""
+"""Presence bits of every subset of the optional columns."""
 
 
 async def seen_during(
     call: Coroutine[Any, Any, WriteOutcome], look: Callable[[], Awaitable[Found]]
 ) -> tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]:
-    """Call `look` repeatedly until the write finishes; return the outcome and all results seen."""
+    """Read with `look` repeatedly during a write; return the write's outcome and all reads' results."""
     task, seen = asyncio.create_task(call), set[tuple[ReadOutcome, bytes]]()
     while not task.done():
         outcome, content = await look()
@@ -44,10 +44,10 @@ async def seen_during(
 
 
 class ColumnsContract:
-    """Objects keep the columns that their writers stored, and later writes only add columns."""
+    """A stored object keeps all columns that any writer wrote; a later write only adds columns."""
 
     races = 10
-    """Repetitions of races between writers. Subclasses lower it for slow stores."""
+    """Number of races between writers in a test. Subclasses lower it for slow stores."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     async def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(

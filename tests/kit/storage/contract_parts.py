@@ -1,4 +1,4 @@
-"""The contract's promises about parts of objects (S8), for `contract.StorageContract`."""
+"""Tests of the contract's promises about parts of objects (S8), part of `StorageContract`."""
 
 from collections.abc import Sequence
 from itertools import chain, combinations
@@ -34,34 +34,34 @@ from tests.kit.storage.calls import (
 SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
 ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)
 LARGE = (PIECE_BYTES - 1, 2, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 4 * KIB)
-"""Parts that begin and end just before and after the boundaries of payload pieces."""
+"""Part sizes in bytes whose boundaries are just before and after those of payload pieces."""
 
 
 def shape_of(sizes: tuple[int, ...], held: tuple[int, ...] | None = None) -> ObjectShape:
-    """Return a shape of parts of these sizes, of which the caller holds some (default: all)."""
+    """Return a shape with parts of these sizes; the caller holds the parts `held`, or all of them."""
     parts = tuple(Part(nbytes) for nbytes in sizes)
     return ObjectShape(parts, tuple(range(len(sizes))) if held is None else held)
 
 
 def subsets(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return every non-empty subset of the parts."""
+    """Return every non-empty subset of the parts' numbers."""
     numbers = range(len(sizes))
     return list(chain.from_iterable(combinations(numbers, n) for n in range(1, len(sizes) + 1)))
 
 
 def parts_of_page(sizes: tuple[int, ...], held: tuple[int, ...], number: int = 1) -> bytearray:
-    """Return the bytes of the held parts, cut from the whole page."""
+    """Return the bytes of the parts `held`, cut from the whole page."""
     content = page(number, sum(sizes))
     return bytearray(b"".join(content[sum(sizes[:each]) : sum(sizes[: each + 1])] for each in held))
 
 
 def somewhere(nbytes: int) -> list[int]:
-    """Return cut offsets unrelated to part boundaries, some of them equal."""
+    """Return offsets at which to split a buffer, not at part boundaries; two of them are equal."""
     return sorted([0, nbytes // 3, nbytes // 3, min(nbytes, nbytes // 3 + 1), nbytes * 3 // 4])
 
 
 async def listed_if_it_can(backend: StorageBackend) -> list[StoredObject]:
-    """Return a store's objects. If the store cannot list, check that it refuses, and return []."""
+    """List a store's objects. If the store does not support listing, check its error; return []."""
     if backend.capabilities.lists:
         return await listed(backend)
     with pytest.raises(UsageError):
@@ -70,7 +70,7 @@ async def listed_if_it_can(backend: StorageBackend) -> list[StoredObject]:
 
 
 class PartsContract:
-    """Readers get the parts that they request, and each part is verified separately."""
+    """A reader gets exactly the parts that it requests, and each part is verified separately."""
 
     @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, LARGE], ids=["small", "aligned", "large"])
     async def test_s8_a_read_of_some_parts_gives_exactly_these(
@@ -135,7 +135,7 @@ class PartsContract:
             ]
             spoilt = await read([(number,) for number in numbers])
             assert [outcome for outcome, _ in spoilt] == [ReadOutcome.CORRUPT] * len(sizes)
-            # The whole object is not served again, including its valid parts.
+            # After a corrupt part was found, the store must not serve the object's valid parts either.
             assert [outcome for outcome, _ in await read(others)] == [ReadOutcome.MISSING] * len(
                 sizes
             )

@@ -1,10 +1,10 @@
-"""Kills writers of a file store at chosen system calls, and checks everything that they leave.
+"""Kills writers of a file store at chosen system calls, and checks the files that they leave behind.
 
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
-A writer makes each kind of change to a store and reports every change that the store confirmed. It dies
-before, after or during a system call; during a write, half of the last buffer is written. <deaths> is a
-number of random deaths, or `all` for every call and manner.
+A writer makes each kind of change to a store, and reports every change that the store has confirmed. It
+dies before or after a system call, or during a write after half of the last buffer. <deaths> is the
+number of random deaths, or `all` for a death at every system call in every manner.
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.kit.storage.files import open_without_unnamed_files
 
 SMALL, LARGE = 5000, (300 << 10) + 7
 SPOILT: Final = 77
-"""Length of a file that is truncated to corrupt it."""
+"""Length in bytes of a file that the writer has corrupted by truncation."""
 CALLS: Final = (
     "open",
     "close",
@@ -44,14 +44,14 @@ CALLS: Final = (
 )
 MANNERS: Final = ("before", "after", "torn")
 CALLS_MAX: Final = 400
-"""Upper bound of the system calls of one writer."""
+"""Largest number of system calls of one writer."""
 NAMES: Final = 10
-"""Object numbers per writer. The last digit of a number selects the kind of change."""
+"""How many object numbers a writer uses. A number's last digit selects the kind of change."""
 WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)
 
 
 class Death:
-    """Wraps the writer's system calls, and kills the writer at call number `at`."""
+    """Counts the writer's system calls, and kills the writer at call number `at`."""
 
     def __init__(self, at: int, manner: str) -> None:
         self._left = at
@@ -95,7 +95,7 @@ def write(files: ObjectFiles, number: int, shape: ObjectShape, content: bytes) -
 
 
 def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> None:
-    """Perform each kind of change, and report every confirmed one."""
+    """Make each kind of change to the store, and report every change that the store has confirmed."""
     files = ObjectFiles(root, durability, direct=False)
     files.open()
     for what in (WHOLE_SMALL, WHOLE_LARGE, REPAIRED, REMOVED):
@@ -118,7 +118,7 @@ def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> No
 def let_one_die(
     root: Path, durability: Durability, first: int, at: int, manner: str
 ) -> tuple[bool, list[int]]:
-    """Run a writer that dies; return whether it died, and the changes it reported before."""
+    """Run a writer until it dies; return whether it died, and the changes that it reported."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,20 +139,22 @@ def path_of(name: ObjectName) -> str:
 
 
 def look_at_everything(root: Path, done: set[int]) -> None:
-    """Check that all confirmed changes are correct, and that no other or temporary file exists."""
+    """Check that the store has all confirmed changes and no temporary or invalid file."""
     files = ObjectFiles(root, Durability.NONE, direct=False)
     files.open()
     assert not any((root / "temporary").iterdir()), "a temporary file survived the next opening"
     names = {each.name: each.shape for each in files.names()}
     paths = {str(path.relative_to(root)) for path in root.glob("objects/*/*/*")}
-    # A writer may die after it corrupts a file and before it repairs the file.
+    # Allow corrupt files, because a writer may die after it truncates a file and before it repairs the
+    # file.
     spoilt = {path for path in paths if (root / path).stat().st_size == SPOILT}
     assert paths - spoilt == {path_of(name) for name in names}, "a file is no sound object"
     for name, shape in names.items():
         number = int(name.key, 16)
         whole, content = content_of(number)
         if number % NAMES == UNITED and shape.nbytes != whole.nbytes:
-            # The writer may have died before it wrote the second column.
+            # Allow an object without its second column, because the writer may have died before that
+            # write.
             assert number not in done, f"object {number} lacks a column"
             whole, content = columns(1, SMALL), bytes(full_page(1, 1, SMALL))
         buffer = bytearray(whole.nbytes)
@@ -189,7 +191,7 @@ def main() -> None:
         dead, told = let_one_die(Path(root), Durability(durability), one * NAMES, at, manner)
         done |= set(told)
         if deaths == "all" and manner == "before" and not dead:
-            # The writer finished with fewer calls, so larger call numbers are pointless.
+            # Stop here: the writer made fewer system calls than `at`, so a larger `at` kills no writer.
             break
         died, lived = died + dead, lived + (not dead)
         if one % 20 == 19:

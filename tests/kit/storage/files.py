@@ -1,4 +1,4 @@
-"""Shared by tests of `file://`: a store in a directory, and system calls that fail or stall."""
+"""Helpers for tests of `file://`: a store in a directory, and system calls that fail or block."""
 
 import asyncio
 import errno
@@ -35,7 +35,7 @@ class FileStore:
         self.direct = direct
 
     def backend(self, threads: int = 3) -> FileBackend:
-        # Disable the quota, because a sweep would otherwise depend on how full the disk is.
+        # Disable the quota, because otherwise the sweep would depend on how full the disk is.
         options = FileOptions(
             durability=self.durability, direct=self.direct, threads=threads, quota_bytes=0
         )
@@ -43,7 +43,7 @@ class FileStore:
 
     @contextmanager
     def files(self) -> Generator[ObjectFiles]:
-        """Open the store's files, as a backend's threads use them, for the duration of the block."""
+        """Open the store's files for the block, in the same way as a backend's threads."""
         files = ObjectFiles(self.root, self.durability, direct=self.direct)
         files.open()
         try:
@@ -72,7 +72,7 @@ class FileStore:
 
 
 def sweeper_of(backend: StorageBackend) -> Sweeper:
-    """Return a backend's sweeper, so that a test can run sweeps itself."""
+    """Return the sweeper of a backend, so that a test can run sweeps itself."""
     assert isinstance(backend, FileBackend)
     sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
     assert sweeper is not None
@@ -90,7 +90,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def modes_in(root: Path) -> set[tuple[str, int]]:
-    """Return the kind and mode of every file and directory at and below `root`."""
+    """Return the type and permission bits of every file and directory in `root`, `root` included."""
     return {
         ("directory" if path.is_dir() else "file", stat.S_IMODE(path.stat().st_mode))
         for path in [root, *root.rglob("*")]
@@ -102,10 +102,10 @@ def descriptors_open() -> int:
 
 
 def files_open_below(root: Path) -> list[Path]:
-    """Return the paths at or below `root` that this process has open."""
+    """Return the paths in `root` that this process has open."""
     targets: list[Path] = []
     for link in Path("/proc/self/fd").iterdir():
-        # Another thread may close a descriptor meanwhile.
+        # Another thread may have closed this descriptor since the listing.
         with suppress(FileNotFoundError):
             targets.append(link.readlink())
     return [target for target in targets if target.is_relative_to(root)]
@@ -113,7 +113,7 @@ def files_open_below(root: Path) -> list[Path]:
 
 @contextmanager
 def no_umask() -> Generator[None]:
-    """Set umask to 0 in the block, so that new files are public unless their creator restricts them."""
+    """Set the umask to 0 for the block, so that a new file is public unless its creator limits it."""
     before = os.umask(0)
     try:
         yield
@@ -123,7 +123,7 @@ def no_umask() -> Generator[None]:
 
 @contextmanager
 def limited(what: int, most: int) -> Generator[None]:
-    """Limit a resource of this process, such as `RLIMIT_FSIZE`, in the block."""
+    """Set a limit of this process, such as `RLIMIT_FSIZE`, for the block."""
     before = resource.getrlimit(what)
     resource.setrlimit(what, (most, before[1]))
     try:
@@ -133,7 +133,7 @@ def limited(what: int, most: int) -> Generator[None]:
 
 
 def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
-    """Return a stand-in for a system call that always fails with this error."""
+    """Return a replacement for a system call that always fails with this errno."""
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise OSError(error, os.strerror(error))
@@ -142,7 +142,7 @@ def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
 
 
 def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[..., int]:
-    """Return an `os.open` that fails with this error if `refuses(path, flags)` is true."""
+    """Return a replacement for `os.open` that fails with this errno if `refuses(path, flags)`."""
 
     def instead(path: Any, flags: int, *args: Any, **named: Any) -> int:
         if refuses(str(path), flags):
@@ -155,7 +155,7 @@ def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[.
 open_without_unnamed_files = open_refusing(
     lambda _, flags: flags & os.O_TMPFILE == os.O_TMPFILE, errno.EOPNOTSUPP
 )
-"""`os.open` as on a filesystem without O_TMPFILE."""
+"""Replacement for `os.open` that behaves as on a filesystem without O_TMPFILE."""
 
 
 def forbid_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def each_kind_of_file(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Make every read and write transfer only part of the requested bytes."""
+    """Make every read and write transfer only some of the requested bytes, chosen at random."""
     draw, preadv, pwritev = random.Random(seed), os.preadv, os.pwritev
 
     def some(views: Any) -> list[memoryview]:
@@ -188,7 +188,7 @@ def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None
 
 
 class Gate:
-    """Blocks calls of one function of `os` until the gate is opened."""
+    """Blocks the calls of one function of `os` until the test opens the gate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str = "preadv") -> None:
         self._function: Callable[..., Any] = getattr(os, function)

@@ -1,4 +1,4 @@
-"""A process whose store hangs forever, for the test that such a process still exits.
+"""A process whose store hangs forever. A test checks that the process can still exit.
 
 python -m tests.kit.storage.hung <directory> open|read
 """
@@ -17,14 +17,14 @@ hung = threading.Event()
 
 
 def hang(*_: Any, **__: Any) -> Any:
-    """Hang like a system call on a network filesystem that is gone."""
+    """Block forever, as a system call on a lost network filesystem does."""
     hung.set()
     threading.Event().wait()
     raise AssertionError
 
 
 async def use(backend: FileBackend, call: str) -> None:
-    """Open or read the store so that the call named by `call` hangs."""
+    """Open a store and read from it; the step that `call` names hangs."""
     if call == "open":
         os.link = hang
     await backend.open()
@@ -34,7 +34,7 @@ async def use(backend: FileBackend, call: str) -> None:
 
 
 async def close(backend: FileBackend) -> None:
-    """Close the backend, but give up after 0.1 s."""
+    """Close the backend, but stop waiting after 0.1 s."""
     try:
         async with asyncio.timeout(0.1):
             await backend.close()

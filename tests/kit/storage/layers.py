@@ -1,4 +1,4 @@
-"""Shared by tests of wrappers: virtual time, and layers that fail, wait or record calls."""
+"""Helpers for tests of storage wrappers: virtual time, and backends that fail or record calls."""
 
 import asyncio
 import selectors
@@ -20,12 +20,12 @@ PAGE_BYTES = 512
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that returns at once and adds the requested timeout to its clock."""
+    """A selector in virtual time: it does not wait, but adds the requested timeout to its clock."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Weeks ahead of the machine's clock, so that a deadline from the machine's clock fails the
-        # test.
+        # Start weeks ahead of the machine's clock, so that a deadline computed with the machine's clock
+        # has expired and fails the test.
         self.now = 2.0**21
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -35,7 +35,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when no task is ready."""
+    """An event loop in virtual time: if no task can run, its clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -51,12 +51,12 @@ def run_virtually(scenario: Coroutine[Any, Any, T]) -> T:
 
 
 def a_while() -> float:
-    """Return a deadline in virtual time that only a hang reaches."""
+    """Return a deadline one hour ahead in virtual time, which only a hang reaches."""
     return now() + 3600.0
 
 
 async def memory_store(numbers: Sequence[int] = ()) -> MemoryBackend:
-    """Return an open memory store in virtual time with these pages."""
+    """Return an open memory store that has these pages and uses virtual time."""
     backend = MemoryBackend(Shelf(), clock=now)
     await backend.open()
     await backend.write([a_write(number) for number in numbers], deadline=a_while())
@@ -87,7 +87,7 @@ def wrapped(wrap: WrapBackend, options: str, backend: StorageBackend) -> Storage
 
 
 class Watched(Wrapper):
-    """A layer that records the keys and the time of each call."""
+    """A backend wrapper that records the keys and the time of each call."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -119,7 +119,7 @@ class Watched(Wrapper):
 
 
 class Failing(Wrapper):
-    """A layer that fails each key a given number of times, and every key while `down`."""
+    """A backend wrapper that fails each key a given number of times, and every key while `down`."""
 
     def __init__(self, backend: StorageBackend, failures: dict[int, int] | None = None) -> None:
         super().__init__(backend)

@@ -1,4 +1,4 @@
-"""Shared by tests of `memory://`: a store on one shelf that all of its backends use."""
+"""Helpers for tests of `memory://`: backends that share one set of objects in memory."""
 
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf

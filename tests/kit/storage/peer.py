@@ -1,7 +1,7 @@
-"""Ranks that serve pages from host memory, for contract tests of `peer://`.
+"""A writable store for the contract tests of `peer://`, made of ranks that serve host pages.
 
-A write puts the page directly into a real rank's host memory and publishes it. A removal withdraws the
-page. Reads use the backend under test.
+A write copies the page into the host memory of a real rank and publishes it. A removal withdraws the
+page. A read uses the `peer://` backend under test.
 """
 
 import asyncio
@@ -37,15 +37,16 @@ from tests.kit.ranks.page_servers import (
 from tests.kit.storage.calls import HEALTHY_S, object_name, using
 
 PAGES = 700
-"""Room for a large batch of the contract. Host memory is only committed when written."""
+"""Number of host pages of a rank, enough for the contract's large batch. Unwritten pages cost no
+memory."""
 
 Kind = tuple[str, str, str, ObjectShape]
-"""The properties shared by the pages of one host pool: namespace, pool, shard and columns."""
+"""Namespace, pool, shard and shape, which all pages of one host pool have in common."""
 
 
 @dataclass(eq=False)
 class HostOfKind:
-    """A rank with one pool, whose pages are all of one kind."""
+    """A page-serving rank with one host pool, whose pages have the same `Kind`."""
 
     objects: RankObjects
     server: HostPageServer
@@ -88,10 +89,10 @@ class HostOfKind:
 
 
 class FedStore:
-    """Ranks that hold all objects written by a test, one rank for each kind of page."""
+    """A store made of ranks, one rank for each `Kind` of page that a test writes."""
 
     def __init__(self, *, by_engine: bool = False) -> None:
-        """With `by_engine`, all reads use transfer engines over TCP."""
+        """If `by_engine` is True, all reads use transfer engines over TCP."""
         self._by_engine = by_engine
         self.hosts: dict[Kind, HostOfKind] = {}
         self.of_name: dict[ObjectName, HostOfKind] = {}
@@ -104,7 +105,7 @@ class FedStore:
         return PeerBackend(host.server.address, engine=BY_ENGINE if self._by_engine else None)
 
     def host_of(self, name: ObjectName, shape: ObjectShape) -> HostOfKind:
-        """Return the rank for pages of this kind, starting it if necessary."""
+        """Return the rank that holds pages of this kind; start the rank if there is none."""
         whole = shape.of_columns(shape.present)
         kind = (name.namespace, name.pool, name.shard, whole)
         if kind not in self.hosts:
@@ -115,7 +116,7 @@ class FedStore:
         self.of_name[name].page(name)[at] ^= 1
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Serve the object `name`, including its header, under the name `other`."""
+        """Serve the page of object `name`, whose header names `name`, under the name `other`."""
         host = self.of_name[other] = self.of_name[name]
         pages = host.server.offers.pages
         pages[other.pool, other.key] = pages[name.pool, name.key]
@@ -126,7 +127,7 @@ class FedStore:
 
 
 class FedBackend:
-    """A backend that reads through `peer://` backends, one for each rank with objects."""
+    """A backend that reads each object through the `peer://` backend of the rank that holds it."""
 
     def __init__(self, store: FedStore) -> None:
         self._store = store
@@ -184,7 +185,7 @@ class FedBackend:
             await reader.close()
 
     async def _sorted(self, names: Sequence[ObjectName]) -> list[tuple[PeerBackend, list[int]]]:
-        """Group positions of `names` by the reader of the rank that has each name."""
+        """Group the positions in `names` by the `peer://` backend that reads them."""
         positions: dict[int, list[int]] = {}
         for at, name in enumerate(names):
             host = self._store.of_name.get(name, self._store.first)
@@ -212,7 +213,7 @@ class FedBackend:
 
 
 async def read_once(host: HostOfKind, name: ObjectName, shape: ObjectShape) -> None:
-    """Read an object once, so that the server computes its checksums now."""
+    """Read an object, so that the server computes the object's checksums before a later change."""
     async with using(PeerBackend(host.server.address)) as reader:
         whole = shape.of_columns(shape.present)
         buffer = memoryview(bytearray(whole.nbytes))

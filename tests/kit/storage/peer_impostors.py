@@ -20,7 +20,7 @@ from tests.kit.storage.calls import object_name
 
 
 class Impostor:
-    """A connection from a reader that takes this server for a rank."""
+    """A fake server's side of one connection from a reader."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock = sock
@@ -30,7 +30,7 @@ class Impostor:
         await greet_reader(self.sock, secret, self.address, full=False)
 
     async def hello(self) -> None:
-        """Claim to have all objects of `object_name`."""
+        """Send a hello with the namespace, pool and shard of the objects that `object_name` names."""
         name = object_name(0)
         rank = PeerRank(self.address, ((name.pool, name.shard),))
         await self.say(encode(Hello(0, name.namespace, (rank,))))
@@ -43,7 +43,7 @@ class Impostor:
         await asyncio.get_running_loop().sock_sendall(self.sock, raw)
 
     async def hear(self) -> Message:
-        """Return the reader's next message."""
+        """Receive and return the reader's next message."""
         control_bytes, _ = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
         return MESSAGES.decode(memoryview(await self._exactly(control_bytes)))
 
@@ -69,7 +69,7 @@ Behave = Callable[[Impostor], Awaitable[None]]
 
 @asynccontextmanager
 async def impostor(behave: Behave) -> AsyncGenerator[str]:
-    """Run a server that calls `behave` for one reader after the other; yield its address."""
+    """Run a fake server that calls `behave` for one connection after the other; yield its address."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)

@@ -1,4 +1,4 @@
-"""Shared by tests of `s3://`: a store in a bucket, and a proxy that injects failures."""
+"""Helpers for tests of `s3://`: a store in a bucket, and a proxy that injects failures."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ _SWELLINGS = 256
 
 
 class BucketStore:
-    """An S3 store under `prefix` of a separate bucket."""
+    """An S3 store under the key prefix `prefix`, in a bucket that no other test uses."""
 
     def __init__(self, endpoint: str, bucket: str, prefix: str = "kv/pages") -> None:
         make_bucket(endpoint, bucket)
@@ -33,7 +33,7 @@ class BucketStore:
 
     @cached_property
     def client(self) -> S3Store:
-        """A client that accesses objects directly; created lazily because few tests need it."""
+        """Return a client with direct access to the bucket, created at its first use."""
         return S3Store(
             self.bucket,
             prefix=self.prefix,
@@ -49,7 +49,7 @@ class BucketStore:
 
     @asynccontextmanager
     async def behind_proxy(self, options: str = "") -> AsyncGenerator[tuple[S3Backend, "Proxy"]]:
-        """Open a backend behind a proxy; the proxy records requests made after the opening."""
+        """Open a backend behind a proxy; yield both. The proxy's records start after the opening."""
         proxy = Proxy(self.endpoint)
         async with (
             proxy.serving() as endpoint,
@@ -83,7 +83,7 @@ def existing(name: ObjectName) -> str:
 
 
 class Proxy:
-    """Forwards connections and records requests; while `hang` is set, responses are dropped."""
+    """An HTTP proxy that records requests, and drops all responses while `hang` is True."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -93,23 +93,23 @@ class Proxy:
         self._links: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.requests: list[str] = []
-        """The HTTP verb of each request, in order."""
+        """The HTTP method of each request, in order."""
         self.bytes_back = 0
         self.hang = False
         self.refuses: Callable[[str], bool] = lambda _: False
-        """Whether a GET of this path (with query) is answered by an error."""
+        """Function of a GET's path and query; if it returns True, the proxy answers with an error."""
         self.flips = 0
-        """How many of the next long responses get one bit flipped."""
+        """How many of the next long responses get one flipped bit."""
         self.swells = False
-        """Whether long responses are extended by 256 MiB."""
+        """Whether the proxy extends long responses by 256 MiB."""
         self.asked = asyncio.Event()
-        """Set by each request."""
+        """Set whenever a request arrives."""
         self.dropped = asyncio.Event()
         """Set when a client closes a connection."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
-        """Serve for the duration of the block; yield the endpoint."""
+        """Run the proxy during the block; yield its URL."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -125,7 +125,7 @@ class Proxy:
             writer.close()
 
     def fall_silent_at(self, words: str) -> asyncio.Event:
-        """Drop all responses once a GET's path contains `words`; return an event that is set then."""
+        """Drop all responses from the first GET whose path contains `words`; return an event for it."""
         silent = asyncio.Event()
 
         def hear(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Fixtures for tests of `s3://`: one server, credentials in the environment, a bucket per test."""
+"""Fixtures for tests of `s3://`: a server, its credentials in the environment, a bucket per test."""
 
 from itertools import count
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> str:
-    """One S3 server for all tests of a process."""
+    """Start one S3 server for all tests of a process."""
     pytest.importorskip("obstore", reason="needs the extra s3")
     pytest.importorskip("moto.server", reason="needs moto[s3,server]")
     return serve()

@@ -1,4 +1,4 @@
-"""A relay between reader and rank that forwards the handshake and alters later frames."""
+"""A relay between a reader and a rank that forwards the handshake and can alter later frames."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ _PROOF_BYTES = 32
 
 
 class Way(Enum):
-    """The sender of a frame."""
+    """The side that sent a frame."""
 
     READER = "reader"
     SERVER = "server"
@@ -24,12 +24,12 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Passed:
-    """One frame in transit, with its tags."""
+    """One frame that passes the relay, including its authentication tags."""
 
     way: Way
     message: Message
     head: bytes
-    """The frame's prefix, control and control tag."""
+    """The bytes of the frame's prefix, control message and authentication tag."""
     attached: bytes
 
     @property
@@ -38,7 +38,7 @@ class Passed:
 
 
 Alter = Callable[[Passed], Sequence[bytes]]
-"""Returns the bytes to send in place of a frame."""
+"""Function that returns the bytes to forward in place of a frame."""
 
 
 def unaltered(passed: Passed) -> list[bytes]:
@@ -46,13 +46,13 @@ def unaltered(passed: Passed) -> list[bytes]:
 
 
 class Tampering:
-    """Relays one connection after the other, and records the bytes of both sides."""
+    """Relays one connection after the other, and records all bytes that each side sends."""
 
     def __init__(self, target: str, alter: Alter) -> None:
         self.connections = 0
         self._target, self._alter = target, alter
         self.said: dict[Way, bytes] = {Way.READER: b"", Way.SERVER: b""}
-        """All bytes sent by each side of the last connection."""
+        """All bytes that each side of the last connection has sent."""
 
     async def relay(self, reader: socket.socket) -> None:
         self.connections += 1
@@ -109,7 +109,7 @@ class Tampering:
 async def tampering(
     target: str, alter: Alter = unaltered, port: int = 0
 ) -> AsyncGenerator[tuple[Tampering, str]]:
-    """Run a relay to the server at `target`; yield the relay and its address."""
+    """Run a relay to the server at `target`; yield the relay and its own address."""
     made = Tampering(target, alter)
     loop = asyncio.get_running_loop()
     tasks = set[asyncio.Task[None]]()

@@ -1,4 +1,4 @@
-"""Shared by tests of `3fs://`: a store in a directory, with its index and transfers."""
+"""Helpers for tests of `3fs://`: a store in a directory, with access to its index and slots."""
 
 import asyncio
 import os
@@ -87,7 +87,7 @@ class SlotStore:
             file.write(bytes([byte ^ 8]))
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Copy the object `name` to another slot, and make the index list the copy as `other`."""
+        """Copy the object `name`, with its header, to another slot that the index lists as `other`."""
         entry = self.entry(name)
         index = self.opened_index()
         index.remove([digest_of(other)])
@@ -105,29 +105,29 @@ class SlotStore:
         index.close()
 
     def end_leases(self) -> None:
-        """Expire every lease."""
+        """Expire every lease of the index."""
         alter(self.index, "UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
 
     def clean(self) -> None:
-        """Delete the store's large files."""
+        """Delete the store's directory with its large files."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
 def small_store(tmp_path: Path, index: Path | None = None, **options: Any) -> SlotStore:
-    """Return a store of eight slots in two files, for pages of 16 KiB."""
+    """Return a store with two files of four slots each, for pages of 16 KiB."""
     options = {"slot_bytes": 32 << 10, "file_slots": 4, "files": 2} | options
     return SlotStore(tmp_path / "store", index or tmp_path / "index.db", **options)
 
 
 def over_usrbio(stand_in: UsrbioStandIn) -> MakeTransfers:
-    """Return a factory of transfers through a stand-in for 3FS's client."""
+    """Return a factory of transfers that use a substitute for 3FS's client."""
     return lambda _, slot_bytes, complaints: UsrbioTransfers(
         stand_in, "/mnt/3fs", slot_bytes, complaints
     )
 
 
 def alter(index: Path, *statements: str) -> None:
-    """Run SQL on an index file to create states that no store creates."""
+    """Run SQL statements on an index file, to create states that a store never creates."""
     with closing(sqlite3.connect(index)) as database:
         database.executescript(";".join(statements))
 
@@ -139,7 +139,7 @@ class WatchedIndex(PageIndex):
         super().__init__(path)
         self.questions: list[int] = []
         self.late_answer: Entry | None = None
-        """A possibly outdated answer for the next look-up."""
+        """The entry that the next look-up returns instead of the current one, if set."""
         self.meanwhile: Callable[[], None] | None = None
         self._ref_counts = ""
         self._begun = threading.Event()
@@ -148,7 +148,7 @@ class WatchedIndex(PageIndex):
 
     @contextmanager
     def holding(self, method: str) -> Generator[None]:
-        """Block calls of one method in the block."""
+        """Block the calls of one method of the index until the block ends."""
         self._ref_counts = method
         try:
             yield
@@ -201,7 +201,7 @@ class WatchedIndex(PageIndex):
 
 @asynccontextmanager
 async def watched(store: SlotStore) -> AsyncGenerator[tuple[ThreeFsBackend, WatchedIndex]]:
-    """Open the store on a watched index for the block; yield backend and index."""
+    """Open the store with a `WatchedIndex` for the block; yield the backend and the index."""
     index = WatchedIndex(store.index)
     async with using(store.backend(index)) as backend:
         yield backend, index

@@ -1,4 +1,4 @@
-"""Processes that are killed while writing to a `3fs://` store.
+"""Processes that are killed while they write to a `3fs://` store.
 
 python -m tests.kit.storage.three_fs_writers <directory> <index>
 """
@@ -29,7 +29,7 @@ PHASES = (
     "after committing",
 )
 FIRST_KILLED = 100
-"""The number of the object whose writer is killed in the first phase."""
+"""Number of the object written by the first killed writer; later writers use the next numbers."""
 
 _pwritev = os.pwritev
 
@@ -49,7 +49,7 @@ def write_a_part_and_die(fd: int, views: Sequence[memoryview], offset: int) -> i
 
 
 def wrap(index: PageIndex, method: str, *, before: bool) -> None:
-    """Kill the process before or after the index's next call of this method."""
+    """Kill this process before or after its next call of a method of the index."""
     call: Callable[..., Any] = getattr(index, method)
 
     def and_die(*arguments: Any) -> Any:
@@ -84,7 +84,7 @@ async def write_and_die(store: SlotStore, phase: str, number: int) -> None:
 
 
 def kill_in_every_phase(store: SlotStore) -> None:
-    """For each phase, fork a writer that is killed in that phase."""
+    """Fork a writer for each phase of a write; each is killed in its phase."""
     for at, phase in enumerate(PHASES):
         child = os.fork()
         if child == 0:

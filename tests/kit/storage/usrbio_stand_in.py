@@ -1,8 +1,8 @@
-"""A stand-in for `hf3fs_fuse.io` over system calls, because the real client needs a mounted 3FS.
+"""A substitute for `hf3fs_fuse.io` that uses system calls; the real module needs a mounted 3FS.
 
-It enforces the rules that are easily broken: an operation uses one slice of one iovec, a ring either
-reads or writes, and a descriptor is registered once. Completions come in any order, but not before the
-submission and not while the `gate` is closed.
+It enforces the rules that callers break most easily: each I/O uses one slice of one iovec, a ring
+either reads or writes, and a descriptor is registered once. I/Os complete in any order, but only after
+their submission, and not while the `gate` is closed.
 """
 
 import errno
@@ -17,7 +17,7 @@ from lockstep.storage_backends.three_fs.usrbio import SharedSegment
 
 
 class Slice:
-    """A part of an iovec, with the result of its operation."""
+    """A slice of an iovec, with the result of the I/O that uses it."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -26,7 +26,7 @@ class Slice:
 
 
 class Iovec:
-    """Shared memory for a ring's operations."""
+    """Shared memory for the I/O of a ring."""
 
     def __init__(self, shared: SharedSegment, forget: Callable[[], None]) -> None:
         self._shared = shared
@@ -42,7 +42,7 @@ class Iovec:
 
 
 class Ioring:
-    """A ring whose submissions each run in a thread."""
+    """A ring that runs each submission in a thread."""
 
     def __init__(self, client: "UsrbioStandIn", entries: int, *, for_read: bool) -> None:
         self._client = client
@@ -106,9 +106,9 @@ class Ioring:
 
 
 class UsrbioStandIn:
-    """Replaces the module; blocks all operations while `gate` is not set.
+    """The module's functions; all I/O blocks as long as the event `gate` is cleared.
 
-    Every operation sets `begun` when it reaches the gate.
+    Every I/O sets the event `begun` when it reaches the gate.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class UsrbioStandIn:
         self._working[-1].start()
 
     def finish(self) -> None:
-        """Open the gate and wait until all submitted operations are done."""
+        """Open the gate and wait until all submitted I/O has completed."""
         self.gate.set()
         for each in self._working:
             each.join(60)
@@ -147,7 +147,7 @@ class UsrbioStandIn:
         self.registered.add(fd)
 
     def deregister_fd(self, fd: int) -> None:
-        # Fails if the file is already closed, because deregistration must come first.
+        # Check that the file is still open, because callers must deregister it before they close it.
         os.fstat(fd)
         self.registered.remove(fd)
 

@@ -1,1 +1,1 @@
-"""Groups whose metrics and traces are read while they serve."""
+"""Groups whose metrics and traces are read while they serve requests."""

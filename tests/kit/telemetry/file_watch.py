@@ -1,4 +1,4 @@
-"""The Prometheus queries of the Grafana dashboard and the alert rules."""
+"""Reads the Prometheus queries of the Grafana dashboard and of the alert rules."""
 
 import json
 import re
@@ -12,7 +12,7 @@ PARTS = re.compile(r"_(bucket|sum|count)$")
 
 
 def texts() -> dict[str, str]:
-    """Return the queries of each file by file name."""
+    """Return the Prometheus queries of the dashboard and of the rules, by file name."""
     dashboard = json.loads((WATCHING / "grafana.json").read_text(encoding="utf-8"))
     panels, variables = dashboard["panels"], dashboard["templating"]["list"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
@@ -24,5 +24,5 @@ def texts() -> dict[str, str]:
 
 
 def metrics_asked_for() -> set[str]:
-    """Return the metric names used in all files, with histogram suffixes removed."""
+    """Return the names of all metrics in these queries, without histogram suffixes."""
     return {PARTS.sub("", name) for text in texts().values() for name in NAME.findall(text)}

@@ -1,4 +1,4 @@
-"""Parses a trace file (Chrome trace format) as a viewer would."""
+"""Reads a trace file in Chrome's trace format, as a trace viewer would."""
 
 import json
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ OUTCOME = "lockstep.operation.outcome"
 
 @dataclass(frozen=True)
 class Slice:
-    """A complete event on one thread; times in nanoseconds."""
+    """A complete event of the trace: a span of time on one thread, in nanoseconds."""
 
     pid: int
     thread: str
@@ -24,7 +24,7 @@ class Slice:
 
 
 class TraceFile:
-    """The events of a trace file, sorted by type."""
+    """The events of a trace file, grouped by their type."""
 
     def __init__(self, text: str) -> None:
         record = json.loads(text)
@@ -57,7 +57,7 @@ class TraceFile:
         return sorted((e for e in self.slices if e.name == name), key=lambda each: each.began)
 
     def rounds(self) -> dict[int, dict[int, Slice]]:
-        """Return the slices of each round by round number, then by process id."""
+        """Return each round's slices, by round number and then by process id."""
         rounds: defaultdict[int, dict[int, Slice]] = defaultdict(dict)
         for each in self.named("round"):
             rounds[each.args["round"]][each.pid] = each
@@ -71,7 +71,7 @@ class TraceFile:
         return [pair for slices in threads.values() for pair in _crossings(slices)]
 
     def operations(self, pid: int) -> dict[str, dict[str, int]]:
-        """Return how many operations of each kind completed with each outcome on a rank."""
+        """Return the number of completed operations on a rank, by kind and then by outcome."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
             outcome = each.get("args", {}).get(OUTCOME) if each["ph"] == "b" else None
@@ -88,7 +88,7 @@ class TraceFile:
         return dict(lives)
 
     def arrows(self) -> list[tuple[Event, Event]]:
-        """Return the start and end event of each flow arrow."""
+        """Return each flow arrow of the trace as its start event and its end event."""
         begins = {each["id"]: each for each in self.events if each["ph"] == "s"}
         ends = {each["id"]: each for each in self.events if each["ph"] == "f"}
         assert begins.keys() == ends.keys()

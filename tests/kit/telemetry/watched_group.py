@@ -1,4 +1,4 @@
-"""A group of two ranks that serves the built-in workload, and the metrics that a scrape returns."""
+"""A group of two ranks that serves the built-in workload and exposes its metrics."""
 
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
@@ -25,11 +25,11 @@ REQUESTS = 24
 SETTINGS = ReplaySettings(
     ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
 )
-"""Room for the whole workload on the host, and for the running requests on the device."""
+"""Settings with host pages for the whole workload, and device pages for the running requests only."""
 
 
 class WatchedGroup:
-    """Serves workloads on a group and returns the metrics that its ranks expose."""
+    """Serves workloads on a group, and returns the metrics that its ranks expose."""
 
     def __init__(self, group: ServedGroup, settings: ReplaySettings) -> None:
         self.group = group
@@ -40,9 +40,9 @@ class WatchedGroup:
     def serve(
         self, *, seed: int = 1, requests: int = REQUESTS, is_written: bool = True
     ) -> ReplayCounts:
-        """Serve a workload to its end, flush the writes, and return rank 0's counters.
+        """Serve `requests` requests, flush the writes, and return rank 0's counters.
 
-        If `is_written` is False, the store has failed and the flush is skipped.
+        Pass `is_written=False` if the store has failed; then the flush is skipped.
         """
         first, self._served = self._served, self._served + requests
 
@@ -68,12 +68,12 @@ class WatchedGroup:
 
 
 def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> GroupSample:
-    """Return the metrics that a scrape of these caches' ranks would return now."""
+    """Return the current metrics of these caches' ranks, as a scrape returns them."""
     return GroupSample(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
 
 
 def exposed_by(cache: GroupRank) -> str:
-    """Return the Prometheus text that a scrape of a cache returns."""
+    """Return the current metrics of a cache as Prometheus text."""
     registry = CollectorRegistry()
     registry.register(CacheCollector(cache.stats))
     return generate_latest(registry).decode()

@@ -1,1 +1,1 @@
-"""Transformers under test: tiny models, their output with and without a cache, and groups of ranks."""
+"""Transformers under test: tiny models, outputs with and without a cache, and groups of ranks."""

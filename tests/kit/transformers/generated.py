@@ -1,4 +1,4 @@
-"""Tokens and logits that `generate()` returns for a prompt, with and without a cache."""
+"""Returns tokens and logits of Transformers' `generate()` for a prompt, with and without a cache."""
 
 import random
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from lockstep.integrations.transformers import LockstepCache
 PAGE = 16
 NEW_TOKENS = 8
 NEAR = 1e-4
-"""The largest difference of logits caused by summing the same numbers in another order."""
+"""Largest difference between logits that were summed from the same numbers in another order."""
 
 
 class Said(NamedTuple):
@@ -23,20 +23,20 @@ class Said(NamedTuple):
     logits: torch.Tensor
     """Logits of shape [new tokens, vocabulary]."""
     reused: int = 0
-    """How many prompt tokens came from the cache instead of being computed."""
+    """How many of the prompt's tokens came from the cache."""
 
     def same_bits(self, other: "Said") -> bool:
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
     def near(self, other: "Said") -> bool:
-        """Return whether tokens are equal and logits differ by at most `NEAR`."""
+        """Return whether both outputs have the same tokens, and logits at most `NEAR` apart."""
         return self.tokens == other.tokens and torch.allclose(
             self.logits, other.logits, rtol=0, atol=NEAR
         )
 
 
 def prompt(seed: object, tokens: int = 100, shared: int = 48) -> list[int]:
-    """Return a random prompt: a common prefix of `shared` tokens, then tokens that depend on `seed`."""
+    """Return a random prompt; its first `shared` tokens are the same for every `seed`."""
     common, own = random.Random("common"), random.Random(str(seed))
     return [(common if at < shared else own).randrange(3, 500) for at in range(tokens)]
 
@@ -47,7 +47,7 @@ def ids(tokens: list[int]) -> torch.Tensor:
 
 
 def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Said:
-    """Generate from a prompt with the cache `past`, which may hold its first tokens."""
+    """Generate from a prompt; the cache `past` may hold the prompt's first tokens."""
     output = model.generate(
         ids(tokens).to(model.device),
         past_key_values=past,
@@ -69,7 +69,10 @@ def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Said:
 
 
 def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Said:
-    """Generate with Transformers' cache holding the first `reused` tokens of a full forward pass."""
+    """Generate from a prompt whose first `reused` tokens are in Transformers' own cache.
+
+    Their KV comes from a forward pass over the whole prompt.
+    """
     whole, past = DynamicCache(), DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=ids(tokens).to(model.device), past_key_values=whole)
@@ -81,7 +84,7 @@ def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Sai
 def reusing(
     cache: LockstepCache, model: PreTrainedModel, tokens: list[int], salt: str = "", **options: Any
 ) -> Said:
-    """Generate from a prompt with a Lockstep cache that may hold its first tokens."""
+    """Generate from a prompt, reusing the first tokens that the Lockstep cache holds."""
     with cache.reuse(ids(tokens), salt=salt) as past:
         came = said(model, tokens, past, **options)
     return came._replace(reused=past.reused_tokens)

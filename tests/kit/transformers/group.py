@@ -9,11 +9,11 @@ from tests.kit.transformers.plan import Phase, PhaseResult, read_results, write_
 
 RANKS = 2
 START_S = 180
-"""Timeout in seconds, longer than a start and its phases ever take here."""
+"""Seconds within which the ranks must start and run all phases."""
 
 
 def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[PhaseResult]]:
-    """Run all phases on a group of ranks; return each phase's result on every rank."""
+    """Run all phases on a group of ranks; return each rank's results, one for each phase."""
     folder.mkdir(parents=True)
     write_plan(folder / "plan.json", model, phases)
     ended = run(
@@ -22,7 +22,8 @@ def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[Phase
         f"--nproc-per-node={RANKS}",
         *("--module", "tests.kit.transformers.rank", folder / "plan.json"),
         timeout_s=START_S,
-        # Ranks import from this process's path and the test tree.
+        # The ranks import modules from the same paths as this process, and the tests from this
+        # checkout.
         PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         HF_HUB_OFFLINE="1",
     )

@@ -1,4 +1,4 @@
-"""The phases that ranks of a group run, and the result of each phase on each rank."""
+"""The phases that a group of Transformers ranks runs, and the result of each phase on a rank."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,14 @@ from tests.kit.transformers.generated import Said
 
 @dataclass(frozen=True)
 class Phase:
-    """Prompts that run one after the other, with a cache opened for them or without one."""
+    """Prompts that run one after the other, with or without a Lockstep cache."""
 
     prompts: list[list[int]]
     settings: dict[str, Any] | None = None
-    """Settings of the cache; None for no cache."""
+    """Settings of the Lockstep cache; None means that the phase runs without one."""
     apart: bool = False
-    """Whether each rank puts a different token before the prompts, which makes the ranks diverge."""
+    """Whether each rank prepends a different token to the prompts, so that the ranks diverge on
+    purpose."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Finds and corrupts pages in a store's folder."""
+"""Finds and corrupts the page files in a file store's directory."""
 
 from pathlib import Path
 
 RECORD_BYTES_MAX = 8192
-"""Files in a folder of pages that are at most this long are records, not pages.
+"""Largest size in bytes of a small record in a namespace's folder. Longer files in it are pages.
 
-A manifest can be longer, but is in a separate folder.
+The manifest can be longer, but it is in another folder.
 """
 
 
 def pages_in(store: Path) -> list[Path]:
-    """Return the page files in a folder of `file://` that one model has written."""
+    """Return the page files of the only model in a file store's directory."""
     folders = [
         [each for each in folder.rglob("*") if each.is_file()]
         for folder in (store / "objects").iterdir()

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, one folder each, for each kind of attention layer."""
+"""Writes tiny models with random weights, one architecture for each kind of attention layers."""
 
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-"""Settings by architecture name: full attention, sliding windows, or both."""
+"""Model settings by architecture: with full attention, sliding windows, or both."""
 
 FULL = ["llama"]
 WINDOWED = ["mistral", "gemma3_text", "gpt_oss"]
 
 
 def make(folder: Path, kind: str, *, seed: int = 0) -> Path:
-    """Write a model of a kind with random weights from `seed`; return its folder."""
+    """Write a model of type `kind` with random weights from `seed`; return its folder."""
     return write(folder, kind, seed=seed, head_dim=32, **KINDS[kind])
 
 

@@ -1,1 +1,1 @@
-"""vLLM under test: groups of real engines, and stand-ins for its objects without vLLM."""
+"""vLLM under test: groups of real engines, and substitutes for its objects that need no vLLM."""

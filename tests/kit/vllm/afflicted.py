@@ -1,7 +1,7 @@
-"""The connector with a fault on the last rank, for engines whose workers are separate processes.
+"""A connector that injects a fault on the last rank, for workers in separate processes.
 
-vLLM imports this module by name, like the real connector. Workers inherit the environment variable with
-the fault's name from their engine.
+vLLM imports this module by name, as it imports the real connector. The fault's name comes from an
+environment variable, which workers inherit from the engine's process.
 """
 
 import os
@@ -16,10 +16,10 @@ FAULT = "LOCKSTEP_TEST_FAULT"
 
 
 class LockstepConnector(Connector):
-    """The connector, which injects a fault in the last rank's worker."""
+    """The Lockstep connector with a fault in the worker of the last rank."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Inject the fault before this process's rank is opened."""
+        """Inject the fault on the last rank, then register the KV caches and open the rank."""
         if dist.get_rank() == dist.get_world_size() - 1:
             afflict(os.environ[FAULT])
         super().register_kv_caches(kv_caches)

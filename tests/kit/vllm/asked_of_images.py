@@ -1,8 +1,9 @@
-"""Sends image requests to one vLLM engine, one after the other, and writes the answers.
+"""Sends requests with images to one vLLM engine, one by one, and writes the answers to a file.
 
-A separate program, because an engine changes how a process logs, warns and exits. Arguments: the model,
-the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is off, so
-that each request brings its own pixels, whichever id a client gives them.
+This is a separate program because an engine changes logging, warnings and the exit of a process.
+Arguments: the model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's
+processor cache is off. Otherwise two images to which a client gives the same id would share their
+pixels.
 """
 
 import json
@@ -34,16 +35,16 @@ REQUESTS: list[tuple[list[int], str | None]] = [
     ([3], "a logo"),
     ([3], None),
 ]
-"""For each request, the seeds of its images, and the client's uuid for the first image."""
+"""For each request: the seeds of its images, and the client's uuid for the first image."""
 
 
 def import_without_torchvision() -> None:
-    """Let vLLM import models that need torchvision, and keep Transformers from using torchvision."""
+    """Make vLLM import models that need torchvision, although it is not installed."""
     known: Any = import_module("transformers.utils.import_utils")
     utils: Any = import_module("transformers.utils")
     known.is_torchvision_available = utils.is_torchvision_available = lambda: False
     sys.path.append(STAND_INS)
-    # vLLM inspects a model's class in a subprocess.
+    # Set PYTHONPATH, too, because vLLM inspects a model's class in a subprocess.
     os.environ["PYTHONPATH"] = os.pathsep.join((os.environ.get("PYTHONPATH", ""), STAND_INS))
 
 
@@ -54,7 +55,7 @@ def image(seed: int) -> Any:
 
 
 def main() -> None:
-    """Send the requests, and write the number of cached tokens and the output of each."""
+    """Send the requests, and write each one's number of cached tokens and its output."""
     model, store, answers = sys.argv[1:]
     import_without_torchvision()
     connector = {"kv_transfer_config": lockstep_connector(store)} if store else {}

@@ -1,6 +1,6 @@
-"""Writes tokens with vLLM's CPU kernel, reads them by the plug-in's views, and prints differences.
+"""Checks that the plug-in's views of a block read the tokens that vLLM's CPU kernel wrote.
 
-A separate program, because vLLM's kernels are loaded once per process.
+This is a separate program because a process loads vLLM's kernels only once. It prints the differences.
 """
 
 import json
@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.block_forms import keys_and_values
 
 HEADS, BLOCKS, USED = 2, 3, 1
 CPU: Any = torch.cpu
-"""Torch's private query for CPU features, the only one that vLLM uses."""
+"""Torch's private functions that query CPU features, as vLLM uses them."""
 CASES = [
     *product(("vec", "vec16"), (torch.bfloat16, torch.float32), (32, 64), (32, 80, 128)),
     *product(
@@ -25,11 +25,12 @@ CASES = [
         (32, 128),
     ),
 ]
-"""Instruction set, dtype, tokens per block and elements per head. Not every CPU has AMX."""
+"""Cases of instruction set, dtype, tokens per block and elements per head. AMX only if the CPU has it.
+"""
 
 
 def wrong() -> Iterator[str]:
-    """Yield a line for each case in which the values read differ from those written."""
+    """Yield a line for each case whose values are read back wrong."""
     kernels: Any = import_module("vllm._custom_ops")
     for isa, dtype, tokens, elements in CASES:
         blocks = torch.zeros(BLOCKS, HEADS, tokens, 2 * elements, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A scripted engine whose weights change while it serves: vLLM's scheduler without vLLM.
+"""A scripted engine without vLLM that changes its weights while it serves requests.
 
 The plug-in's scheduler side, caches, replicas and rounds are real. Each page records its tokens, and
 the weights that computed it and the pages before it.
@@ -23,11 +23,11 @@ Answer = TypeVar("Answer")
 
 FULL = [PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 CROWD = 24
-"""How many requests may have blocks at a time."""
+"""Largest number of requests that have blocks at the same time."""
 
 
 class Content(NamedTuple):
-    """The recorded content of a page."""
+    """Content of a page: its prefix's tokens, and the weights that computed the prefix's pages."""
 
     weights: frozenset[str]
     tokens: tuple[int, ...]
@@ -35,7 +35,7 @@ class Content(NamedTuple):
 
 
 class Remembering(ToldExecutor):
-    """Records the content of each page; copies run at a step or at a fence."""
+    """An executor that copies the `Content` of pages between tiers when `move` is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Remembering(ToldExecutor):
             self.move()
 
     def move(self) -> None:
-        """Execute all orders and report success."""
+        """Execute all orders and report success for them."""
         for order in self.orders:
             match order:
                 case CopyToHost(transfers=transfers):
@@ -78,7 +78,7 @@ class Remembering(ToldExecutor):
 
 
 class RememberingRanks(HostRanksInTurn):
-    """Ranks whose pages have recorded contents."""
+    """A group whose executors record the `Content` of each page."""
 
     def _cache(self, rank: int, config: Any) -> HostCache:
         self.executors[rank] = Remembering()
@@ -91,36 +91,37 @@ class RememberingRanks(HostRanksInTurn):
 
 @dataclass(eq=False)
 class Served:
-    """A request in the engine."""
+    """A request of the scripted engine."""
 
     sent: Sent
     arrived: int
-    """The number of weight changes before the request arrived."""
+    """Number of weight changes before the request arrived."""
     blocks: list[int] = field(default_factory=list[int])
     steps_left: int = 2
-    """Steps to go: one for the prompt, one for another token."""
+    """Number of scheduler steps until the request is finished: one for the prompt, one to decode a
+    token."""
     in_flight: int = 0
-    """Tokens computed or being loaded at the last weight change during the request."""
+    """Number of the request's tokens computed or being loaded at the last weight change."""
 
 
 @dataclass
 class Counts:
-    """The engine's counters."""
+    """Counters of the scripted engine."""
 
     seed: int = 0
     requests: int = 0
     hits: int = 0
-    """Loaded tokens of requests whose weights did not change between arrival and load."""
+    """Number of loaded tokens, over requests that saw no weight change between arrival and load."""
     stale: int = 0
-    """Of these, tokens with content of other weights or other tokens."""
+    """Number of the tokens in `hits` that were computed with other weights or for other tokens."""
     in_flight: int = 0
-    """Tokens that requests had computed or were loading when the weights changed."""
+    """Number of tokens that requests had computed or were loading at weight changes."""
     lost: int = 0
-    """Of these, tokens that were computed again."""
+    """Number of the tokens in `in_flight` that were computed again."""
 
 
 class ScriptedEngine:
-    """Schedules as vLLM does, for all ranks at once."""
+    """Schedules requests as vLLM does, with the same decisions on all ranks."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class ScriptedEngine:
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Compute with other weights from now on, without naming them (see `name`)."""
+        """Change the weights of all later forward passes. The plug-in learns their name from `name`."""
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):
@@ -178,11 +179,11 @@ class ScriptedEngine:
             self.counts.in_flight += each.in_flight
 
     def name(self, version: str) -> None:
-        """Name the current weights to the plug-in."""
+        """Report the current weights' version to the plug-in."""
         self._every(lambda side: side.weights_are(version))
 
     def reset(self, *, preempting: bool = False) -> None:
-        """Reset the prefix cache and the connector; optionally preempt running requests first."""
+        """Reset the prefix cache and the connector; if `preempting`, first preempt running requests."""
         if preempting:
             for each in self._running:
                 self._free += each.blocks
@@ -192,21 +193,22 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """Run one scheduler pass, the forward pass, and the ranks' I/O."""
+        """Run the scheduler, the forward pass, and the I/O of ranks that run I/O in this step."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens
             for each in self._running
         }
         tables = {each.sent.request_id: (each.blocks,) for each in self._running}
-        # An empty pass would wait for the other ranks, which are in this thread.
+        # Schedule a placeholder if there is no request. A pass without requests would wait for the
+        # other ranks, which run in this thread, too.
         step = Scheduled(scheduled or {"another": 1}, None, Blocks(lambda name: tables[name]))
         result = self._every(lambda side: side.end_pass(step))
         for each in self._running:
             self._compute(each)
         self._steps += 1
         for rank, memory in enumerate(self.ranks.memories):
-            # Each rank is slower than the one before.
+            # Rank n runs its I/O in every (n + 1)th step, so that ranks differ in speed.
             if not self._steps % (rank + 1):
                 memory.move()
         self._hear(result)
@@ -243,7 +245,7 @@ class ScriptedEngine:
             self._free += self._held.pop(name)
 
     def _check(self, each: Served) -> None:
-        """Count loaded tokens of a request, and the stale ones among them."""
+        """Count the loaded tokens of a request, and the stale ones among them."""
         if each.arrived != self.changes:
             return
         loaded = each.sent.num_computed_tokens
@@ -261,7 +263,7 @@ class ScriptedEngine:
         each.arrived = self.changes
 
     def _compute(self, each: Served) -> None:
-        """Record the content of pages that this pass completes, and append an output token."""
+        """Record the content of the pages that this pass completes, and append an output token."""
         sent = each.sent
         first, last = sent.num_computed_tokens // PAGE_TOKENS, sent.num_tokens // PAGE_TOKENS
         for memory in self.ranks.memories:

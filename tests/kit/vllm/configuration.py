@@ -1,6 +1,6 @@
-"""vLLM configurations with the attributes that the plug-in reads, for tests without vLLM.
+"""Objects with the attributes of vLLM's configuration that the plug-in reads; need no vLLM.
 
-The classes carry vLLM's module names, by which the plug-in finds the settings.
+The classes carry the names of vLLM's modules, because the plug-in finds settings by these names.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ import torch
 
 @dataclass
 class Transfer:
-    """A connector's configuration."""
+    """vLLM's configuration of its KV connector."""
 
     kv_load_failure_policy: str = "recompute"
     engine_id: str | None = None
@@ -44,7 +44,7 @@ class Parallel:
 
 @dataclass
 class Pretrained:
-    """A model's own configuration."""
+    """The Hugging Face configuration of a model."""
 
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
 
@@ -84,7 +84,7 @@ class Kept:
     cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     next_field: int = 0
-    """A field that vLLM does not have yet."""
+    """A field of a future vLLM, which the plug-in does not know."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Attention:
 
 @dataclass
 class Compilation:
-    """vLLM's CompilationConfig, which includes the model's layers."""
+    """vLLM's CompilationConfig, in which the plug-in finds the model's layers."""
 
     __module__ = "vllm.config.compilation"
     __qualname__ = "CompilationConfig"
@@ -151,12 +151,12 @@ class Engine:
 
     @property
     def use_v2_model_runner(self) -> bool:
-        """Return whether the workers use vLLM's newer model runner."""
+        """Return whether the engine's workers use vLLM's second model runner."""
         return False
 
 
 class NewerEngine(Engine):
-    """An engine whose workers use the newer model runner."""
+    """An engine whose workers use vLLM's second model runner."""
 
     @property
     def use_v2_model_runner(self) -> bool:

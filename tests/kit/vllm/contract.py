@@ -1,6 +1,7 @@
-"""Checks the vLLM plug-in's protocols against vLLM itself, and prints what is missing as JSON.
+"""Checks that vLLM has the classes and methods that the plug-in uses, and prints the missing ones.
 
-A separate program, because importing vLLM changes logging, warnings and exit.
+This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
+The output is JSON.
 """
 
 import inspect
@@ -69,11 +70,11 @@ def has(real: type, name: str) -> bool:
 
 
 SINCE_0_33 = frozenset({"unregister_kv_caches"})
-"""Methods that vLLM 0.32 does not call."""
+"""Names of the connector's methods that only vLLM 0.33 or newer calls."""
 
 
 def unlike(ours: type[Any]) -> list[str]:
-    """Return a line for each of our methods that vLLM lacks or calls with other arguments."""
+    """Return a line for each connector method that vLLM lacks or calls with other arguments."""
     told: list[str] = []
     base: Any = ours.__mro__[1]
     for name, method in vars(ours).items():
@@ -92,7 +93,7 @@ def unlike(ours: type[Any]) -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return a line for each attribute or method that the plug-in uses and vLLM lacks."""
+    """Return a line for each attribute and method that the plug-in uses and vLLM lacks."""
     told: list[str] = []
     for protocol, place in REAL.items():
         module, name = place.split(":")

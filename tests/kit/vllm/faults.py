@@ -1,4 +1,4 @@
-"""Faults for one rank: a failing or corrupting store, a failing copy, or skipped checksums."""
+"""Faults to inject on one rank: a failing or corrupting store, a failing load, no checksums."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from lockstep.storage_backends.wrappers.base import Wrapper
 
 
 class Down(Wrapper):
-    """Fails every lookup, and every read and write after the first lookup."""
+    """A store wrapper that fails every lookup, and after the first lookup every read and write."""
 
     down = False
 
@@ -39,7 +39,7 @@ class Down(Wrapper):
 
 
 class Poisoned(Wrapper):
-    """Corrupts each object of a file store before its first read, except pages of the main pool."""
+    """A store wrapper that corrupts each object before its first read, except the main pool's pages."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -58,7 +58,7 @@ class Poisoned(Wrapper):
 
 
 def flip_a_byte(path: Path) -> None:
-    """Change the highest byte of a number in the middle of an object's payload."""
+    """Change the highest byte of the 4-byte number in the middle of an object's payload."""
     content = bytearray(path.read_bytes())
     middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
     content[middle] ^= 0x41
@@ -66,10 +66,10 @@ def flip_a_byte(path: Path) -> None:
 
 
 def objects(folder: Path, rank: int) -> list[Path]:
-    """Return the page files in one rank's store, in a fixed order.
+    """Return the page files in one rank's file store, sorted by path.
 
-    Each namespace has a folder. The larger one holds the pages and the one-byte mark of the group's TP
-    size, the other one the manifest.
+    The store has two folders of objects, one for each namespace. The larger one has the pages and a
+    one-byte object that records the group's TP size. The other one has the manifest.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)
@@ -96,7 +96,7 @@ def _spoil_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
 
 
 def _fail_a_load_half_way() -> None:
-    """Make the third load copy half of its pages, overwrite the next one, and fail."""
+    """Make the third load fail after half of its pages, with wrong content in the next page."""
     engine: Any = CpuCopies
     copy: Callable[[CpuCopies, CopyJob], None] = engine._copy
     loads = 0
@@ -121,7 +121,7 @@ def _fail_a_load_half_way() -> None:
 
 
 def _trust_every_byte() -> None:
-    """Make every payload checksum pass without being computed."""
+    """Make every payload checksum pass without computing it."""
     contents: Any = file_contents
 
     def trust(header: memoryview, run: PartRun, checksums: bytes) -> HeaderFinding:

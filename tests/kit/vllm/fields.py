@@ -1,6 +1,6 @@
-"""Prints vLLM's settings by class, and the environment variables that it reads, as JSON.
+"""Prints the names of vLLM's settings by class, and of its environment variables, as JSON.
 
-A separate program, because importing vLLM changes logging, warnings and exit.
+This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
 """
 
 import json
@@ -23,7 +23,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 def walk(kind: type, found: dict[str, list[str]]) -> None:
-    """Collect the settings of a class, and of the configuration classes of its fields, in `found`."""
+    """Add the settings of a class to `found`, and those of its fields' configuration classes."""
     if kind.__qualname__ in found or not is_dataclass(kind):
         return
     hints = typing.get_type_hints(kind)

@@ -1,4 +1,4 @@
-"""Starts a group of vLLM ranks, and compares their results bit for bit."""
+"""Starts a group of vLLM ranks, and compares the ranks' results bit for bit."""
 
 import os
 import subprocess
@@ -18,11 +18,11 @@ QUICK: dict[str, Any] = {
     "stop_policy": {"base_s": 0.5, "per_ki_token_s": 0.25, "cap_s": 5},
     "timeouts": {"lookup_s": 0.5, "persist_s": 5, "quiesce_s": 1},
 }
-"""Short timeouts, so that a failing store delays no request for long."""
+"""Lockstep settings with short timeouts, so that a failing store delays no request for long."""
 
 
 def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]:
-    """Return a `kv_transfer_config` with Lockstep; `extra` goes to its extra configuration."""
+    """Return a `kv_transfer_config` that selects Lockstep; `extra` are Lockstep's own settings."""
     settings = {"host_pages": 1200, **extra} | ({"store": store} if store else {})
     return {
         "kv_connector": "LockstepConnector",
@@ -34,7 +34,7 @@ def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]
 
 
 class Group:
-    """Runs plans one after the other, each in a separate folder."""
+    """Runs plans on a group of vLLM ranks, one after the other, each in a separate folder."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
@@ -42,14 +42,14 @@ class Group:
         self._runs = 0
 
     def run(self, plan: Plan, *, ranks: int = RANKS) -> list[RankResult]:
-        """Run the ranks to their end; return the plan's result on each rank."""
+        """Run a plan until all ranks have exited; return the plan's result on each rank."""
         ended, folder = self.start(plan, ranks=ranks)
         ended.check()
         schedulers = 1 if plan.one_scheduler else ranks
         return [read_result(folder / f"rank{rank}.json") for rank in range(schedulers)]
 
     def start(self, plan: Plan, *, ranks: int = RANKS) -> tuple[Ended, Path]:
-        """Run the ranks to their end; return how they ended and the folder of their output."""
+        """Run a plan until all ranks have exited; return their exit states and the output folder."""
         folder = self._new_run(plan)
         arguments = [folder / "plan.json", ranks]
         told = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
@@ -58,7 +58,7 @@ class Group:
         return ended, folder
 
     def start_by_torchrun(self, plan: Plan) -> subprocess.CompletedProcess[str]:
-        """Run the ranks under torchrun as users do; return how torchrun ended."""
+        """Run a plan under torchrun, as users do; return torchrun's exit state."""
         folder = self._new_run(plan)
         torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
         return subprocess.run(
@@ -76,7 +76,8 @@ class Group:
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
         write(folder / "plan.json", plan)
-        # CPU ranks share a fixed name in shared memory, and a killed rank leaves it behind.
+        # Delete the shared memory of vLLM's CPU ranks. It has a fixed name, and a killed rank leaves it
+        # behind.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink()
         return folder

@@ -1,6 +1,6 @@
-"""Layer groups with the attributes of vLLM's, for tests without vLLM.
+"""Objects with the attributes of vLLM's KV cache groups, for tests without vLLM.
 
-The classes have vLLM's names, because the plug-in distinguishes them by name.
+The classes have the names of vLLM's classes, because the plug-in distinguishes them by name.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ TOKENS, HEAD_ELEMENTS = 32, 32
 
 
 class Role(Enum):
-    """Roles of a latent-attention layer's cache."""
+    """Roles of the KV cache of a latent-attention layer."""
 
     SPARSE = "sparse"
     INDEXER = "indexer"
 
 
 class Mixer(Enum):
-    """Kinds of layers that compute a recurrent state."""
+    """Kinds of layers with a recurrent state."""
 
     MAMBA2 = 2
     GDN_ATTN = 3
@@ -30,7 +30,7 @@ class Mixer(Enum):
 
 @dataclass(kw_only=True)
 class Spec:
-    """The cache of one layer."""
+    """vLLM's description of one layer's KV cache."""
 
     block_size: int = TOKENS
     head_size: int = HEAD_ELEMENTS
@@ -41,7 +41,7 @@ class Spec:
 
 
 class FullAttentionSpec(Spec):
-    """Full attention."""
+    """The KV cache of a layer with full attention."""
 
 
 @dataclass(kw_only=True)
@@ -51,12 +51,12 @@ class SlidingWindowSpec(Spec):
 
 
 class ChunkedLocalAttentionSpec(Spec):
-    """Attention limited to the current chunk."""
+    """The KV cache of a layer whose attention is limited to the current chunk."""
 
 
 @dataclass(kw_only=True)
 class MLAAttentionSpec(Spec):
-    """Latent attention, or the index of sparse attention."""
+    """The KV cache of latent attention, or the index keys of sparse attention."""
 
     head_size_v: int = 0
     cache_role: Role = Role.SPARSE
@@ -74,7 +74,7 @@ class MambaSpec:
 
 @dataclass(kw_only=True)
 class UniformTypeKVCacheSpecs:
-    """Layers of one kind that share a block table and differ in size."""
+    """The KV caches of layers that are of one kind and share a block table, but differ in size."""
 
     kv_cache_specs: dict[str, Any]
     block_size: int = TOKENS
@@ -82,7 +82,7 @@ class UniformTypeKVCacheSpecs:
 
 @dataclass
 class Group:
-    """Layers that share a block table."""
+    """Layers that share a block table, and the description of their KV caches."""
 
     layer_names: list[str]
     kv_cache_spec: Any = field(default_factory=FullAttentionSpec)
@@ -90,7 +90,7 @@ class Group:
 
 @dataclass
 class CacheConfig:
-    """The groups of a model."""
+    """All KV cache groups of a model."""
 
     kv_cache_groups: Sequence[Group]
     hash_block_size: int | None = None
@@ -98,5 +98,5 @@ class CacheConfig:
 
 
 def groups(*specs: Any) -> CacheConfig:
-    """Return a model with one group of two layers for each spec."""
+    """Return a model's KV cache groups, one group of two layers for each spec."""
     return CacheConfig([Group([f"{at}.a", f"{at}.b"], spec) for at, spec in enumerate(specs)])

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 FIRST_TOKEN, LAST_TOKEN = 3, 499
 FAMILIES = 10
 REQUESTS = 200
-"""The default number of prompts."""
+"""Default number of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request's tokens, and its tenant's salt or None."""
+    """The tokens of one request, and the salt of its tenant or None."""
 
     tokens: tuple[int, ...]
     salt: str | None = None

@@ -1,8 +1,8 @@
-"""A small engine with one scheduler and one worker that schedules steps ahead of their outputs.
+"""A small engine with one scheduler and one worker; steps are scheduled before earlier outputs.
 
-Blocks hold bytes derived from the prefix tokens, and are copied to and from host memory. Each loaded
-block is compared with the expected bytes, which reveals wrong blocks and late copies. A seed selects
-the requests that are scheduled, aborted and preempted.
+The bytes of a block are derived from the tokens of its prefix, and are copied to and from host memory.
+Each loaded block is compared with the expected bytes, which reveals wrong blocks and late copies. A
+random generator with a seed selects the requests to schedule, abort and preempt.
 """
 
 import random
@@ -40,13 +40,13 @@ class Running:
     request: Sent
     blocks: list[int]
     loaded: int = 0
-    """How many of its tokens are being loaded from the cache."""
+    """Number of the request's tokens that are being loaded from the cache."""
     computing: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step sent to the worker, with the pass result that the worker will return."""
+    """One step: the scheduler's message to the worker, and the result of the scheduler's pass."""
 
     sent: bytes
     result: PassResult
@@ -60,14 +60,14 @@ class OverlappingEngine:
     seed: int
     depth: int
     peers: Peers | None = None
-    """If set, every second request is handed over to another engine."""
+    """Peer settings. If set, every second request is handed over to another engine."""
     wrong: list[str] = field(default_factory=list[str])
-    """Loaded pages with wrong bytes."""
+    """Descriptions of the loaded pages that had wrong bytes."""
     restored: int = 0
     ended: int = 0
     host_pages: int = HOST_PAGES
     given: int = 0
-    """How many requests were handed over to other engines."""
+    """Number of requests that were handed over to another engine."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -92,7 +92,7 @@ class OverlappingEngine:
         self.under_way: deque[Step] = deque()
 
     def serve(self, requests: int) -> None:
-        """Serve `requests` random requests and finish all work in flight."""
+        """Serve `requests` random requests, and finish all steps in flight."""
         prefixes = [self.rng.choices(range(1, 9), k=7 * PAGE_TOKENS) for _ in range(3)]
         for number in range(requests):
             tokens = self.rng.choice(prefixes)[: self.rng.randint(1, 6) * PAGE_TOKENS + 1]
@@ -122,7 +122,7 @@ class OverlappingEngine:
             self._output(self.under_way.popleft())
 
     def _schedule(self) -> Step:
-        """Run a scheduler pass: admit requests that have room, and schedule some."""
+        """Run one scheduler pass: admit requests that find free blocks, and schedule some of them."""
         for _ in range(len(self.waiting)):
             request = self.waiting.popleft()
             if not self._begin(request):
@@ -158,7 +158,7 @@ class OverlappingEngine:
         return True
 
     def _preempt(self) -> set[str]:
-        """Preempt an idle request with a small probability, and free its blocks at once."""
+        """With a probability of 5 %, preempt a request of no step in flight, and free its blocks."""
         idle = [
             each for each in self.with_blocks.values() if not each.loaded and not each.computing
         ]
@@ -175,14 +175,14 @@ class OverlappingEngine:
         self.pool.free_blocks(running.blocks)
 
     def _output(self, step: Step) -> None:
-        """Execute a step on the worker, and deliver its result to the scheduler."""
+        """Execute a step on the worker, and deliver its output to the scheduler."""
         self.worker.apply_dispatch(step.sent)
         self.worker.begin_loads()
         for each in step.computes:
             self._compute(each)
         self.worker.begin_backups()
         ballots = self.worker.vote()
-        # vLLM processes failed loads before anything else.
+        # Process failed loads first, as vLLM does.
         for name in step.result.failed:
             self._failed(name)
         for each in step.computes:
@@ -217,7 +217,7 @@ class OverlappingEngine:
             self.pool.free_blocks(blocks)
 
     def _abort(self) -> None:
-        """Abort a random request now and then; a loading one keeps its blocks until the load ends."""
+        """With a probability of 5 %, abort a request. A loading one keeps its blocks until then."""
         if not self.with_blocks or self.rng.random() > 0.05:
             return
         running = self.rng.choice(list(self.with_blocks.values()))
@@ -249,6 +249,6 @@ class OverlappingEngine:
 
 
 def contents(tokens: list[int], page: int) -> torch.Tensor:
-    """Return the bytes of a page's block, derived from all tokens up to its end."""
+    """Return the expected content of a page, derived from all tokens up to the page's end."""
     value = hash(tuple(tokens[: (page + 1) * PAGE_TOKENS])) % 251
     return torch.full((PAGE_TOKENS,), value, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A proxy for a vLLM server that computes prompts (prefill) and one that decodes."""
+"""An HTTP proxy for a vLLM server that does prefill and one that does decode."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 
 def ask(address: str, body: dict[str, Any]) -> Any:
-    """Send a request to the completions API at an address; return the answer."""
+    """Send a request to the completions API of a server; return the answer."""
     data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
     request = Request(f"{address}/v1/completions", data, headers)  # noqa: S310 - on loopback.
     with urlopen(request, timeout=120) as answer:  # noqa: S310
@@ -19,7 +19,7 @@ def ask(address: str, body: dict[str, Any]) -> Any:
 
 @contextmanager
 def pd_proxy(prefill: str, decode: str) -> Generator[str]:
-    """Run a proxy that sends each prompt to `prefill` and then `decode`; yield its address."""
+    """Run a proxy that sends each prompt to `prefill` and then to `decode`; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""Plans for a group of vLLM ranks and their results: plain data, stored as JSON."""
+"""Plans for a group of vLLM ranks, and the results: plain data, stored as JSON."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,45 +9,45 @@ import msgspec
 from tests.kit.vllm.mixed_prompts import Prompt
 
 BLOCK_TOKENS = 32
-"""Tokens per block of the engine."""
+"""Number of tokens in a block of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Requests sent at once, after a reset of the engine's own prefix cache."""
+    """Requests that are all sent at once, after a reset of vLLM's own prefix cache."""
 
     prompts: list[Prompt]
     name: str = "cold"
     output_tokens: int = 8
     reset_connector: bool = False
-    """Also reset the connector's cache."""
+    """Whether the connector's cache is reset before the phase, too."""
     aborts: bool = False
-    """Abort every second request while it runs; only the others have outputs."""
+    """Whether every second request is aborted while it runs. Only the other requests have outputs."""
     sleeps: int = 0
-    """How often the engine sleeps and wakes up while requests run. One more sleep follows after all
-    have finished."""
+    """How often the engine sleeps and wakes up while requests run. If this is not 0, it also sleeps
+    once after all requests have finished."""
     adapter: str = ""
-    """The folder of the adapter that all requests use. Not combined with `aborts`."""
+    """Folder of the LoRA adapter that all requests use, or empty. Not combined with `aborts`."""
     weights: str = ""
-    """A model folder whose weights are loaded before the phase."""
+    """Folder of the model whose weights are loaded before the phase, or empty."""
     weights_version: str = ""
-    """The weights version that the engine is given then."""
+    """Version that the engine gets for the weights before the phase, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One start of the engine on every rank."""
+    """One run of a vLLM engine on every rank: its arguments, and the phases that it serves."""
 
     model: str
     phases: list[Phase]
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of `LLM`."""
+    """Additional arguments of vLLM's `LLM`."""
     connector: dict[str, Any] | None = None
     """`kv_transfer_config`, or None for an engine without a connector."""
     fault: str | None = None
-    """The fault of the last rank; see `faults`."""
+    """Name of the fault to inject on the last rank (see `faults`), or None."""
     one_scheduler: bool = False
-    """Use one scheduler process with a worker for each rank, instead of a scheduler on every rank."""
+    """Whether one scheduler process drives all ranks' workers. If not, every rank has a scheduler."""
 
 
 NO_LOGPROB = -1e30
@@ -59,7 +59,7 @@ class Output:
 
     tokens: list[int]
     logprobs: list[float]
-    """Log-probabilities of the chosen tokens; `NO_LOGPROB` for NaN."""
+    """Log-probabilities of the chosen tokens; NaN is stored as `NO_LOGPROB`."""
     cached_tokens: int
 
 
@@ -82,7 +82,7 @@ class RankResult:
 
     phases: list[PhaseResult]
     stats: dict[str, Any]
-    """The cache's statistics just before it closes; empty without Lockstep."""
+    """The cache's statistics just before the cache is closed; empty without Lockstep."""
 
     def phase(self, name: str) -> PhaseResult:
         return next(phase for phase in self.phases if phase.name == name)

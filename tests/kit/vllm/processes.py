@@ -1,4 +1,4 @@
-"""Runs programs of this kit in processes forked from one that has imported vLLM."""
+"""Runs this package's programs in processes forked from one that has imported vLLM."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from tests.kit.forks.processes import Nursery, Place, end_group
 from tests.kit.source_tree import ROOT
 
 START_S = 180.0
-"""Timeout in seconds, longer than a start and its phases ever take here."""
+"""Seconds within which the ranks must start and run all phases."""
 IMPORTED = (
     "vllm.entrypoints.llm",
     "vllm.v1.executor.multiproc_executor",
@@ -39,19 +39,19 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of programs that ran together."""
+    """The outcome of programs that ran at the same time: which failed, and their output."""
 
     failed: Sequence[int]
-    """Numbers of the programs that failed first or did not end in time."""
+    """Numbers of the programs that failed first, or that were still running at the timeout."""
     said: str
 
     def check(self) -> None:
-        """Raise `AssertionError` with the output if a program failed."""
+        """Raise `AssertionError` with the end of the output if a program failed."""
         assert not self.failed, f"{self.failed} failed:\n{self.said[-6000:]}"
 
 
 def run_together(programs: Sequence[Program], folder: Path, *, within_s: float = START_S) -> Ended:
-    """Run programs in a folder; kill all as soon as one has failed, as torchrun does."""
+    """Run programs in a folder; if one fails, kill all others, as torchrun does."""
     logs = [folder / f"log{number}" for number in range(len(programs))]
     leaders: list[int] = []
     running: dict[Connection, int] = {}
@@ -91,18 +91,18 @@ def said_by(module: str, folder: Path, *arguments: object) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return `ENVIRONMENT` with a PYTHONPATH for the tests and this process's imports."""
+    """Return `ENVIRONMENT`, with a PYTHONPATH for the tests and this process's import paths."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**ENVIRONMENT, "PYTHONPATH": paths}
 
 
 def run(handle: int) -> None:
-    """Run the program named through the connection, in a forked process."""
-    # Duplicate the handle, because the parent kills every program once the connection closes. The
-    # original stays open until this process exits.
+    """Run a program in this fork; the connection sends the program's module and arguments."""
+    # Use a copy of the handle. The parent kills the program when the connection closes, so the original
+    # handle stays open until this process exits.
     with Connection(os.dup(handle)) as connection:
         module, arguments = connection.recv()
-        # On CPUs vLLM spawns its workers, and each would import all modules again.
+        # Make vLLM fork its CPU workers, because a spawned worker imports all modules again.
         executor: Any = import_module("vllm.v1.executor.multiproc_executor")
         executor.get_mp_context = multiprocessing.get_context
         sys.argv = [module, *arguments]

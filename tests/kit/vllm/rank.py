@@ -1,4 +1,4 @@
-"""One scheduler of a vLLM engine: a rank's, as torchrun starts it, or the one for all ranks."""
+"""Runs one scheduler of a vLLM engine: the scheduler of one rank under torchrun, or of all ranks."""
 
 import os
 import sys
@@ -56,7 +56,7 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
         core = llm.llm_engine.engine_core.engine_core
         cache: HostCache = core.scheduler.connector._side.cache
         cache.flush()
-        # In one-scheduler mode, writes in flight complete only if the engine keeps stepping.
+        # Step until the scheduler is idle, because in one-scheduler mode writes complete only in steps.
         while core.scheduler.has_requests():
             core.step_fn()
         stats = asdict(cache.stats())
@@ -69,7 +69,8 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
     """Return the arguments of `LLM`: small, exact, and equal on every rank."""
     connector = plan.connector
     if connector is not None and plan.fault is not None and plan.one_scheduler:
-        # Workers receive only the engine's configuration and environment.
+        # Select the faulty connector by configuration and environment, because workers get nothing else
+        # from this process.
         connector = connector | {"kv_connector_module_path": afflicted.__name__}
         os.environ[afflicted.FAULT] = plan.fault
     arguments: dict[str, Any] = {
@@ -92,7 +93,7 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
 
 
 def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
-    """Run a phase's requests with an empty prefix cache in the engine."""
+    """Reset vLLM's prefix cache, run a phase's requests, and return the phase's result."""
     if phase.weights:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": phase.weights})
     if phase.weights_version:
@@ -130,7 +131,7 @@ def adapter_of(folder: str) -> Any:
 
 
 def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> list[Any]:
-    """Send all prompts, abort every second request while running, and return the others' outputs."""
+    """Send all prompts, abort every second request while it runs, and return the other outputs."""
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
@@ -139,8 +140,8 @@ def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> lis
     steps = 0
     while engine.has_unfinished_requests():
         finished |= {each.request_id: each for each in engine.step() if each.finished}
-        # One by one, because vLLM frees requests that are aborted together in a different order on each
-        # rank.
+        # Abort one request at a time. If requests are aborted together, vLLM frees them in an order
+        # that differs between ranks.
         engine.abort_request(names[1 + 2 * steps : 2 + 2 * steps])
         steps += 1
     return [finished[name] for name in names[::2]]
@@ -149,10 +150,11 @@ def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> lis
 def generate_between_sleeps(
     llm: LLM, prompts: list[Any], sampling: SamplingParams, sleeps: int
 ) -> list[Any]:
-    """Send all prompts, and make the engine sleep and wake up `sleeps` times while it serves them.
+    """Send all prompts; while they are served, the engine sleeps and wakes up `sleeps` times.
 
-    Before each sleep the engine steps until no finished request holds blocks; backups of running
-    requests may be in flight. vLLM refuses to sleep while a request loads.
+    Before each sleep the engine steps until no finished request holds blocks, but backups of running
+    requests may be in flight. No request is loading then, because vLLM refuses to sleep while a request
+    loads.
     """
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
@@ -190,13 +192,13 @@ def output_of(request: Any) -> Output:
     tokens = list(request.outputs[0].token_ids)
     logprobs = request.outputs[0].logprobs
     chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]
-    # JSON has no NaN, which garbage on a page can produce.
+    # Replace NaN, which wrong bytes in a page can produce, because JSON has no NaN.
     chosen = [NO_LOGPROB if isnan(each) else each for each in chosen]
     return Output(tokens, chosen, request.num_cached_tokens)
 
 
 def main() -> None:
-    """Run the plan named on the command line, and write the result next to it."""
+    """Run the plan named on the command line, and write the result to a file next to it."""
     path, ranks = Path(sys.argv[1]), int(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
     write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank, ranks))

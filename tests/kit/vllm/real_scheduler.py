@@ -1,7 +1,7 @@
-"""vLLM's own scheduler with the connector, for workers whose copies a test scripts.
+"""vLLM's own scheduler with the Lockstep connector, and workers with scripted executors.
 
-No model runs: a step appends a fixed token to each scheduled request. Tests import this module lazily,
-because it imports vLLM.
+No model runs: a step appends a fixed token to each scheduled request. Tests import this module only
+when they run, because it imports vLLM.
 """
 
 from collections.abc import Sequence
@@ -49,20 +49,20 @@ LAYOUT = PageLayout(
 
 @dataclass
 class Served:
-    """One engine's scheduler and the executors of its workers."""
+    """An engine's scheduler, its workers, and the executors that the test scripts."""
 
     model: Path
     blocks: int = 64
     ahead: bool = False
-    """Whether a step is scheduled before the previous step's output arrives."""
+    """Whether a step is scheduled before the output of the previous step arrives."""
     scheduler: Any = field(init=False)
     executors: list[ToldExecutor] = field(init=False)
     failing: set[int] = field(default_factory=set[int])
-    """The ranks on which loads fail from now on."""
+    """The ranks on which every load fails from now on."""
     loads_failed: int = 0
-    """The number of failed loads over all ranks."""
+    """Number of failed loads, summed over all ranks."""
     cached: dict[str, int] = field(default_factory=dict[str, int])
-    """Cached tokens of each request, as vLLM reports them."""
+    """Number of cached tokens of each request, as vLLM reports it."""
     _under_way: list[Any] = field(default_factory=list[Any])
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Served:
             self._output(self._under_way.pop(0))
 
     def run(self, most: int = 200) -> None:
-        """Step until no request is left; fail after `most` steps."""
+        """Step until all requests have finished; fail if that takes more than `most` steps."""
         for _ in range(most):
             if self.scheduler.has_requests():
                 self.step()

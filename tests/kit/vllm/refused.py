@@ -1,7 +1,8 @@
-"""Configures vLLM with each configuration of a file, and prints how each attempt ended.
+"""Creates vLLM's configuration from each set of arguments in a file, and prints the errors.
 
-A separate program, because vLLM changes how a process logs. Arguments: the model, and a file with a
-JSON list of engine arguments. Prints a JSON list with the last line of each traceback.
+This is a separate program because vLLM changes the logging of a process. Arguments: the model, and a
+file with a JSON list of engine arguments. The output is a JSON list with the last line of each
+traceback, or an empty text if there was no error.
 """
 
 import json
@@ -27,7 +28,7 @@ def main() -> None:
     for each in configurations:
         try:
             config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
-            # The first call of every vLLM engine.
+            # Every vLLM engine begins with this call.
             Executor.get_class(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
             ends.append(traceback.format_exception(error)[-1].strip())

@@ -1,4 +1,4 @@
-"""A one-rank engine without vLLM: scripted requests, the plug-in's scheduler side, and a real cache."""
+"""A one-rank engine without vLLM: scripted requests, the plug-in's scheduler side, a real cache."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ BLOCKS = 64
 
 
 class ChainedHasher:
-    """Chains block hashes as vLLM does: over the previous hash, the tokens and extra keys."""
+    """Computes block hashes as vLLM does: each over the previous hash, the tokens and extra keys."""
 
     def __init__(self, *, hash_tokens: int = PAGE_TOKENS, block_tokens: int = PAGE_TOKENS) -> None:
         self.hash_tokens = hash_tokens
@@ -55,7 +55,7 @@ class ChainedHasher:
         return tuple(keys) or None
 
     def chain(self, request: Sent) -> list[bytes]:
-        """Return the hashes of a request's full blocks, as the engine would compute them."""
+        """Return the hashes of a request's full blocks, as vLLM would compute them."""
         origin = HashedRequest(None, request.mm_features, request.cache_salt)
         hashes: list[bytes] = []
         last: bytes | None = None
@@ -69,7 +69,7 @@ class ChainedHasher:
 
 
 class ScriptedEngine:
-    """Serves requests one after the other, each in the blocks from `first_block` on."""
+    """Serves requests one after the other; each request gets the blocks from `first_block` on."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ScriptedEngine:
         backs_up: bool = True,
         own_embeddings: bool = True,
     ) -> None:
-        """With `window_tokens`, some layers have a sliding window, in separate memory."""
+        """If `window_tokens` is set, some layers have a sliding window and separate memory."""
         layout = PageLayout(
             page_tokens=page_tokens,
             columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
@@ -131,11 +131,11 @@ class ScriptedEngine:
             own_embeddings=own_embeddings,
         )
         self.answer: dict[str, Any] | None = None
-        """Handoff parameters of the last finished request, as a router passes them to another engine.
-        """
+        """Handoff parameters of the request that finished last, for the engine that continues the
+        request."""
         self.watching = PluginTelemetry(self.side, store)
         self.sources: list[dict[str, int]] = []
-        """Sources of loaded tokens, one entry per load, in order."""
+        """For each load, in order: the number of loaded tokens by source."""
         self._served = 0
         self.first_block = 0
 
@@ -146,14 +146,14 @@ class ScriptedEngine:
         return request
 
     def arrive(self, tokens: list[int], **attributes: Any) -> Sent:
-        """Add a waiting request, without serving it."""
+        """Create a request and report its arrival to the scheduler side; `answer_to` serves it."""
         self._served += 1
         request = Sent(tokens, request_id=str(self._served), **attributes)
         self.side.arrived(request)
         return request
 
     def answer_to(self, request: Sent) -> None:
-        """Load, compute and finish a waiting request, and complete all I/O."""
+        """Load, compute and finish a request that has arrived, and complete all I/O."""
         self._pool.hand_out(*range(self.first_block, BLOCKS))
         loaded = self._load(request)
         scheduled = {request.request_id: request.num_tokens - loaded}
@@ -172,20 +172,20 @@ class ScriptedEngine:
         self.cache.flush()
 
     def write_all(self) -> None:
-        """Flush until every page is written, even if the store fails writes."""
+        """Flush until every page is written, even if the store fails some writes."""
         while not self.cache.flush():
             self.side.settle()
 
     def rest(self) -> PassResult:
-        """Run a pass in which nothing is scheduled."""
+        """Run a scheduler pass without requests."""
         return self._pass(Scheduled())
 
     def seed(self, namespace: str) -> bytes:
-        """Return the key before the first page of a namespace."""
+        """Return the key from which the first page key of a namespace is derived."""
         return self.cache.last_key(b"", namespace)
 
     def told(self) -> list[PagesStored | PagesRemoved]:
-        """Return the events since the last call."""
+        """Return the KV events published since the last call."""
         return list(self.events.take(self.seed))
 
     def _saw(self, tracked: TrackedRequest) -> None:

@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.contract import BlockState
 
 @dataclass
 class Position:
-    """The position of a multimodal item in the prompt."""
+    """The position of a multimodal input in the prompt."""
 
     offset: int
     length: int
@@ -24,13 +24,13 @@ class Position:
 
 @dataclass
 class Processed:
-    """One input tensor of a multimodal item."""
+    """One input tensor of a multimodal input."""
 
     data: object
 
 
 class Content(UserDict[str, Processed]):
-    """The model's inputs for an item, by name."""
+    """The model's input tensors for one multimodal input, by name."""
 
     @classmethod
     def of(cls, **held: object) -> "Content":
@@ -39,7 +39,7 @@ class Content(UserDict[str, Processed]):
 
 @dataclass
 class Item:
-    """A multimodal item; its default content is derived from its identifier."""
+    """A multimodal input. By default its content is derived from its identifier."""
 
     identifier: str
     mm_position: Position
@@ -87,20 +87,20 @@ class Sent:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Return the number of prompt tokens, which is all tokens because nothing is sampled."""
+        """Return the number of all tokens, because these requests have no output tokens."""
         return len(self.all_token_ids)
 
 
 @dataclass
 class Blocks:
-    """The block tables of scheduled requests."""
+    """Gives the block table of each scheduled request."""
 
     resolve_block_ids: Callable[[str], tuple[Sequence[int], ...]]
 
 
 @dataclass
 class CountedBlocks:
-    """A pool of blocks (each block is its number), with the refcounts held by the connector."""
+    """A pool of blocks, each represented by its number, that counts the connector's references."""
 
     users: dict[int, int] = field(default_factory=dict[int, int])
     blocks: Sequence[int] = range(1000)
@@ -110,22 +110,22 @@ class CountedBlocks:
     )
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Increment the refcounts."""
+        """Increment the refcounts of blocks."""
         for block in blocks:
             self.users[block] = self.users.get(block, 0) + 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Decrement the refcounts."""
+        """Decrement the refcounts of blocks."""
         for block in blocks:
             self.users[block] -= 1
 
     def unpin_blocks(self, blocks: Sequence[int], on_reuse: Callable[[Any], None]) -> None:
-        """Decrement the refcounts, and call `on_reuse` when a block is allocated again."""
+        """Decrement refcounts; when one of the blocks is allocated again, call `on_reuse`."""
         self.free_blocks(blocks)
         self.watched |= dict.fromkeys(blocks, on_reuse)
 
     def hand_out(self, *blocks: int) -> None:
-        """Allocate blocks to another request, as vLLM does with free blocks."""
+        """Allocate blocks to another request, as vLLM does, and call their `on_reuse` callbacks."""
         for block in blocks:
             on_reuse = self.watched.pop(block, None)
             if on_reuse is not None:

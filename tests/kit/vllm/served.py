@@ -1,4 +1,4 @@
-"""Runs a vLLM server with `vllm serve`."""
+"""Runs a vLLM server, started with `vllm serve`."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def make_model(folder: Path) -> None:
 def served(
     model: Path, log: Path, *, role: str = "kv_both", ranks: int = 1, **settings: Any
 ) -> Generator[str]:
-    """Run a server whose connector has this role; yield its address."""
+    """Run a server whose connector has this `kv_role`; yield the server's address."""
     options: dict[str, object] = {
         "dtype": "float32",
         "max-model-len": 1024,

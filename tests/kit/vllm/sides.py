@@ -1,4 +1,4 @@
-"""The scheduler side of the vLLM plug-in, with an idle wait of only 1 ms."""
+"""Creates scheduler sides of the vLLM plug-in that wait only 1 ms when idle."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def side_of(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SchedulerSide:
-    """Return a scheduler side that loads and backs up, unless the `options` say otherwise."""
+    """Return a scheduler side; it loads and backs up, unless `options` disable one of them."""
     adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = RequestIdentities(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})

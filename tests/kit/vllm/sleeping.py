@@ -1,8 +1,8 @@
-"""A CPU worker that sleeps like vLLM's GPU worker, with backups delayed as long as allowed.
+"""A CPU worker that sleeps like vLLM's GPU worker, and that runs backups as late as allowed.
 
-vLLM loads it by `worker_cls`. A sleep overwrites the KV cache with numbers that would change all
-results. A delayed backup reads its pages only at the next step or when the engine waits for it. A
-backup that was not waited for before a sleep therefore copies these numbers.
+vLLM loads this class by `worker_cls`. A sleep overwrites the KV cache with numbers that would change
+all results. A backup reads its pages only at the next step, or when the engine waits for the backup. If
+the engine sleeps without waiting for a backup, the backup therefore copies these numbers.
 """
 
 import threading
@@ -21,11 +21,11 @@ kv_transfer: Any = import_module("vllm.distributed.kv_transfer")
 Worker: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
 
 NOTHING_OF_ITS_OWN = 1e4
-"""The content of the KV cache after a sleep."""
+"""The number that fills the KV cache after a sleep."""
 
 
 class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUntypedBaseClass]
-    """Calls the connector at the points where vLLM's GPU worker does."""
+    """Calls the connector at the points where vLLM's GPU worker calls it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -40,12 +40,12 @@ class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUnty
             each.fill_(NOTHING_OF_ITS_OWN)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Call the connector if it has this method; vLLM 0.32 does not call it."""
+        """Call the connector's `restore_kv_caches`, which vLLM 0.32 does not call, if it exists."""
         getattr(kv_transfer.get_kv_transfer_group(), "restore_kv_caches", _nothing)()
 
 
 def delay_backups() -> None:
-    """Delay each backup in this process until the next step, fence or close."""
+    """Delay each backup in this process until the next step, the next fence, or the close."""
     may_run = threading.Event()
     classes: tuple[Any, ...] = (CpuCopies, WorkerRank, RankExecutor)
     copies, worker, executor = classes

@@ -1,4 +1,4 @@
-"""Tiny models with windows, recurrent states or image inputs, with random weights."""
+"""Writes tiny models with windows, recurrent states or image inputs, with random weights."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _WINDOWED, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_atten
 
 
 def make_gpt_oss(folder: Path) -> None:
-    """Write a four-layer gpt-oss with experts, whose every other layer has a sliding window."""
+    """Write a four-layer gpt-oss with experts; every other layer has a sliding window."""
     write(
         folder,
         "gpt_oss",
@@ -30,7 +30,7 @@ def make_gpt_oss(folder: Path) -> None:
 
 
 def make_qwen_next(folder: Path) -> None:
-    """Write a four-layer Qwen3-Next with experts, whose every other layer has a recurrent state."""
+    """Write a four-layer Qwen3-Next with experts; every other layer has a recurrent state."""
     write(
         folder,
         "qwen3_next",
@@ -81,7 +81,7 @@ def make_llava(folder: Path) -> None:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
-    # Transformers 5 writes the vision tower without the name prefix that vLLM 0.32 expects.
+    # Add the name prefix that vLLM 0.32 expects to the vision tower's weights. Transformers 5 omits it.
     renamed = {
         re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name): each
         for name, each in safetensors.load_file(weights).items()

@@ -1,4 +1,4 @@
-"""Runs a vLLM engine that computes prompts (prefill) and others that continue them (decode)."""
+"""Runs a vLLM prefill engine, and decode engines that continue the same prompts."""
 
 import sys
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ FOR_ANOTHER = {
     "remote_host": None,
     "remote_port": None,
 }
-"""Parameters that vLLM's routers send with a prompt to be computed for another engine."""
+"""Parameters that vLLM's routers send with a prompt to the prefill engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handing:
-    """A prefill engine of two ranks, and decode engines that run one after the other."""
+    """Settings of a run: a prefill engine of two ranks, then one decode engine after the other."""
 
     model: str
     prompts: list[Prompt]
     store: str
-    """The prefill engine's store, from which a final one-rank engine reads all pages."""
+    """URI of the prefill engine's store, from which a final one-rank engine reads all pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,19 @@ class Found:
 
     outputs: list[Output]
     asked_tokens: int
-    """Tokens that the engine's requests could have used from the cache.
+    """Number of tokens that the decode engine's requests could have used from the cache.
 
-    vLLM's own count is unusable: for requests handed over, it has the prefill engine's cached tokens.
+    vLLM's own count is not used, because for handed-over requests it counts the prefill engine's cached
+    tokens.
     """
     hit_tokens: int
-    """How many of these tokens were cached."""
+    """Number of the tokens in `asked_tokens` that were cached."""
 
 
 def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
-    """Run the engines; return each decode engine's result by its number of ranks.
+    """Run all engines; return each decode engine's result by its number of ranks, as text.
 
-    The entry "store" is the result of a one-rank engine that reads from the store.
+    The key "store" has the result of a one-rank engine that reads from the prefill engine's store.
     """
     path = folder / "handing.json"
     path.write_bytes(msgspec.json.encode(handing))
@@ -121,14 +122,14 @@ def _generate(
 
 
 def _rest(llm: "LLM") -> None:
-    """Step an engine while its connector has work, as the engine's own process does."""
+    """Step an engine as long as its connector has work, as vLLM's own engine process does."""
     core: Any = llm.llm_engine.engine_core
     while core.engine_core.scheduler.has_requests():
         core.engine_core.step_fn()
 
 
 def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
-    """Generate on an engine, shut the engine down, and return its result."""
+    """Generate outputs on a decode engine, shut the engine down, and return its result."""
     from tests.kit.vllm.rank import output_of
 
     outputs = _generate(llm, handing.prompts, params, 8)
@@ -140,7 +141,7 @@ def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
 
 
 def main() -> None:
-    """Run the engines for the file named on the command line, and write the result next to it."""
+    """Run the engines with the settings file named on the command line; write the result next to it."""
     path = Path(sys.argv[1])
     found = _run(msgspec.json.decode(path.read_bytes(), type=Handing))
     path.with_suffix(".found").write_bytes(msgspec.json.encode(found))

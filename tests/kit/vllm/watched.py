@@ -1,7 +1,8 @@
-"""Serves prompts twice with one vLLM engine, and reports its events, metrics and statistics.
+"""Serves prompts twice with one vLLM engine, and prints its events, metrics and statistics.
 
-A separate program, because an engine changes how a process logs, warns and exits. Arguments: the model,
-and a folder for sockets and pages. Prints a JSON object after the engine's log.
+This is a separate program because an engine changes logging, warnings and the exit of a process.
+Arguments: the model, and a folder for sockets and pages. After the engine's log it prints a JSON
+object.
 """
 
 import json
@@ -24,7 +25,7 @@ PROMPTS = [
 ]
 PATIENCE_S = 10.0
 
-# Packages that vLLM installs and that are not otherwise needed here.
+# Import these by name, because only environments with vLLM have them.
 msgspec: Any = import_module("msgspec")
 zmq: Any = import_module("zmq")
 loggers: Any = import_module("vllm.v1.metrics.loggers")
@@ -32,7 +33,7 @@ published: Any = import_module("vllm.distributed.kv_events")
 
 
 def replayed(endpoint: str) -> list[Any]:
-    """Return all events that the engine has published, in order."""
+    """Return all KV events that the engine has published, in order."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
         socket.setsockopt(zmq.LINGER, 0)
@@ -47,13 +48,13 @@ def replayed(endpoint: str) -> list[Any]:
 
 
 def plain(event: Any) -> dict[str, Any]:
-    """Return an event as JSON data; its hashes are numbers, vLLM's default."""
+    """Return a KV event as JSON data. Its block hashes are numbers, which is vLLM's default."""
     fields: dict[str, Any] = msgspec.structs.asdict(event)
     return fields | {"type": type(event).__name__}
 
 
 def samples(prefix: str) -> dict[str, float]:
-    """Return samples of vLLM's registry by name prefix, keyed by name and labels."""
+    """Return the samples of vLLM's metrics whose names begin with a prefix, by name and labels."""
     return {
         f"{sample.name} {sorted(set(sample.labels.items()) - {('engine', '0')})}": sample.value
         for family in REGISTRY.collect()
@@ -96,11 +97,12 @@ def main() -> None:
         cache.flush()
         llm.reset_prefix_cache()
     for _ in range(2):
-        # The second time, vLLM's own prefix cache holds the whole prompt.
+        # In the second pass vLLM's own prefix cache holds the whole prompt.
         llm.generate([{"prompt_token_ids": PROMPTS[0][0]}], sampling, use_tqdm=False)
     llm.generate([{"prompt_token_ids": [9, 9, 9]}], sampling, use_tqdm=False)
     llm.llm_engine.do_log_stats()
-    # Wait until the publisher's thread has published all events; only then can they be replayed.
+    # Wait until the publisher's thread has published all events, because only published events are
+    # replayed.
     llm.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher._event_queue.join()
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
@@ -113,7 +115,8 @@ def main() -> None:
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()
-    # A second engine in this process makes vLLM unregister the first engine's metrics.
+    # Create a second logger, as a second engine in this process would. It makes vLLM unregister the
+    # first engine's metrics.
     loggers.PrometheusStatLogger(llm.llm_engine.vllm_config)
     print(json.dumps(seen, default=str))  # noqa: T201 - the test reads it.
 

@@ -1,1 +1,1 @@
-"""SGLang plug-ins that tests select by name. SGLang finds them through the dist-info folder here."""
+"""SGLang plug-ins that tests select by name. SGLang finds them through this folder's dist-info."""

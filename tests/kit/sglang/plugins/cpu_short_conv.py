@@ -1,6 +1,6 @@
-"""CPU kernels in plain torch for models with short convolutions, for which SGLang has only Triton's.
+"""CPU kernels in plain torch for models with short convolutions; SGLang has only Triton kernels.
 
-For LFM2, whose only state is the last inputs of a causal convolution.
+The kernels are made for LFM2, whose only state is the last inputs of a causal convolution.
 """
 
 import sys
@@ -22,7 +22,7 @@ def causal_conv1d_fn(
     conv_states: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Convolve concatenated prompts in `x` [channels, tokens], each starting from its state."""
+    """Convolve concatenated prompts `x` [channels, tokens], each from its own initial state."""
     assert activation is None
     starts, kept = [int(start) for start in query_start_loc], conv_states.shape[-1]
     outputs = list[torch.Tensor]()
@@ -43,7 +43,7 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Convolve one token of each request [requests, channels], starting from its state."""
+    """Convolve one token of each request, of shape [requests, channels], from the request's state."""
     assert activation is None
     inputs = torch.cat([conv_state[conv_state_indices].to(x.dtype), x[:, :, None]], dim=-1)
     conv_state[conv_state_indices] = inputs[:, :, 1:]
@@ -61,7 +61,7 @@ def register() -> None:
 
 
 class _Kernels(ModuleType):
-    """A stand-in module for kernels of other models, which SGLang imports together with LFM2's."""
+    """A substitute for a module of kernels that SGLang imports with LFM2's but LFM2 does not use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("sgl_kernel"), name)

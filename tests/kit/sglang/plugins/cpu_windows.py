@@ -1,7 +1,7 @@
-"""Fixes sliding windows in SGLang's torch-native attention, which reads other slots than it writes.
+"""Fixes SGLang's torch-native attention for sliding windows, which reads the wrong slots.
 
-Stock SGLang writes a windowed layer's KV to the window pool's slot, but reads the slot of the full
-pool. Its answers therefore vary between runs.
+Stock SGLang writes a windowed layer's KV to a slot of the window pool, but reads the slot with the
+number that the full pool uses. Its answers therefore vary between runs.
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A replacement for the request table, with slots of another pool."""
+    """A substitute for SGLang's request table, with slot numbers of the window pool."""
 
     req_to_token: torch.Tensor
 
@@ -47,5 +47,5 @@ def _reading_where_written(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _own_slots(pool: Any, slots: torch.Tensor) -> torch.Tensor:
     own: torch.Tensor = pool.translate_loc_from_full_to_swa(slots.flatten())
-    # Tokens outside the window have no slot. The mask hides the values that are read instead.
+    # A token outside the window has no slot. Read slot 0 for it, because the mask hides the value.
     return own.clamp(min=0).view_as(slots).to(slots.dtype)

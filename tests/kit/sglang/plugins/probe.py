@@ -1,8 +1,8 @@
-"""Counts each rank's scheduler iterations and collectives, reports them, and injects faults.
+"""Counts each rank's scheduler iterations and collectives, reports the counts, and injects faults.
 
-Counting starts when the scheduler enters its loop. `Scheduler.lockstep_probe(folder=...)`, called on
-every rank by `Engine.collective_rpc`, writes `rank<n>.json` there. Faults come as JSON from the
-environment variable `LOCKSTEP_PROBE`:
+Counting starts when the scheduler enters its loop. `Engine.collective_rpc` calls
+`Scheduler.lockstep_probe(folder=...)` on every rank, which writes `rank<n>.json` to the folder. The
+environment variable `LOCKSTEP_PROBE` has the faults as JSON:
 
 - `{"lie_on_rank": 1}`: that rank's prefix cache finds nothing;
 - `{"adapters_late_on_rank": 1}`: that rank reads adapters after the others;
@@ -48,30 +48,32 @@ COLLECTIVES = (
     "scatter",
     "send",
 )
-"""Collective functions of `torch.distributed`. A collective that calls another counts once."""
+"""The collective functions of `torch.distributed`. A collective that calls another counts once."""
 
 STORE_FAULTS = (
     "fault.seed=2&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
     "&fault.flip=0.09"
 )
-"""Fault rates of the store. With this seed the manifests can be written, so that the store opens."""
+"""URI options that make a store fail at random. The seed is one with which the store's manifests are
+written, because the store cannot open without them."""
 
 LATE_S = 0.3
-"""Longer than a test takes to overwrite an adapter's files."""
+"""Seconds by which the late rank delays reading adapters, so that a test can overwrite their files
+first."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
-"""This method runs a collective after each RPC. It is not counted, because only tests send RPCs."""
+"""Method of SGLang whose collectives are not counted: it ends each RPC, and only tests send RPCs."""
 
 
 class Probe:
-    """Counters of one rank's scheduler; each engine process has one."""
+    """Counters of one rank's scheduler; each process of the engine has one instance."""
 
     def __init__(self, faults: dict[str, int]) -> None:
         self.faults = faults
         self.rank: int | None = None
         self.iterations = 0
         self._calls: Counter[str] = Counter()
-        # HiCache's storage threads run collectives, too.
+        # Count only the scheduler's thread, because HiCache's storage threads run collectives, too.
         self._lock = threading.Lock()
         self._inside = threading.local()
 
@@ -84,7 +86,8 @@ class Probe:
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
         if "retract_every" in self.faults:
-            # SGLang's own test switch, set here because SGLang reads the environment only at import.
+            # Set SGLang's own test switch here, because SGLang reads its environment variable only at
+            # import.
             module: Any = import_module("sglang.srt.managers.scheduler")
             module.TEST_RETRACT = True
             module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
@@ -189,7 +192,7 @@ def _poison_loads(pool: str) -> None:
         for transfer in job.transfers:
             if transfer.pool == pool:
                 for pair in self._pools[pool].pairs:
-                    # Every float32 then reads as 0.747.
+                    # With these bytes every float32 reads as 0.747.
                     pair.device.view(torch.uint8)[:, list(transfer.destinations)] = 0x3F
 
     copies._copy = copy_and_poison

@@ -1,4 +1,4 @@
-"""SGLang imported in this process, for tests that use its tree and pools without an engine."""
+"""Imports SGLang in the test's process, for tests of its tree and pools without an engine."""
 
 import os
 import sys
@@ -16,17 +16,17 @@ STAND_INS = ROOT / "tests" / "install" / "stand_ins"
 MARKS = [
     pytest.mark.engines,
     pytest.mark.timeout(300),
-    # SGLang imports modules lazily, which may warn.
+    # Ignore warnings that SGLang's lazy imports may raise during a test.
     pytest.mark.filterwarnings("ignore"),
 ]
-"""The pytest marks of modules with such tests."""
+"""The pytest marks of test modules that import SGLang in their process."""
 
 
 @cache
 def begin() -> None:
     """Make SGLang importable on a CPU, import it once, and publish a configuration."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    # Appended last, so that a real package takes precedence over its stand-in.
+    # Append the substitutes for missing packages last, so that an installed package takes precedence.
     sys.path.append(str(STAND_INS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,7 +38,7 @@ def begin() -> None:
             enable_hierarchical_cache=True,
             hicache_storage_backend="dynamic",
         )
-        # Interval at which states are kept; SGLang would read it from the model's files.
+        # Number of tokens between saved recurrent states. SGLang would read it from the model's files.
         arguments._mamba_cache_chunk_size = 4
         of("sglang.srt.runtime_context", "publish")(arguments, role="test")
         import_module("sglang.srt.managers.schedule_batch")
@@ -46,5 +46,5 @@ def begin() -> None:
 
 
 def of(module: str, name: str) -> Any:
-    """Return an attribute of a module of SGLang, or of a module that imports SGLang."""
+    """Return an attribute of a module by name; the module is SGLang's or imports SGLang."""
     return getattr(import_module(module), name)

@@ -1,6 +1,6 @@
-"""SGLang's device pools, filled with numbers that identify token, layer, head and prefix.
+"""Fills SGLang's device pools with numbers that identify token, layer, head and prefix.
 
-A token's number depends on all tokens before it, so that a page of another prefix is detected.
+A token's number depends on all tokens before it, so that a test detects a page of another prefix.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +14,16 @@ from tests.kit.sglang.tree import here
 HEADS = 4
 LAYERS = 3
 PRIME = 8191
-"""Numbers below it are exact in float32."""
+"""Upper bound of tokens' numbers, so small that float32 represents them exactly."""
 INDEX_BYTES = 128
-"""Bytes of one token's key in DeepSeek's index; its scale has four more."""
+"""Bytes of one token's index key in DeepSeek's sparse attention, without the scale's four bytes."""
 
 Held = Mapping[str, torch.Tensor]
-"""Content of tokens in a pool by column and layer, with one row per token."""
+"""Content of a pool's slots by column and layer; each tensor has one row per token."""
 
 
 def numbers_of(tokens: Sequence[int]) -> torch.Tensor:
-    """Return a number for each token that depends on all tokens up to and including it."""
+    """Return a number for each token that depends on the token and all tokens before it."""
     numbers, running = [], 1
     for token in tokens:
         running = (running * 31 + token + 1) % PRIME
@@ -33,15 +33,16 @@ def numbers_of(tokens: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A class of pools: how to create one, and its expected content for numbered tokens."""
+    """A kind of KV pool of SGLang: how to create, read and write it, and its expected content."""
 
     page_tokens: int
     make: Callable[[int, int], Any]
-    """Creates a pool from the number of slots and the number of ranks."""
+    """Function that creates a pool for a number of slots and a number of ranks."""
     held: Callable[[Any, torch.Tensor], Held]
-    """Returns the content of slots, as views or copies."""
+    """Function that returns the content of a pool's slots, as views or copies."""
     expected: Callable[[torch.Tensor, int, int], Held]
-    """Returns the expected content from token numbers, the rank, and the number of ranks."""
+    """Function that returns the expected content, given the tokens' numbers, the rank and the group's
+    size."""
     write: Callable[[Any, torch.Tensor, Held], None]
 
 
@@ -89,7 +90,7 @@ def _latent(page_tokens: int) -> Kind:
 
 
 def _sparse(dtype: torch.dtype, width: int, *, skipped: int | None = None) -> Kind:
-    """Return the kind for DeepSeek's sparse attention; the layer `skipped` has no index."""
+    """Return the kind of pool for DeepSeek's sparse attention; layer `skipped` has no index keys."""
 
     def make(slots: int, ranks: int) -> Any:
         return here.of("sglang.srt.mem_cache.memory_pool", "DSATokenToKVPool")(
@@ -144,7 +145,7 @@ def _index_of(pool: Any, slots: torch.Tensor) -> Held:
 
 
 def _parts(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of keys and scales: a page stores all keys first, then all scales."""
+    """Return views of index keys and their scales; a page has all keys first, then all scales."""
     split = 64 * INDEX_BYTES
     pages = len(buffer)
     return buffer[:, :split].view(pages, 64, -1), buffer[:, split:].view(pages, 64, -1)
@@ -160,7 +161,7 @@ def _latent_rows(numbers: torch.Tensor, width: int, dtype: torch.dtype, most: in
 def _spread(
     numbers: torch.Tensor, heads: torch.Tensor, elements: int, tensor: int, most: int = PRIME
 ) -> torch.Tensor:
-    """Return [token, head, element] with a different number for each head and element."""
+    """Return values of shape [token, head, element] that differ between heads and between elements."""
     heads, spread = heads[None, :, None], torch.arange(elements)[None, None, :]
     return (numbers[:, None, None] * 37 + heads * 101 + spread * 7 + tensor * 1009) % most
 
@@ -198,4 +199,4 @@ KINDS = {
     "sparse, a layer without index": _sparse(torch.bfloat16, 12, skipped=1),
     "sparse, packed": _sparse(torch.float8_e4m3fn, 20),
 }
-"""The kinds of pools by name."""
+"""The kinds of KV pools by name."""

@@ -1,7 +1,7 @@
-"""SGLang's pool of recurrent states, filled with numbers that identify layer, channel and prefix.
+"""Fills SGLang's pool of recurrent states with numbers that identify layer, channel and prefix.
 
-The expected state is defined for the whole model. It is sharded as SGLang shards its weights: each part
-of the convolution separately.
+The expected state is computed for the whole model and then sharded as SGLang shards its weights: each
+part of the convolution separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,36 +14,36 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import PRIME
 
 LAYERS = (1, 3, 4)
-"""The model's layers that have a state."""
+"""Numbers of the model's layers that have a recurrent state."""
 KERNEL = 4
 UTILS = "sglang.srt.configs.mamba_utils"
 
 Held = dict[str, torch.Tensor]
-"""The content of one slot by part: [layer, ...]."""
+"""Content of one state slot by part of the state; the first dimension is the layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """A shape of states: SGLang's description, and the parts for the whole model."""
+    """The shape of a model's recurrent states, for SGLang and for the expected content."""
 
     shape: Callable[[int], Any]
-    """Returns SGLang's shape from the number of ranks."""
+    """Function that returns SGLang's description of the shape, given the number of ranks."""
     parts: Sequence[int]
-    """Channel counts of the convolution's parts; each part is sharded separately."""
+    """Channel counts of the convolution's parts in the whole model. Each part is sharded separately."""
     heads: int = 0
     matrix: tuple[int, int] = (1, 0)
     """Shape of each head's recurrent state."""
     inputs_first: bool = False
-    """Whether a slot stores the channels of each input contiguously."""
+    """Whether a slot is stored as [input, channel], with the channels of each input contiguous."""
 
     def params(self, ranks: int) -> Any:
-        """Return SGLang's description of the states on one of `ranks` ranks."""
+        """Return SGLang's parameters of the states on one of `ranks` ranks."""
         dtype = here.of(UTILS, "Mamba2StateDType")(conv=torch.float32, temporal=torch.float32)
         kind = "KimiLinearCacheParams" if self.inputs_first else "Mamba2CacheParams"
         return here.of(UTILS, kind)(shape=self.shape(ranks), layers=list(LAYERS), dtype=dtype)
 
     def expected(self, number: int, rank: int, ranks: int) -> Held:
-        """Return the expected content of a rank's slot after tokens with this number."""
+        """Return the expected content of a rank's state slot; `number` identifies the prefix."""
         conv = list[torch.Tensor]()
         for at, channels in enumerate(self.parts):
             mine = _spread(number, (len(LAYERS), channels, KERNEL - 1), 1 + at)
@@ -69,7 +69,7 @@ def write(pool: Any, slot: int, held: Held) -> None:
 
 
 def _spread(number: int, shape: tuple[int, ...], part: int) -> torch.Tensor:
-    """Return numbers that each depend on their position."""
+    """Return values that differ between elements, derived from the prefix's number and the part."""
     places = torch.arange(torch.Size(shape).numel()).view(shape)
     return ((number * 37 + places * 11 + part * 1009) % PRIME).float()
 

@@ -1,7 +1,7 @@
-"""One rank's radix cache over SGLang's allocator and pools, without a model or scheduler.
+"""One rank's radix cache on SGLang's allocator and pools, without a model or scheduler.
 
-A test makes the scheduler's cache calls by hand, in SGLang's order, with SGLang's own requests. Known
-numbers are written in place of a forward pass.
+A test makes the scheduler's cache calls itself, in SGLang's order, with SGLang's own request objects.
+Instead of a forward pass, known numbers are written to the pools.
 """
 
 import threading
@@ -22,7 +22,7 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
-"""The largest number of tokens in a request."""
+"""Largest number of tokens in a request."""
 
 MEM_CACHE = "sglang.srt.mem_cache"
 COMMON, BASE = f"{MEM_CACHE}.common", f"{MEM_CACHE}.base_prefix_cache"
@@ -67,7 +67,7 @@ class Rig:
         )
 
     def _kv_cache(self) -> Any:
-        """Return the engine's KV pool object."""
+        """Return SGLang's KV pool object."""
         return self.pool
 
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
@@ -84,15 +84,15 @@ class Rig:
         return HostCache.open(config, lent, collective)
 
     def _components(self, pools: dict[str, Any]) -> tuple[ComponentConfig, ...]:
-        """Return the cache's components in addition to full attention."""
+        """Return the settings of the cache's components, except full attention."""
         return ()
 
     def _lent(self) -> Any:
-        """Return the device slots in the form that the cache takes."""
+        """Return the device slots as the object that Lockstep's radix cache takes."""
         return here.of(f"{OURS}.pools.slots", "AttentionSlots")(self.allocator, self.page_tokens)
 
     def _kept(self) -> dict[str, Any]:
-        """Return SGLang's settings of the tree's components."""
+        """Return SGLang's settings that select the components of the tree."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         return {"tree_components": (kinds.FULL,)}
 
@@ -122,12 +122,13 @@ class Rig:
         )
         return here.of(f"{OURS}.radix_cache", "LockstepRadixCache")(params, below)
 
-    # Life of a request, from arrival to end.
+    # Methods for the life of a request, from its arrival to its end.
 
     def request(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> Any:
-        """Add a waiting request, which is matched once. `keys`: extra_key, cache_salt.
+        """Create a waiting request and match it once; `keys` may have `extra_key` and `cache_salt`.
 
-        `items` are SGLang's own. Their ids must already replace the placeholders in `tokens`.
+        `items` are SGLang's multimodal inputs. Their ids must already replace the placeholders in
+        `tokens`.
         """
         request = here.of(BATCH, "Req")(
             rid=f"request {next(self._names)}",
@@ -143,13 +144,13 @@ class Rig:
         return request
 
     def arrive(self, request: Any) -> None:
-        """Match a request on arrival, or on its return after a retraction."""
+        """Match a request's prefix, as SGLang does at arrival and after a retraction."""
         request.init_next_round_input(self.cache, cow_mamba=False)
 
     def admit(self, request: Any, *, promised: int = 0) -> bool:
-        """Try to admit a request into the batch; False means retry in a later step.
+        """Try to admit a request to the batch; return False if the test must retry in a later step.
 
-        `promised` tokens are reserved for other requests of the batch.
+        `promised` is the number of tokens that are reserved for other requests of the batch.
         """
         handle, cache = request.cache_request_handle, self.cache
         if not cache.check_prefetch_progress(handle):
@@ -195,7 +196,7 @@ class Rig:
         self.cache.flush_pending_backups()
 
     def generate(self, request: Any, tokens: Sequence[int]) -> None:
-        """Append output tokens to a request and compute their KV."""
+        """Append output tokens to a request and write their KV."""
         request.output_ids.extend(tokens)
         self._compute(request, len(request.origin_input_ids) + len(request.output_ids))
 
@@ -208,7 +209,7 @@ class Rig:
         self.write(slots, numbers_of(known)[start:])
 
     def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
-        """Allocate slots for tokens: the rest of the last token's page, then new pages."""
+        """Allocate slots for tokens `start` to `end`; use the rest of the page of slot `last` first."""
         unit = self.page_tokens
         rest = min(-start % unit, end - start)
         continued = torch.arange(1, rest + 1) + (0 if last is None else int(last))
@@ -221,7 +222,7 @@ class Rig:
         return torch.cat([continued, taken])[: end - start]
 
     def end(self, request: Any, *, checkpoint: bool = True) -> None:
-        """Finish a request; with `checkpoint` the tree stores its tokens."""
+        """Finish a request. If `checkpoint` is True, the tree keeps its tokens."""
         request.finished_reason = here.of(BATCH, "FINISH_LENGTH")(len(request.output_ids))
         here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=checkpoint)
         self.cache.flush_pending_backups()
@@ -237,11 +238,11 @@ class Rig:
         self.cache.finish(request.cache_request_handle, aborted)
 
     def step(self) -> None:
-        """Run a scheduler iteration without computation."""
+        """Run a scheduler iteration in which nothing is computed."""
         self.cache.engine_idles()
         self.cache.check_hicache_events()
 
-    # Whole requests on one rank.
+    # Methods that run whole requests on one rank.
 
     def admitted(self, request: Any) -> Any:
         for _ in range(200):
@@ -265,11 +266,14 @@ class Rig:
                 return
         raise AssertionError("backups do not end")
 
-    # Copies that a test holds or makes fail.
+    # Methods that block copies or make them fail.
 
     @contextmanager
     def copies_held(self, direction: Direction) -> Generator[Callable[[], None]]:
-        """Hold this rank's copies in a direction until the block ends or calls the yielded function."""
+        """Block this rank's copies in a direction until the block ends.
+
+        Yields a function that unblocks the copies earlier.
+        """
         ended = threading.Event()
         with self._before_copies(direction, lambda: ended.wait(60)):
             try:
@@ -281,7 +285,7 @@ class Rig:
     def copies_failing(
         self, direction: Direction, fails: Callable[[], bool] = lambda: True
     ) -> Generator[None]:
-        """Make this rank's copies in a direction fail when `fails()` is true, until the block ends."""
+        """Until the block ends, each copy in a direction fails on this rank if `fails()` is true."""
 
         def fail() -> None:
             if fails():
@@ -307,14 +311,14 @@ class Rig:
         finally:
             copies._copy = copy
 
-    # The tree, the allocator, and the content of slots.
+    # Methods that query the tree, the allocator, and the content of slots.
 
     def match(self, tokens: Sequence[int]) -> Any:
-        """Match tokens without a request."""
+        """Match a sequence of tokens without a request; return SGLang's result."""
         return self.cache.match_prefix(here.of(BASE, "MatchPrefixParams")(key=self.key(tokens)))
 
     def matched(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens match on the device."""
+        """Return how many of these tokens match on the device."""
         found: int = self.match(tokens).device_prefix_len
         return found
 
@@ -322,28 +326,28 @@ class Rig:
         self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
 
     def evict_all(self) -> None:
-        """Evict all unlocked tokens from the tree and overwrite all free slots."""
+        """Complete all backups, evict all unlocked tokens, and overwrite all free slots."""
         self.settled()
         self.evict(self.size)
         self.spoil()
 
     def slots_of(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the slots of tokens that are all in the tree."""
+        """Return the device slots of tokens; all of them must be in the tree."""
         found = self.match(tokens)
         assert found.device_prefix_len == len(tokens)
         slots: torch.Tensor = self.cache.path_device_indices(found.last_device_node)
         return slots
 
     def write(self, slots: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Write the content that a model would compute for tokens with these numbers."""
+        """Write the KV of tokens with these numbers to slots, in place of a forward pass."""
         self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
 
     def wrong(self, tokens: Sequence[int]) -> list[str]:
-        """Return the columns and layers in which the tree's slots of tokens have wrong content."""
+        """Return the columns and layers whose content is wrong in the tree's slots of these tokens."""
         return self._wrong(self.slots_of(tokens), tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
-        """Return the columns and layers in which a running request's slots have wrong content."""
+        """Return the columns and layers whose content is wrong in the slots of a running request."""
         count = request.kv.kv_committed_len
         slots = self.rows.req_to_token[request.kv.req_pool_idx][:count].long()
         return self._wrong(slots, [*request.origin_input_ids, *request.output_ids][:count])
@@ -355,13 +359,13 @@ class Rig:
         return [name for name in held if not torch.equal(held[name], expected[name])]
 
     def spoil(self) -> None:
-        """Overwrite every free slot."""
+        """Overwrite all free slots, so that a later read of them is detected."""
         pages = self.allocator.get_all_free_pages()[:, None] * self.page_tokens
         slots = (pages + torch.arange(self.page_tokens)).reshape(-1)
         self.write(slots, torch.full((len(slots),), 4711))
 
     def sizes(self) -> tuple[int, int, int]:
-        """Return how many device tokens are available, evictable and protected."""
+        """Return the numbers of device tokens that are free, evictable, and protected from eviction."""
         cache = self.cache
         return (
             self.allocator.available_size(),
@@ -370,15 +374,15 @@ class Rig:
         )
 
     def lost(self) -> int:
-        """Return how many slots are neither free nor in the tree, including running requests'."""
+        """Return how many slots are neither free nor in the tree, running requests' slots included."""
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:
-        """Return the number of lost slots for each pool."""
+        """Return, for each pool, how many slots are neither free nor in the tree."""
         return (self.lost(),)
 
     def close(self) -> None:
-        """Close this rank; all ranks must do so concurrently."""
+        """Close this rank. All ranks must be closed concurrently."""
         self.cache.release_host_resources()
 
     def key(self, tokens: Sequence[int]) -> Any:

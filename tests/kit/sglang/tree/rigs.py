@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Rigs:
-    """All ranks of a group, closed by a `with` block. `settings` are those of the class `rig`."""
+    """All ranks of a group, closed at the end of a `with` block; `settings` go to the class `rig`."""
 
     def __init__(self, ranks: int = 1, rig: type[Rig] = Rig, **settings: Any) -> None:
         here.begin()
@@ -38,7 +38,7 @@ class Rigs:
         return cached
 
     def settled(self) -> None:
-        """Run iterations until every backup has completed, which is the same iteration on all ranks."""
+        """Run iterations until all backups are complete; every rank needs equally many iterations."""
         self.every(lambda rig: rig.settled())
 
     def _at_once(self, command: Callable[[Any], T], members: Sequence[Any]) -> list[T]:
@@ -54,7 +54,8 @@ class Rigs:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After a failed test the ranks may be at different points and would wait for each other.
+        # After a failure the ranks may be at different points. Close them without a flush, because a
+        # flush would wait for the other ranks.
         if error is None:
             self.every(lambda rig: rig.close())
         else:
@@ -64,7 +65,7 @@ class Rigs:
 
 @contextmanager
 def one_rig(**settings: Any) -> Generator[Rig]:
-    """Run one rank; at the end check that no slot is lost or locked."""
+    """Run one rank, and check at the end that no slot is lost or locked."""
     with Rigs(**settings) as rigs:
         [rig] = rigs.ranks
         yield rig

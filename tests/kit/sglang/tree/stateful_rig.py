@@ -1,7 +1,7 @@
 """One rank's radix cache over SGLang's pools, for a model with recurrent states.
 
-Known numbers are written in place of a forward pass: to the request's state slot, and to the slots in
-which SGLang tracks states, if tracking is on.
+Instead of a forward pass, known numbers are written to the request's state slot. If SGLang tracks
+states at page ends, they are also written to the slots of the tracked states.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,10 +23,10 @@ POOLS = f"{MEM_CACHE}.memory_pool"
 
 
 class StatefulRig(Rig):
-    """One rank. `states` names the shape of its states, `slots` is the number of state slots.
+    """One rank; `states` names the kind of recurrent state, `slots` is the number of state slots.
 
-    With `tracked`, SGLang keeps a copy of a request's state at each page end. Without it, a page has
-    one token.
+    If `tracked` is True, SGLang keeps a copy of a request's state at each page end. Otherwise a page
+    has one token.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StatefulRig(Rig):
             "enable_mamba_extra_buffer": self.tracked,
         }
 
-    # State slots, in the order of SGLang's scheduler.
+    # Methods that allocate and free state slots in the order of SGLang's scheduler.
 
     def admit(self, request: Any, *, promised: int = 0) -> bool:
         if not super().admit(request, promised=promised):
@@ -126,7 +126,7 @@ class StatefulRig(Rig):
         kv.mamba_last_track_seqlen = tokens
 
     def insert(self, tokens: Sequence[int]) -> None:
-        """Insert full pages in new slots into the tree, with the state after the last token."""
+        """Insert full pages of tokens into the tree, in new slots, with the state at their end."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
@@ -139,18 +139,18 @@ class StatefulRig(Rig):
     def evict_states(self, count: int) -> None:
         self.cache.evict(here.of(BASE, "EvictParams")(mamba_num=count))
 
-    # Matches, and the content of slots.
+    # Methods that query matches and the content of slots.
 
     def pages(self, first: int, count: int) -> list[int]:
-        """Return the tokens of `count` full pages, starting with token `first`."""
+        """Return consecutive tokens from `first` on that fill `count` pages."""
         return list(range(first, first + count * self.page_tokens))
 
     def found(self, *sequences: Sequence[int]) -> list[bool]:
-        """Return for each sequence whether it matches completely."""
+        """Return, for each sequence of tokens, whether all of it matches on the device."""
         return [self.matched(each) == len(each) for each in sequences]
 
     def state_of(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the state slot of the node where a match of tokens ends."""
+        """Return the state slot of the tree node at which the match of these tokens ends."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         node = self.match(tokens).last_device_node
         state: torch.Tensor = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
@@ -188,7 +188,7 @@ class StatefulRig(Rig):
 
 @contextmanager
 def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[StatefulRig]:
-    """Run one rank; at the end check that no slot is lost or locked.
+    """Run one rank, and check at the end that no slot is lost or locked.
 
     SGLang keeps at most `states_per_path` states on one path of its tree; -1 means no limit.
     """
@@ -209,6 +209,6 @@ def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[Sta
 
 @pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
 def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
-    """One rank without and with tracked states, for modules that import the fixture."""
+    """One rank, first without and then with tracked states. Test modules import this fixture."""
     with one_stateful(tracked=request.param) as rig:
         yield rig

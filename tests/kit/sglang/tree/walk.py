@@ -1,6 +1,6 @@
-"""Random sequences of scheduler actions on requests, run on all ranks of a group.
+"""Makes random sequences of scheduler actions on requests, on all ranks of a group.
 
-Each action runs on all ranks concurrently. After each action the ranks must agree on answers, device
+Each action runs on all ranks concurrently. Afterwards all ranks must agree on the answer, the device
 sizes and the state digest.
 """
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 RUNNING_MAX, WAITING_MAX = 4, 6
 TURNS_MAX = 100
-"""The most iterations that all requests may need to finish."""
+"""Largest number of scheduler iterations within which all requests must finish."""
 
 
 @dataclass(slots=True, eq=False)
 class Walker:
-    """One request with its object on each rank."""
+    """One request, with its request object on each rank."""
 
     requests: list[Any]
     tokens: int
@@ -36,7 +36,7 @@ class Walker:
 
 @dataclass(slots=True)
 class Walk:
-    """A random walk in progress. Violations are collected in `wrong`, which must stay empty."""
+    """A random walk over a group's actions. `wrong` collects violations and must stay empty."""
 
     rigs: Rigs
     seed: int
@@ -47,7 +47,7 @@ class Walk:
     _held: ExitStack = field(default_factory=ExitStack)
 
     def run(self, moves: int) -> None:
-        """Make `moves` random moves, then finish every request."""
+        """Make `moves` random actions, then finish every request."""
         drawn = Random(self.seed)
         last, fails = self.rigs.ranks[-1], Random(self.seed)
         failing = last.copies_failing(Direction.TO_DEVICE, lambda: fails.random() < 0.2)
@@ -148,7 +148,7 @@ class Walk:
         self.running.remove(walker)
 
     def _retract(self, drawn: Random) -> None:
-        # A retraction copies pages before anything else, so no copy may be held.
+        # Unblock copies first, because a retraction waits for its own copy.
         self._let_go(drawn)
         walker = self._drawn(drawn, _has_computed)
         if walker is None:
@@ -175,12 +175,12 @@ class Walk:
         self._let_go(drawn)
         self._every(lambda rig: rig.cache.reset())
         self._every(lambda rig: rig.allocator.clear())
-        # State slots belong to the rows of requests.
+        # Clear the request table, too, because its rows own the state slots.
         self._every(lambda rig: rig.rows.clear())
         self._every(lambda rig: rig.spoil())
 
     def _hold(self, drawn: Random) -> None:
-        """Hold the first rank's copies in a random direction, which delays all ranks."""
+        """Block rank 0's copies in a random direction, so that all ranks have to wait for rank 0."""
         self._let_go(drawn)
         direction = drawn.choice(list(Direction))
         self._held.enter_context(self.rigs.ranks[0].copies_held(direction))

@@ -146,7 +146,10 @@ def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str
 def _reached(
     start: PurePosixPath, imports: Mapping[PurePosixPath, set[PurePosixPath]]
 ) -> set[PurePosixPath]:
-    """Return the modules that `start` imports directly or indirectly; `start` only if in a cycle."""
+    """Return the modules that `start` imports directly or indirectly.
+
+    `start` is included only if it is part of an import cycle.
+    """
     found: set[PurePosixPath] = set()
     new = set(imports[start])
     while new:

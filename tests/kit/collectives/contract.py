@@ -41,10 +41,10 @@ class Ranks(Protocol):
     """Runs each program on all ranks of a new group."""
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
-        """Run the program on each rank of a new group; return the results by rank.
+        """Run the program on each rank of a new group; return the results in rank order.
 
-        Ranks in `late` wait in `hold` until all other ranks have returned. The group stays open until
-        then.
+        On ranks in `late`, the program's call of `hold` blocks until all other ranks have returned. The
+        group stays open until then.
         """
         ...
 
@@ -77,7 +77,7 @@ class CollectiveContract:
     def test_a_rank_that_does_not_come_is_a_timeout_within_the_deadline(
         self, ranks: Ranks, meeting: str, timeout_s: float
     ) -> None:
-        """Rule R10: each wait has a deadline, and the error at the deadline is documented."""
+        """Rule R10: each wait has a deadline, at which it raises a documented error."""
         *others, _ = ranks.run(partial(stay_away, meeting, timeout_s), 3, late={2})
 
         errors, waited_s = zip(*others, strict=True)
@@ -233,7 +233,8 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Errors that stay referenced, as in a real caller, so that the objects in their frames stay alive."""
+"""Errors kept alive by a reference, as in a real caller, with the objects that their frames reference.
+"""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:

@@ -73,7 +73,7 @@ class Victim(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A signal sent to a rank at a point; no signal is sent if `point` is None."""
+    """A signal to send to the victim at a fault point. If `point` is None, no signal is sent."""
 
     victim: Victim
     signal: int
@@ -184,7 +184,8 @@ class Opening(NamedTuple):
 
         begin_torch(member)
         names = (f"alone/{member.rank}/{number}" for number in itertools.count())
-        # Create one group first, because torch keeps resources of its first group forever.
+        # Create and close a group before any snapshot of resources, because torch keeps some resources
+        # of its first group forever.
         TorchCollective.create(timeout_s=PATIENCE_S).close()
         return cls(
             member.rank,

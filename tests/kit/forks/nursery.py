@@ -41,13 +41,13 @@ def import_all(modules: Sequence[str]) -> str | None:
             import_module(name)
     except Exception:  # noqa: BLE001 - whatever failed is the answer.
         return traceback.format_exc()
-    # An engine would spawn its ranks, and each rank would import all modules again.
+    # Make engines fork their ranks, because a spawned rank would import all modules again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = _keep_start_method
     # Exclude existing objects from garbage collection, because a collection in a fork would write to
     # their memory and thereby copy it.
     gc.freeze()
-    # No process waits for the forks, so the kernel reaps them.
+    # Let the kernel reap the forks, because no process waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return None
 
@@ -55,7 +55,8 @@ def import_all(modules: Sequence[str]) -> str | None:
 def become(called: str, handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
     """Run `called` in this fork as leader of a new process group, logging to `log`; never return.
 
-    `called` names a function as "package.module:function". The function takes the connection's handle.
+    `called` names a function as "package.module:function". The function takes `handle`, the file
+    descriptor of the fork's connection.
     """
     status = 1
     try:

@@ -48,8 +48,8 @@ def two_nodes() -> Generator[TwoNodes]:
         place = opened.enter_context(
             tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)
         )
-        # Create the folder `ray`, to which the cluster writes its address. Only a locally started Ray
-        # would create it.
+        # Create the folder `ray`, because the cluster writes its address there but does not create the
+        # folder.
         (Path(place) / "ray").mkdir()
         opened.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_TMPDIR", place)
         size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}

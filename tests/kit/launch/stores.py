@@ -1,6 +1,6 @@
 """File stores with content as engines write it, for tests of `lockstep store`.
 
-python -m tests.kit.launch.stores <directory>: writes pages of another model until it is killed.
+python -m tests.kit.launch.stores <directory>: writes pages of a second model until it is killed.
 """
 
 import asyncio
@@ -138,7 +138,10 @@ def another_process_writes(root: Path) -> Generator[None]:
 
 
 async def write_for_ever(root: Path) -> None:
-    """Write pages of a model repeatedly, and print a line after the first pages are written."""
+    """Write pages of a second model until this process is killed.
+
+    Prints a line after the first pages are written.
+    """
     backend = FileBackend(root)
     await backend.open()
     for number in itertools.count():

@@ -32,7 +32,8 @@ class Member(NamedTuple):
 
 
 Join = Callable[[Member], Any]
-"""Function that connects the ranks. Its result goes to `Build` if there is one, else to the program."""
+"""Function that connects the ranks. Its result is passed to `Build`, or to the program if there is no
+`Build`."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
 """Function that runs on one rank and takes the result of `Join` or `Build`."""
@@ -138,7 +139,7 @@ class RunningGroup:
             try:
                 connection.send(None)
             except BrokenPipeError:
-                continue  # Some tests kill a rank on purpose.
+                continue  # A test may have killed this rank on purpose.
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ class LendingEngine(HostCache):
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
     """Tokens and device pages of each request's backups that may wait for host pages, oldest first."""
     _ended: set[str]
-    """The finished requests that still have a backup in `_waiting`."""
+    """Finished requests whose backups still wait for host pages."""
     keeps_states = False
     """Whether `insert` also lends the recurrent state. Set only by tests that leave the state
     unchanged."""

@@ -2,7 +2,7 @@
 
 
 class PassingTime(list[int]):
-    """The clocks of a group `InTurn` as a list by rank; each read advances the clock by `pace_ms`."""
+    """The ranks' clocks for `InTurn`; each read of a clock advances it by `pace_ms`."""
 
     def __init__(self, pace_ms: int) -> None:
         super().__init__([0])

@@ -28,7 +28,8 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
     found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
     sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
     given = {
-        # Allow one window more than full attention has pages, so that only device KV pages are scarce.
+        # Give the window pool one window more than the KV pool, so that only device KV pages are
+        # scarce.
         "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
         "window_host_pages": host_pages,
         "state_device_pages": 2 * REQUESTS_AT_A_TIME,

@@ -56,7 +56,7 @@ class ServedGroup:
         return said[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
-        """Step until `work` returns True on every rank; fail if that takes ranks different times."""
+        """Step until `work` returns True on every rank; all ranks must need equally many steps."""
 
         def step(cache: Cache) -> int:
             for number in range(STEPS_MAX):

@@ -106,7 +106,7 @@ _QUESTIONS: Mapping[str, Question] = {
     ),
     "done": lambda r, w: "yes" if r.prefetch_done(w.name) else "no",
 }
-"""Queries that do not change the replica, by the word of the scenario."""
+"""Queries that do not change the replica, by the name that scenarios use."""
 
 
 class Run:

@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the key under which the object is stored now, or would be stored first."""
+        """Return the key of the stored object, or the key of its first write if it is not stored."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -213,7 +213,7 @@ class MooncakeStore:
         self.master.kill()
 
     def lend(self, settings: MooncakeSettings) -> MooncakeClient:
-        """Borrow a client from the pool; its `close` returns it."""
+        """Borrow a client from the pool. Closing the client returns it to the pool."""
         return self.lend_as(LentClient, settings)
 
     def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:

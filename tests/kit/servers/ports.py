@@ -1,4 +1,4 @@
-"""Free ports for tests that need a port number before the server starts or across a restart."""
+"""Finds free ports, for tests that need a port number before a server starts or after it restarts."""
 
 import socket
 from contextlib import ExitStack

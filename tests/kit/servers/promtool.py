@@ -12,8 +12,7 @@ from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Length in minutes of each of two phases: series keep their values, then they change as in the window.
-"""
+"""Minutes for which series stay constant, and again minutes for which they change as in the window."""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -46,7 +45,7 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
 
 
 def _series(window: Window) -> Iterator[dict[str, str]]:
-    """Yield promtool's series for each sample: constant first, then gauges jump and counters grow."""
+    """Yield promtool's series: first constant; then counters grow and gauges have the new value."""
     assert window.before is not None
     for rank, before in window.before.ranks.items():
         now = window.now.ranks.get(rank, {})

@@ -125,7 +125,10 @@ class RankBelow:
         shared: int = 0,
         backed_up: int | None = None,
     ) -> None:
-        """Admit a request and compute its tokens, of which the tree stores `backed_up`."""
+        """Admit a request, compute its tokens, and back up the first `backed_up` of them.
+
+        By default all tokens are backed up.
+        """
         if handle not in self.running:
             self.arrive(handle, tokens, items=items)
             waiting = self.waiting.forget(handle)

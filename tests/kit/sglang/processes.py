@@ -58,7 +58,7 @@ def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         # installed.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        # Disable torch.compile, which would compile two small functions for twenty seconds at the first
+        # Disable torch.compile, because compiling two small functions takes twenty seconds at the first
         # request.
         "TORCHDYNAMO_DISABLE": "1",
         # Bind each rank to a core, because otherwise SGLang requires one NUMA node per rank.

@@ -14,7 +14,7 @@ class Request:
     salt: str | None = None
     """SGLang's `cache_salt`: requests share cached pages only with requests of the same salt."""
     adapter: str | None = None
-    """The name of a loaded adapter."""
+    """Name of the loaded LoRA adapter that the request uses, or None."""
     logprobs: bool = True
     """Whether the answer has log-probabilities. If so, SGLang recomputes decoded tokens after a
     retraction."""
@@ -49,7 +49,7 @@ class RankReport:
     """Number of collectives by `name from module.function`: the `torch.distributed` function and its
     caller."""
     cache: str
-    """Name of the class of the rank's prefix cache."""
+    """Class name of the rank's prefix cache."""
     state: Any
     """The JSON form of `lockstep_state()`, or None if the prefix cache has no such method."""
 

@@ -30,7 +30,7 @@ class SlotAllocator:
 
 
 class WindowedAllocator:
-    """Allocates full-attention slots, and a window slot for each of them until it is freed."""
+    """Allocates full-attention slots, each with a window slot that can be freed earlier."""
 
     def __init__(self, full_pages: int, window_pages: int, page_tokens: int) -> None:
         self.full_attn_allocator = SlotAllocator(full_pages, page_tokens)

@@ -281,8 +281,8 @@ class ListingContract:
         await anext(listing)
         await backend.close()
 
-        # The listing must raise an error. If it just ended, the objects that it did not reach would
-        # look deleted.
+        # The listing must fail after the close. If it ended without an error, objects that it did not
+        # list would look deleted.
         with pytest.raises(StorageError, match="closed while it was listed; open it again"):
             _ = [each async for each in listing]
         assert await listed(backend) == []

@@ -171,7 +171,7 @@ class ScriptedEngine:
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Change the weights of all later forward passes. The plug-in learns their name from `name`."""
+        """Change the weights that compute from now on. The plug-in learns of it only by `name`."""
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):
@@ -193,7 +193,7 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """Run the scheduler, the forward pass, and the I/O of ranks that run I/O in this step."""
+        """Run a scheduler pass and a forward pass, and then the I/O of the ranks that are due."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens

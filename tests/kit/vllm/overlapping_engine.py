@@ -1,4 +1,4 @@
-"""A small engine with one scheduler and one worker; steps are scheduled before earlier outputs.
+"""A small engine of a scheduler and a worker that schedules steps before earlier steps have ended.
 
 The bytes of a block are derived from the tokens of its prefix, and are copied to and from host memory.
 Each loaded block is compared with the expected bytes, which reveals wrong blocks and late copies. A
@@ -158,7 +158,10 @@ class OverlappingEngine:
         return True
 
     def _preempt(self) -> set[str]:
-        """With a probability of 5 %, preempt a request of no step in flight, and free its blocks."""
+        """With a probability of 5 %, preempt a request that no step in flight computes.
+
+        The request's blocks are freed at once.
+        """
         idle = [
             each for each in self.with_blocks.values() if not each.loaded and not each.computing
         ]
@@ -217,7 +220,10 @@ class OverlappingEngine:
             self.pool.free_blocks(blocks)
 
     def _abort(self) -> None:
-        """With a probability of 5 %, abort a request. A loading one keeps its blocks until then."""
+        """With a probability of 5 %, abort a request.
+
+        If the request is loading, its blocks stay allocated until the load has ended.
+        """
         if not self.with_blocks or self.rng.random() > 0.05:
             return
         running = self.rng.choice(list(self.with_blocks.values()))

@@ -43,7 +43,7 @@ class Plan:
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
     """Additional arguments of vLLM's `LLM`."""
     connector: dict[str, Any] | None = None
-    """`kv_transfer_config`, or None for an engine without a connector."""
+    """vLLM's `kv_transfer_config`, or None for an engine without a connector."""
     fault: str | None = None
     """Name of the fault to inject on the last rank (see `faults`), or None."""
     one_scheduler: bool = False

@@ -28,7 +28,7 @@ def main() -> None:
     for each in configurations:
         try:
             config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
-            # Every vLLM engine begins with this call.
+            # Include this call, because every vLLM engine makes it after the configuration.
             Executor.get_class(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
             ends.append(traceback.format_exception(error)[-1].strip())

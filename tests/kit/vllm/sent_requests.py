@@ -93,7 +93,7 @@ class Sent:
 
 @dataclass
 class Blocks:
-    """Gives the block table of each scheduled request."""
+    """Returns the block table of each scheduled request by the request's name."""
 
     resolve_block_ids: Callable[[str], tuple[Sequence[int], ...]]
 

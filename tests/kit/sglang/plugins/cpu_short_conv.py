@@ -61,7 +61,7 @@ def register() -> None:
 
 
 class _Kernels(ModuleType):
-    """A substitute for a module of kernels that SGLang imports with LFM2's but LFM2 does not use."""
+    """A substitute for the module `sgl_kernel.mamba`; it forwards attributes to `sgl_kernel`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("sgl_kernel"), name)

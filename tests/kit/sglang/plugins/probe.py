@@ -62,7 +62,8 @@ LATE_S = 0.3
 first."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
-"""Method of SGLang whose collectives are not counted: it ends each RPC, and only tests send RPCs."""
+"""Method of SGLang that runs a collective at the end of each RPC. The collective is not counted,
+because only tests send RPCs."""
 
 
 class Probe:
@@ -192,7 +193,7 @@ def _poison_loads(pool: str) -> None:
         for transfer in job.transfers:
             if transfer.pool == pool:
                 for pair in self._pools[pool].pairs:
-                    # With these bytes every float32 reads as 0.747.
+                    # The byte 0x3F in every position makes each float32 read as 0.747.
                     pair.device.view(torch.uint8)[:, list(transfer.destinations)] = 0x3F
 
     copies._copy = copy_and_poison

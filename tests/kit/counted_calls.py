@@ -14,7 +14,8 @@ def calls(action: Callable[[], object]) -> int:
         counted += event == "call"
 
     before = sys.getprofile()
-    # Collect garbage first and disable the collector, because its callbacks would be counted, too.
+    # Collect garbage first and disable the collector, because the calls of its callbacks would be
+    # counted.
     gc.collect()
     gc.disable()
     sys.setprofile(count)

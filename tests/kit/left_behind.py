@@ -43,4 +43,4 @@ def tasks_of_closed_loops() -> Generator[list[str]]:
     try:
         yield tasks
     finally:
-        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # undoes the patch.
+        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # restores the original.

@@ -1,4 +1,4 @@
-"""Simulates schedules of code with a deliberate bug, and asserts that a schedule detects the bug."""
+"""Runs simulated schedules of deliberately broken code, and asserts that one of them fails."""
 
 from collections.abc import Iterator
 

@@ -69,7 +69,7 @@ class CollectiveContract:
         assert ranks.run(partial(gather_payloads, lengths), 3) == [expected] * 3
 
     def test_launches_count_rounds_and_not_gatherings(self, ranks: Ranks) -> None:
-        """Rule R1: each transport counts the collectives that it has launched."""
+        """Rule R1: each transport counts its collectives, so that a test can check their number."""
         assert ranks.run(count_launches, 2) == [[0, 0, 1, 1, 2]] * 2
 
     @pytest.mark.parametrize("timeout_s", [SHORT_S, 0.0])

@@ -161,7 +161,7 @@ class RunningGroup:
 def _run_rank(
     program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
-    # Unblock SIGINT, because a fork server that a benchmark started has it blocked.
+    # Unblock SIGINT, because it stays blocked if a benchmark has started the fork server.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     released = False
 

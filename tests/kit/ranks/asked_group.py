@@ -1,4 +1,4 @@
-"""A group in threads of this process that serves no requests but an operator's control requests."""
+"""A group, in threads of this process, whose only work is to answer an operator's control requests."""
 
 import threading
 from collections.abc import Callable

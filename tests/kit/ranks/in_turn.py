@@ -65,7 +65,7 @@ def prompt(pages: int, *, start: int = 0) -> list[int]:
 
 
 def prompt_of(first: int, pages: int) -> list[int]:
-    """Return tokens that fill `pages` pages and share no prefix with those of another `first`."""
+    """Return tokens that fill `pages` pages; different values of `first` give no common prefix."""
     return prompt(pages, start=first * 1000)
 
 

@@ -46,7 +46,7 @@ def objects_of(
     pages: int,
     namespace: str = NAMESPACE,
 ) -> RankObjects:
-    """Return one rank's host pages of full attention without content."""
+    """Return one rank's host pages of full attention, without content."""
     shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
     shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
     return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
@@ -55,7 +55,7 @@ def objects_of(
 def in_host_memory(
     shards: Mapping[str, ShardLayout], shardings: Shardings, *, pages: int, namespace: str
 ) -> RankObjects:
-    """Return one rank's host pages of these pools without content."""
+    """Return one rank's host pages of the given pools, without content."""
     pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
     return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
 

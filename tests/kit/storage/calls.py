@@ -94,7 +94,7 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGenerator[Backend]:
-    """Keep a backend open in the block."""
+    """Open a backend for the duration of the block."""
     await backend.open(memory)
     try:
         yield backend
@@ -105,12 +105,12 @@ async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGen
 def opened(
     store: StoreUnderTest, memory: Sequence[memoryview] = ()
 ) -> AbstractAsyncContextManager[StorageBackend]:
-    """Keep a new backend on this store open in the block."""
+    """Open a new backend on the given store for the duration of the block."""
     return using(store.backend(), memory)
 
 
 def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
-    """Keep the backend of a URI open in the block."""
+    """Open the backend of a URI for the duration of the block."""
     return using(make_backend(uri))
 
 

@@ -118,7 +118,7 @@ def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> No
 def let_one_die(
     root: Path, durability: Durability, first: int, at: int, manner: str
 ) -> tuple[bool, list[int]]:
-    """Run a writer that is killed at call `at`; return whether it was, and the changes it reported."""
+    """Run a writer that shall die; return whether it died, and its confirmed changes."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

@@ -103,9 +103,9 @@ class Proxy:
         self.swells = False
         """Whether the proxy extends long responses by 256 MiB."""
         self.asked = asyncio.Event()
-        """Set whenever a request arrives."""
+        """Event that is set whenever a request arrives."""
         self.dropped = asyncio.Event()
-        """Set when a client closes a connection."""
+        """Event that is set when a client closes a connection."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:

@@ -24,5 +24,5 @@ def texts() -> dict[str, str]:
 
 
 def metrics_asked_for() -> set[str]:
-    """Return the names of all metrics in these queries, without histogram suffixes."""
+    """Return the names of all metrics in the dashboard and the rules, without histogram suffixes."""
     return {PARTS.sub("", name) for text in texts().values() for name in NAME.findall(text)}

@@ -34,7 +34,7 @@ class Program:
     module: str
     arguments: Sequence[object] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables in addition to `ENVIRONMENT` and this process's environment."""
+    """Environment variables in addition to `ENVIRONMENT` and this process's environment."""
 
 
 @dataclass(frozen=True, slots=True)

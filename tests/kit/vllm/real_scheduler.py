@@ -49,7 +49,7 @@ LAYOUT = PageLayout(
 
 @dataclass
 class Served:
-    """An engine's scheduler, its workers, and the executors that the test scripts."""
+    """An engine's scheduler and its workers, whose executors are scripted by the test."""
 
     model: Path
     blocks: int = 64

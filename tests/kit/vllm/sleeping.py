@@ -40,7 +40,7 @@ class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUnty
             each.fill_(NOTHING_OF_ITS_OWN)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Call the connector's `restore_kv_caches`, which vLLM 0.32 does not call, if it exists."""
+        """Call the connector's `restore_kv_caches` if it exists; vLLM 0.32 does not call it."""
         getattr(kv_transfer.get_kv_transfer_group(), "restore_kv_caches", _nothing)()
 
 

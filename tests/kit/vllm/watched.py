@@ -25,7 +25,7 @@ PROMPTS = [
 ]
 PATIENCE_S = 10.0
 
-# Import these by name, because only environments with vLLM have them.
+# Modules of vLLM and of packages that are installed with vLLM.
 msgspec: Any = import_module("msgspec")
 zmq: Any = import_module("zmq")
 loggers: Any = import_module("vllm.v1.metrics.loggers")

@@ -11,16 +11,16 @@ Fields = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Differences between an engine's settings and Lockstep's lists."""
+    """Differences between an engine's settings and Lockstep's lists of settings."""
 
     lacking: Sequence[str]
-    """Names that are on the lists but that the engine does not have."""
+    """Excluded settings that the engine does not have."""
     added: Sequence[str]
-    """Settings that the engine has but that are on no list."""
+    """Settings of the engine that are not among the known ones."""
 
 
 def compare(exclusions: Exclusions, found: Fields, known: Mapping[str, str]) -> Compared:
-    """Compare the engine's settings `found` with the excluded and the `known` names."""
+    """Compare the engine's settings `found` with the excluded and the `known` settings."""
     names = {*found}
     for owner, each in found.items():
         names |= {f"{owner}.{name}" if owner[0].isupper() else name for name in each}

@@ -349,7 +349,7 @@ class HostGroup:
         """Return the fold of some cells in a round.
 
         Waits `timeout_s` for the ranks of this host. Once all of them have joined, waits `patience_s`
-        longer for the courier's cell, which carries the other hosts. Raises the error of the group's
+        longer for the host leader's cell, which carries the other hosts. Raises the error of the group's
         ending.
         """
         folded = self._look_often(span, number)

@@ -389,7 +389,7 @@ def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
     kept.fill(pages=range(100))
     script = (
         "import sys, os, signal\n"
-        "from lockstep.launch import command\n"
+        "from lockstep.launch import lockstep_command\n"
         "from lockstep.launch.store import verify\n"
         "add = verify.Verification.add\n"
         "def noted(self, stored, outcome):\n"
@@ -398,7 +398,7 @@ def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "verify.Verification.add = noted\n"
         "verify.for_each_batch.__kwdefaults__['nbytes_max'] = 20 * 4608\n"
-        "command.main()\n"
+        "lockstep_command.main()\n"
     )
 
     ended = subprocess.run(

@@ -1,11 +1,12 @@
 """The ballot (vote) of one rank: its progress on every operation in flight, encoded as lanes.
 
-The executor reports `Progress`; the ballot keeps the highest level that each operation has reached.
-Levels only rise (rule R13), so duplicate or reordered reports change nothing. Reports about unexpected
-operations, such as finished ones, are ignored.
+The executor sends progress reports (`Progress`). The ballot keeps the highest level that each operation
+has reached. Levels only rise (rule R13), so duplicate or reordered reports change nothing. The ballot
+ignores reports about operations that it does not track, such as finished ones.
 
-Between rounds, only lanes whose level or meaning changed are rewritten. The lanes always equal a full
-recomputation, so progress noted before an operation got its slot counts from then on.
+Between rounds, the ballot rewrites only the lanes whose level or meaning changed. The result always
+equals a full recomputation, so a report that arrives before its operation has a prefetch slot is not
+lost.
 """
 
 from bisect import bisect_right
@@ -37,11 +38,12 @@ from .prefetch_slots import UNBOUNDED
 
 
 class Answered(Record, frozen=True):
-    """The prefix lengths that this rank can restore from its store, in pages of the lookup.
+    """Progress report: the prefix lengths that this rank can restore from its store for a prefetch.
 
-    These are all lengths up to `pages`, and the lengths in `beyond`, ascending. State that exists only
-    at some positions (window, recurrent state) makes the set sparse. Ranks must agree on a length that
-    is in every rank's set, which the minimum of their longest lengths may not be (rule R4).
+    Lengths are in pages. The set contains every length up to `pages`, and the lengths in `beyond`
+    (ascending). State that exists only at some positions (window or recurrent state) makes the set
+    sparse. The ranks must agree on a length that is in every rank's set, and the minimum of their
+    longest lengths may not be such a length (rule R4).
     """
 
     operation: int
@@ -55,40 +57,40 @@ class Answered(Record, frozen=True):
 
 
 class Landed(Record, frozen=True):
-    """The first `pages` pages of the operation hold verified bytes on this rank. Cumulative."""
+    """Progress report: the operation's first `pages` pages hold verified bytes on this rank."""
 
     operation: int
     pages: int
 
 
 class Capped(Record, frozen=True):
-    """At most the first `pages` pages of the operation can land on this rank."""
+    """Progress report: at most the first `pages` pages of the operation can land on this rank."""
 
     operation: int
     pages: int
 
 
 class Expired(Record, frozen=True):
-    """The operation's deadline has passed on this rank."""
+    """Progress report: the operation's deadline has passed on this rank."""
 
     operation: int
 
 
 class TransferEnded(Record, frozen=True):
-    """A copy or write has finished on this rank, successfully if `ok`."""
+    """Progress report: the operation's copy or write finished on this rank, successfully if `ok`."""
 
     operation: int
     ok: bool
 
 
 class Quiesced(Record, frozen=True):
-    """This rank has no I/O in flight on the operation's pages."""
+    """Progress report: this rank has no I/O in flight on the operation's pages."""
 
     operation: int
 
 
 class QuiesceExpired(Record, frozen=True):
-    """The quiesce deadline passed on this rank with I/O on the operation's pages in flight."""
+    """Progress report: the quiesce deadline passed while this rank had I/O in flight on the pages."""
 
     operation: int
 
@@ -105,12 +107,12 @@ class OperationProgress:
     ceiling: int = UNBOUNDED
     expired: bool = False
     ended: bool | None = None
-    """None while the operation runs, then whether it succeeded."""
+    """Whether the operation's copy or write succeeded; None while it is running."""
     quiesced: bool = False
     quiesce_expired: bool = False
 
     def raise_to(self, progress: Progress) -> bool:
-        """Raise the level that `progress` reports; return whether the level changed."""
+        """Merge a progress report; return whether the report raised any level."""
         match progress:
             case Landed(pages=pages) if pages > self.landed:
                 self.landed = pages
@@ -131,13 +133,13 @@ class OperationProgress:
         return True
 
     def ended_in(self, queue: Queue) -> bool:
-        """Return whether `queue`'s watermark on this rank may count the operation as finished."""
+        """Return whether `queue` counts the operation as finished on this rank."""
         if queue in _QUIET_QUEUES:
             return self.quiesced
         return self.ended is True
 
     def failed_in(self, queue: Queue) -> bool:
-        """Return whether `queue`'s watermark on this rank must count the operation as failed."""
+        """Return whether `queue` counts the operation as failed on this rank."""
         if queue is _QUIESCE:
             return self.quiesce_expired and not self.quiesced
         return queue is not _QUARANTINE and self.ended is False
@@ -151,33 +153,35 @@ _FAILURES = (TransferEnded, QuiesceExpired)
 
 @dataclass(slots=True)
 class _QueueIndexes:
-    """One watermark queue: its tickets in order, and the watermark of this rank."""
+    """The operations of one watermark queue, and the watermark of this rank in the queue."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    """(ticket, operation) pairs not yet covered by this rank's watermark, in ticket order."""
+    """(queue index, operation) pairs after this rank's watermark, in order of queue index."""
     failed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Heap of (ticket, operation) pairs that failed on this rank; may include stale pairs."""
+    """Heap of (queue index, operation) pairs that failed on this rank. Outdated pairs are dropped when
+    the watermark is computed."""
     ended_through: int = 0
 
 
 @dataclass(slots=True)
 class _Expected:
-    """An operation that the ballot expects: its progress, and the lanes that carry it."""
+    """An operation that the ballot tracks: its progress, and the lanes that carry its progress."""
 
     seen: OperationProgress = field(default_factory=OperationProgress)
     prefetch_slot: int | None = None
     phase: Phase = Phase.WAITING
-    """The phase and the bound define the meaning of the lanes of the operation's prefetch slot."""
+    """The operation's phase. Phase and bound define the meaning of the lanes of the prefetch slot."""
     bound: int = UNBOUNDED
     queue: Queue | None = None
-    """The queue that issued the operation's last ticket."""
+    """The watermark queue that the operation joined last; None if it has joined none."""
     queue_index: int = 0
 
 
 class Ballot:
-    """The progress levels that one rank votes with, and its lanes. Not thread-safe; one owner.
+    """Collects one rank's progress and encodes it as the lanes of its vote. Not thread-safe.
 
-    An operation has at most one prefetch slot and is in at most one queue, that of its last ticket.
+    An operation has at most one prefetch slot and is in at most one watermark queue: the one that it
+    joined last.
     """
 
     def __init__(self, shape: BallotShape, rank: int) -> None:
@@ -189,9 +193,9 @@ class Ballot:
         self._stale = set(Queue)
         """Queues that changed since their lanes were last written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
-        """The lanes of the next round, with an empty header."""
+        """The lanes of this rank's next vote, except for the header."""
         self._written = self._lanes.data
-        """A memoryview of `_lanes`: single-lane writes are cheaper than through the array."""
+        """A memoryview of `_lanes`, because writing single lanes through the array is slower."""
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
         """Apply the replica's expectations in the given order."""
@@ -211,7 +215,7 @@ class Ballot:
     def assign_slot(
         self, operation: int, prefetch_slot: int, phase: Phase, bound: int = UNBOUNDED
     ) -> None:
-        """Assign a prefetch slot to `operation`; phase and bound define the meaning of its lanes."""
+        """Assign a prefetch slot to `operation`; phase and bound define the slot's lanes."""
         if not 0 <= prefetch_slot < self._prefetch_slots:
             raise InternalError(
                 f"prefetch slot is {prefetch_slot}, must be 0 to {self._prefetch_slots - 1}"
@@ -229,7 +233,7 @@ class Ballot:
             self._free_slot(expected)
 
     def enqueue(self, queue: Queue, queue_index: int, operation: int) -> None:
-        """Append `operation` to `queue`. The tickets of a queue only rise."""
+        """Append `operation` to a watermark queue. The indices of a queue only rise."""
         expected = self._expect(operation)
         queue_indexes = self._tickets[queue]
         queue_indexes.waiting.append((queue_index, operation))
@@ -239,7 +243,7 @@ class Ballot:
         self._stale.add(queue)
 
     def dequeue(self, queue: Queue, queue_index: int) -> None:
-        """Drop the tickets of `queue` up to `queue_index`; all ranks have agreed on their outcome."""
+        """Remove operations up to `queue_index`, on whose outcome all ranks have agreed."""
         queue_indexes = self._tickets[queue]
         while queue_indexes.waiting and queue_indexes.waiting[0][0] <= queue_index:
             queue_indexes.waiting.popleft()
@@ -256,7 +260,7 @@ class Ballot:
             self._stale.add(expected.queue)
 
     def note(self, progress: Progress) -> None:
-        """Raise the level that `progress` reports. Progress of unexpected operations is ignored."""
+        """Merge a progress report. Reports on operations that the ballot does not track are ignored."""
         expected = self._expected.get(progress.operation)
         if expected is None or not expected.seen.raise_to(progress):
             return
@@ -269,14 +273,16 @@ class Ballot:
             self._stale.add(queue)
 
     def progress_of(self, operation: int) -> OperationProgress:
-        """Return the progress of `operation`; empty progress if the operation is not expected."""
+        """Return the progress of `operation`; empty progress if the ballot does not track it."""
         expected = self._expected.get(operation)
         return _NOTHING if expected is None else expected.seen
 
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
-        """Return the ticket through which this rank has finished, and the first failed one after it.
+        """Return this rank's watermark in `queue`, and the index of the first failure after it.
 
-        The cost is proportional to the operations that finished or failed since the last call.
+        All operations up to the watermark have finished on this rank. The second value is None if no
+        operation failed. The cost is proportional to the operations that finished or failed since the
+        last call.
         """
         queue_indexes = self._tickets[queue]
         while queue_indexes.waiting and self._has_ended(queue, queue_indexes.waiting[0][1]):
@@ -291,7 +297,7 @@ class Ballot:
         return queue_indexes.ended_through, None
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Return this rank's vector for a round. The caller owns the vector; no level changes."""
+        """Return this rank's vector for a round. The caller owns it. Progress levels do not change."""
         if self._stale:
             for queue in self._stale:
                 self._write_queue(queue)
@@ -337,7 +343,7 @@ class Ballot:
             expected.prefetch_slot = None
 
     def _named(self, value: int) -> int:
-        """Encode `value` and this rank, so that MIN yields the smallest value and its lowest rank."""
+        """Encode a value with this rank. MIN over ranks then yields the smallest value and its rank."""
         return value * self._world_size + self._rank
 
 

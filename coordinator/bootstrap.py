@@ -1,6 +1,6 @@
 """Group bootstrap: check that all ranks have equal settings, and stop all ranks if one cannot start.
 
-These exchanges run before the first round. With teardown and the error path, they are the only
+The bootstrap runs before the first round. Only the bootstrap, teardown and the error path use
 collectives outside of rounds.
 """
 
@@ -22,11 +22,11 @@ _SETTINGS: Final[Codec[tuple[Fingerprint, dict[str, int]]]] = Codec(
 )
 _PROBLEMS: Final[Codec[str | None]] = Codec(str | None)
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
-"""Matches parts that differ between ranks with the same problem: random names and durations."""
+"""Matches the text that varies between ranks with the same problem: random names and durations."""
 
 
 def flatten(value: object) -> dict[str, Scalar]:
-    """Return the leaves of nested settings by dotted path, with enumerations as their values.
+    """Return all scalars in nested settings by dotted path; an enum member becomes its value.
 
     Raises `TypeError` for anything other than a scalar, dataclass, record, mapping or sequence.
     """
@@ -48,7 +48,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
 def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> Fingerprint:
     """Return, for each setting, its printable text and a digest of its full value.
 
-    `shown` removes the secrets from a text, so passwords are compared but never printed.
+    `shown` removes secrets from a text. The digest includes them, so passwords are compared but never
+    printed.
     """
     return {
         name: (
@@ -60,7 +61,7 @@ def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> 
 
 
 def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Return one clause for each field that differs between ranks, naming ranks and values.
+    """Return one clause for each setting that differs between ranks, with the values and their ranks.
 
     Digests are compared but never printed, because the digest of a short password reveals it.
     """
@@ -93,8 +94,9 @@ def agree_on_settings(
 ) -> dict[str, int]:
     """Check that `equal` is the same on all ranks; return the minimum of each value in `smallest`.
 
-    Collective; part of the bootstrap. Raises the same `ConfigError` on every rank if values differ. The
-    error names the first differing fields and their ranks, with values as `shown` prints them.
+    Every rank must call this function during the bootstrap. If values differ, every rank raises the
+    same `ConfigError`, which names the first differing fields and their ranks, with values as `shown`
+    prints them.
     """
     payload = _SETTINGS.encode((fingerprint(equal, shown), dict(smallest)))
     gathered = [_SETTINGS.decode(each) for each in collective.gather(payload, timeout_s)]
@@ -108,9 +110,9 @@ def agree_on_settings(
 def agree_that_all_are_ready(collective: Collective, problem: str | None, timeout_s: float) -> None:
     """Exchange start-up problems between all ranks; raise on every rank if any rank has one.
 
-    Collective; part of the bootstrap. All ranks raise the same `ConfigError`, which names the ranks and
-    their problems, so no rank waits for a failed one. Problems that differ only in random names and
-    durations are printed once.
+    Every rank must call this function during the bootstrap. All ranks raise the same `ConfigError`,
+    which names the ranks and their problems, so that no rank waits for one that failed. Problems that
+    differ only in random names and durations are printed once.
     """
     payload = _PROBLEMS.encode(problem)
     said = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]

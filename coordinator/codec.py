@@ -1,7 +1,7 @@
-"""Encode values that pass between processes as msgpack of a type that both sides declare (rule R11).
+"""Msgpack encoding of values that pass between processes, each with a declared type (rule R11).
 
-Nothing is pickled. Decoded values have the declared type down to the last field; a tag selects the
-member of a union of `Record` types.
+Nothing is pickled. Both sides declare the type, and decoding checks the value against it down to the
+last field. In a union of `Record` types, a tag names the type of the value.
 """
 
 from typing import Any, Generic, TypeVar
@@ -11,29 +11,30 @@ import msgspec
 from ..errors import LockstepError, WireError
 
 BYTES_MAX = 1 << 28
-"""The maximum size of one value in bytes. The orders of one step name tens of thousands of keys."""
+"""The maximum size of one encoded value in bytes. It is large because the orders of one step may name
+tens of thousands of page keys."""
 
 T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Base of values that may leave a process, encoded as type name and then fields in order."""
+    """Base class of values that may be sent to another process: encoded as type name, then fields."""
 
 
 class Codec(Generic[T]):
-    """Encodes and decodes values of one type, which also bounds the nesting depth."""
+    """Encodes and decodes values of one type. The type also limits the nesting depth of messages."""
 
     def __init__(
         self, kind: Any, *, bytes_max: int = BYTES_MAX, error: type[LockstepError] = WireError
     ) -> None:
-        """Build a codec for `kind`, which is T and may be a union; bad input raises `error`."""
+        """Build a codec for the type `kind`, which may be a union; invalid data raises `error`."""
         self._bytes_max = bytes_max
         self._error = error
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(kind).decode
 
     def encode(self, value: T) -> bytes:
-        """Return a value as bytes. Raises the codec's error if it cannot be encoded or is too large."""
+        """Encode a value. Raise the codec's error if the value cannot be encoded or is too large."""
         try:
             data = self._encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -42,7 +43,7 @@ class Codec(Generic[T]):
         return data
 
     def decode(self, data: bytes | memoryview) -> T:
-        """Return the decoded value; raises the codec's error, with the position, for bad bytes."""
+        """Decode bytes. Raise the codec's error, which names the position, if the bytes are invalid."""
         self._require_room(len(data))
         try:
             value: T = self._decode(data)

@@ -24,7 +24,7 @@ class CommonStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """Return a key's value; raises `RuntimeError` or `KeyError` if none appears in time."""
+        """Return a key's value; raise `RuntimeError` or `KeyError` if none appears before a timeout."""
         ...
 
     def delete_key(self, key: str) -> bool:
@@ -45,14 +45,14 @@ class PendingRound(Protocol):
 
 
 class Collective(Protocol):
-    """The channel between the ranks of one group, used only for rounds."""
+    """The channel between the ranks of one group. Each round is one collective on it."""
 
     transport: str
-    """The name of the transport; if the group chose it, a colon and the reason follow."""
+    """The name of the transport; if a reason for the choice is known, it follows after a colon."""
 
     @property
     def rank(self) -> int:
-        """This rank, from 0."""
+        """The number of this rank, from 0."""
         ...
 
     @property
@@ -66,31 +66,32 @@ class Collective(Protocol):
         ...
 
     def launch(self, lanes: Vector) -> PendingRound:
-        """Start the one collective of a round. The transport copies `lanes` or takes ownership of it.
+        """Start the collective of one round. The transport copies `lanes` or takes ownership of it.
 
-        Every rank launches rounds in the same order, and at most one is pending.
+        Every rank launches rounds in the same order, and at most one round is pending.
         """
         ...
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """Return the payloads of all ranks, in order of rank, on every rank.
 
-        Only for bootstrap, teardown, and the error path that explains a divergence; never in a step.
+        Gathers are used in bootstrap, teardown, and the error path that explains a divergence; never in
+        a step.
         """
         ...
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a store shared by all ranks, with a key space private to callers that use this name.
+        """Return a key-value store shared by all ranks; `name` selects a private key space.
 
-        The rendezvous store is used, so the data is lost with the process that serves it. Call only at
-        start-up, because the call may connect.
+        The store is the ranks' rendezvous store, so its data is lost when the process that serves it
+        exits. Call only at start-up, because the call may open a connection.
         """
         ...
 
     def close(self) -> None:
         """Release the transport's resources without waiting for other ranks. May be called twice.
 
-        After an error this lets the other ranks notice at once. In a process forked from this rank's,
-        `close` does nothing, and every other call that needs the group raises `UsageError`.
+        Closing after an error lets the other ranks notice at once. In a process forked from the rank's
+        process, `close` does nothing, and every other call that needs the group raises `UsageError`.
         """
         ...

@@ -1,8 +1,8 @@
-"""Error path of a round in which ranks diverge: find the first operation that differs.
+"""Error path of a round in which ranks diverge: find the first replica change that differs.
 
-Each rank keeps a flight recorder: the latest changes of its replica, numbered, each with the digest
-after it. If digests differ, the ranks gather the recorders, outside of rounds, and compare them entry
-by entry.
+Each rank keeps a flight recorder: the latest changes of its replica, numbered, each with the state
+digest after the change. If the ranks' digests differ, the ranks gather the recorders, outside of
+rounds, and compare them entry by entry.
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ ENTRIES_GATHERED = 512
 
 
 _RECORDED: Final[Codec[tuple[int, list[str]]]] = Codec(tuple[int, list[str]])
-"""The index of the first entry and the texts of the entries, as `Recorder.last` returns them."""
+"""Encodes the index of the first entry and the texts of the entries, as `Recorder.last` returns them.
+"""
 
 
 class Recorder:
@@ -25,16 +26,16 @@ class Recorder:
 
     def __init__(self, capacity: int = 4096) -> None:
         self.count = 0
-        """The number of entries recorded since the start."""
+        """The number of entries recorded since the start, including entries dropped since."""
         self._entries: deque[object] = deque(maxlen=capacity)
 
     def record(self, *entry: object) -> None:
-        """Append an entry. It is formatted only when the recorder is read."""
+        """Append an entry. The entry is formatted only when the recorder is read."""
         self._entries.append(entry)
         self.count += 1
 
     def last(self, number: int) -> tuple[int, list[str]]:
-        """Return the index of the first of the last `number` entries, and the entries' texts."""
+        """Return the last `number` entries as texts, preceded by the index of the first of them."""
         kept = list(self._entries)
         kept = kept[max(0, len(kept) - number) :]
         return self.count - len(kept), [
@@ -42,15 +43,15 @@ class Recorder:
         ]
 
     def parts(self, entry: object) -> Sequence[object]:
-        """Return the parts of a stored entry."""
+        """Return the parts of a stored entry that are printed."""
         return cast("tuple[object, ...]", entry)
 
 
 def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | None:
-    """Return a clause that names the first entry in which the ranks differ, or None.
+    """Return a clause that names the first entry in which the ranks differ; None if none differs.
 
-    `recorders` has, for each rank, the index of its first entry and its entries. Only the range that
-    every rank still retains is compared.
+    `recorders` has, for each rank, the index of its first entry and its entries. Entries that some rank
+    no longer retains are not compared.
     """
     start = max(first for first, _ in recorders)
     stop = max(first + len(entries) for first, entries in recorders)
@@ -70,7 +71,8 @@ def explain(
 ) -> DivergenceError:
     """Gather the recorders of all ranks and return the error that names the difference.
 
-    If the epochs differ, the recorders have nothing in common and are not gathered.
+    If the epochs differ, the ranks belong to different starts of the group. Their recorders cannot be
+    compared and are not gathered.
     """
     what = " and ".join(different)
     if "epoch" in different:

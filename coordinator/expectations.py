@@ -1,6 +1,7 @@
-"""Expectations: the operations whose progress a ballot tracks, their lanes, and agreed outcomes.
+"""Expectations: the replica's instructions to the ballot on which operations to track.
 
-The replica emits expectations, and the ballot applies them in that order. Nothing flows back.
+The replica emits expectations, and the ballot applies them in that order. The ballot returns nothing to
+the replica.
 """
 
 from .codec import Record
@@ -8,7 +9,7 @@ from .operation import Phase, Queue
 
 
 class SlotAssigned(Record, frozen=True):
-    """A prefetch slot carries `operation` from now on; phase and bound define its lanes."""
+    """Expectation: the prefetch slot now carries `operation`; phase and bound define its lanes."""
 
     operation: int
     prefetch_slot: int
@@ -17,13 +18,13 @@ class SlotAssigned(Record, frozen=True):
 
 
 class SlotFreed(Record, frozen=True):
-    """The prefetch slot of `operation` no longer carries a vote."""
+    """Expectation: the prefetch slot of `operation` no longer carries a vote."""
 
     operation: int
 
 
 class Queued(Record, frozen=True):
-    """`operation` was appended to a watermark queue."""
+    """Expectation: `operation` was appended to a watermark queue."""
 
     queue: Queue
     queue_index: int
@@ -31,14 +32,14 @@ class Queued(Record, frozen=True):
 
 
 class Settled(Record, frozen=True):
-    """All ranks agreed on the outcome of the queue's tickets up to `queue_index`."""
+    """Expectation: all ranks agreed on the outcome of the queue's operations up to `queue_index`."""
 
     queue: Queue
     queue_index: int
 
 
 class Forgotten(Record, frozen=True):
-    """`operation` has finished; its progress is dropped."""
+    """Expectation: `operation` has finished; the ballot drops its progress."""
 
     operation: int
 

@@ -11,16 +11,17 @@ also names the lowest rank with the smallest value.
                readiness: -(rank + 1) if this rank refuses it, 0 if none, 1 if staged, 2 if ready
                requests: length of the gapless run of requests received, counted from the first;
                NEUTRAL if this rank receives none; then -(requests in total, as known to this rank)
-    queues     for each watermark: finished through this ticket; first failed ticket, named
+    queues     for each watermark queue: index up to which all operations have finished;
+               index of the first failed operation, named
     slots      for each prefetch slot, by phase of its prefetch; NEUTRAL if the slot is free:
                QUERY      longest length that this rank can restore within the slot's bound, named,
                           or -1;                      -that length;    deadline
-               RESTORABLE the same
+               RESTORABLE the same as in QUERY
                TRANSFER   pages landed;               ceiling, named;  deadline
                the deadline lane is -(rank + 1) of a rank whose deadline passed, else 0
 
-The `LaneLayout` defines the prefetch slots' lanes. It follows from replicated state and is frozen at
-the round's launch; its digest is voted on in the header.
+The `LaneLayout` defines the prefetch slots' lanes. It is derived from replicated state and frozen when
+the round is launched, and the header carries its digest.
 """
 
 from collections.abc import Sequence
@@ -37,10 +38,10 @@ from .prefetch_slots import PrefetchSlotTable
 from .proposal import NOTHING_STAGED, StagedLanes
 
 NEUTRAL = 1 << 62
-"""A lane without a vote: no real value is larger, so it never wins the MIN."""
+"""The value of a lane without a vote. No real value is larger, so it never wins the MIN."""
 
 NO_ANSWER = -1
-"""The lookup lane of a rank whose store has not answered yet; it is lower than every answer."""
+"""The lookup lane's value while this rank's store has not answered; it is lower than every answer."""
 
 EPOCH, ROUND, STATE, LAYOUT = 0, 2, 4, 6
 HEALTH, TIME = 8, 9
@@ -57,12 +58,12 @@ SLOTS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of the lanes in one round. If ranks have different layouts, the round reports it."""
+    """The meaning of the lanes in one round. Its digest in the header reveals ranks that differ."""
 
     epoch: int
     round: int
     state_digest: int
-    """The 63-bit digest of the replicated state at launch."""
+    """The 63-bit digest of the replicated state when the round was launched."""
     prefetch_slots: PrefetchSlotTable
 
 
@@ -75,18 +76,19 @@ class BallotShape:
 
     @property
     def length(self) -> int:
-        """The number of lanes."""
+        """The number of lanes in a vector."""
         return SLOTS_AT + SLOT_LANES * self.prefetch_slots
 
 
 class Voter(msgspec.Struct, frozen=True, kw_only=True):
-    """The health, clock, staged proposal and requests that a rank reports in a round's header."""
+    """One rank's report in a round's header: health, clock, staged proposal and requests."""
 
     healthy: bool
     time_ms: int
     staged: StagedLanes = NOTHING_STAGED
     requests: int | None = None
-    """The gapless run of requests received since the epoch began; None if this rank receives none."""
+    """Length of the gapless run of requests received since the epoch began; None if this rank receives
+    no requests."""
     newest: int = 0
     """The total number of requests that this rank knows of."""
 
@@ -118,7 +120,7 @@ def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> 
 
 
 def read_header(lanes: memoryview | bytes) -> Sequence[int]:
-    """Return the header lanes of a round's vector."""
+    """Return the header's lanes, taken from the bytes of a round's vector."""
     return _HEADER.unpack_from(lanes)
 
 
@@ -131,9 +133,9 @@ def fold(ballots: Sequence[Vector] | Vector) -> Vector:
 
 
 def disagreements(header: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of the pairs in a folded header that differ between ranks.
+    """Return the names of the header's equality pairs that differ between ranks.
 
-    A pair (x, -x) folds to (min x, -max x), so the ranks are equal exactly if the sum is zero.
+    A pair (x, -x) folds to (min x, -max x), so the ranks agree exactly if the sum is zero.
     """
     different: tuple[str, ...] = ()
     for name, at in PAIRS.items():

@@ -13,8 +13,8 @@ An operation enters QUIESCE if it stops while some rank's I/O may still touch it
 DONE when no rank has I/O in flight, or to QUARANTINED at its deadline, and from there to DONE once no
 I/O is in flight.
 
-Python 3.11 repeats the lookup each time an enum member is reached through its class. Modules that use
-members for every operation in a step bind them to module-level names.
+In Python 3.11, reaching an enum member through its class costs a lookup each time. Modules that use
+members for every operation in a step therefore bind them to module-level names.
 """
 
 from enum import IntEnum
@@ -23,7 +23,7 @@ from ..errors import InternalError
 
 
 class _Numbered(IntEnum):
-    """Enum whose members hash as ints instead of by name, because they are dict keys in every step."""
+    """Enum whose members hash as ints: they are dict keys in every step, and names hash slower."""
 
     __hash__ = int.__hash__
 
@@ -36,45 +36,46 @@ class _Numbered(IntEnum):
 
 
 class OperationKind(_Numbered):
-    """The data that an operation moves, with its source and destination tiers."""
+    """The kind of an operation: the data that it moves, with source and destination tiers."""
 
     PREFETCH = 0
-    """From storage (L3) to host memory (L2)."""
+    """Prefetch: pages move from storage (L3) to host memory (L2)."""
     BACKUP = 1
-    """From the device (L1) to host memory (L2)."""
+    """Backup: pages move from the device (L1) to host memory (L2)."""
     LOAD_BACK = 2
-    """From host memory (L2) to the device (L1)."""
+    """Load back: pages move from host memory (L2) to the device (L1)."""
     PERSIST = 3
-    """From host memory (L2) to storage (L3)."""
+    """Persist: pages move from host memory (L2) to storage (L3)."""
     RETRACT = 4
-    """From the device to host memory, including all state private to a request."""
+    """Retract: a request's pages and private state move from the device to host memory."""
     RESUME = 5
-    """From host memory to the device, including all state private to a request."""
+    """Resume: a request's pages and private state move from host memory to the device."""
     SERVE = 6
-    """From host memory to readers of other groups, for as long as they are allowed to read."""
+    """Serve: readers of other groups read pages from host memory (L2) until their permission ends."""
 
 
 class Phase(_Numbered):
     """The phase of an operation, equal on every rank."""
 
     WAITING = 0
-    """Not started: the operation waits for capacity, in order of ids."""
+    """The operation has not started: it waits for capacity, in order of operation ids."""
     QUERY = 1
     """The ranks look up their stores and report how many pages they can restore."""
     RESTORABLE = 2
-    """The ranks' answers differ, and the ranks search for a length that all of them can restore."""
+    """The ranks' answers differ, so the ranks search for a length that all of them can restore."""
     TRANSFER = 3
     """The ranks read the operation's pages into host memory."""
     ISSUED = 4
-    """The ranks copy or write; a watermark marks completion."""
+    """The ranks copy or write the operation's pages; a watermark marks completion."""
     QUIESCE = 5
-    """The operation has stopped; some pages wait until no rank has I/O in flight on them."""
+    """The operation has stopped; pages with I/O in flight on any rank are not freed yet."""
     QUARANTINED = 6
-    """I/O was still in flight at the quiesce deadline; the pages stay unusable until it finishes."""
+    """I/O was still in flight at the quiesce deadline. The operation's pages stay unusable until the
+    I/O finishes."""
     DONE = 7
     """The operation has finished; only its outcome remains."""
     SERVING = 8
-    """Other groups may read the operation's pages until it is stopped."""
+    """Other groups may read the operation's pages until the operation is stopped."""
 
 
 class Outcome(_Numbered):
@@ -83,13 +84,13 @@ class Outcome(_Numbered):
     COMPLETE = 0
     """All requested pages were moved on every rank."""
     PARTIAL = 1
-    """A prefix was moved, of the same length on every rank."""
+    """Only a prefix of the requested pages was moved, of the same length on every rank."""
     MISS = 2
-    """Some rank's store had none of the pages."""
+    """The store of at least one rank had none of the requested pages."""
     NO_ROOM = 3
     """No host page was free to receive the data."""
     FAILED = 4
-    """Some rank's copy or write failed or timed out."""
+    """A copy or write failed or timed out on at least one rank."""
     ABORTED = 5
     """A command stopped the operation before anything was moved."""
     EXPIRED = 6
@@ -97,15 +98,16 @@ class Outcome(_Numbered):
 
 
 class Queue(_Numbered):
-    """The watermark queues: operations that finish in order, with one ticket (queue position) each."""
+    """The watermark queues: operations that finish in order, each with an index in its queue."""
 
     BACKUP = 0
     LOAD_BACK = 1
     PERSIST = 2
     QUIESCE = 3
-    """Operations in QUIESCE: finished means no I/O in flight, failed means that the deadline passed."""
+    """The queue of operations in QUIESCE. Finished means no I/O in flight; failed means that the
+    quiesce deadline passed."""
     QUARANTINE = 4
-    """Operations in QUARANTINED: finished means that no I/O is in flight any more."""
+    """The queue of operations in QUARANTINED. Finished means that no I/O is in flight any more."""
 
 
 _STOPPED: dict[Phase, frozenset[Phase]] = {

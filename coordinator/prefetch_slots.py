@@ -1,8 +1,9 @@
-"""Prefetch slots: each gives one prefetch three lanes in the ballot, the same on every rank.
+"""Prefetch slots: each holds one prefetch and gives it three lanes, the same on every rank.
 
-A prefetch takes the lowest free slot when it enters the ballot and keeps it until it leaves. The slot's
-row (operation, phase, bound) defines its lanes. Rows are replicated state, changed only by commands and
-verdicts. A round is launched under a frozen copy of the rows, under which its verdict is read.
+A prefetch takes the lowest free slot when it enters the ballot and keeps the slot until it leaves the
+ballot. The slot's row (operation, phase, bound) defines its lanes. Rows are replicated state, changed
+only by commands and verdicts. A round is launched with a frozen copy of the rows, and its verdict is
+read with the same copy.
 """
 
 from array import array
@@ -17,10 +18,10 @@ from ..errors import InternalError
 from .operation import Phase
 
 UNBOUNDED = 1 << 40
-"""A bound or ceiling larger than any page count."""
+"""The value of a bound or ceiling that limits nothing; larger than any page count."""
 
 NOBODY = 0
-"""The operation of a free prefetch slot; operation ids begin at 1."""
+"""The operation id in the row of a free prefetch slot; real operation ids begin at 1."""
 
 OPERATION, PHASE, BOUND = 0, 1, 2
 COLUMNS = 3
@@ -31,7 +32,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSlot:
-    """The meaning of the lanes of one prefetch slot."""
+    """The contents of one occupied prefetch slot, which define the meaning of its lanes."""
 
     operation: int
     phase: Phase
@@ -41,7 +42,7 @@ class PrefetchSlot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefetchSlotTable:
-    """The meaning of the lanes of all prefetch slots in one round. Immutable."""
+    """The rows of all prefetch slots in one round, which define the slots' lanes. Immutable."""
 
     rows: Rows
     """The rows of all prefetch slots; read-only."""
@@ -49,7 +50,7 @@ class PrefetchSlotTable:
     """A 63-bit digest of the rows."""
 
     def taken(self) -> dict[int, PrefetchSlot]:
-        """Return the occupied prefetch slots by number, in ascending order."""
+        """Return the occupied prefetch slots, keyed by slot number in ascending order."""
         return {
             number: PrefetchSlot(operation, Phase(phase), bound)
             for number, (operation, phase, bound) in enumerate(self.rows.tolist())
@@ -62,7 +63,7 @@ class PrefetchSlots:
 
     def __init__(self, count: int) -> None:
         self._cells = array("q", [NOBODY, 0, 0] * count)
-        """The rows, concatenated, in an `array` because its elements are cheap to write."""
+        """The rows, concatenated. An `array` is used because its elements are cheap to write."""
         self._free = list(range(count))
         """The numbers of free prefetch slots, as a heap."""
         self._frozen: PrefetchSlotTable | None = None
@@ -97,7 +98,7 @@ class PrefetchSlots:
         self._frozen = None
 
     def freeze(self) -> PrefetchSlotTable:
-        """Return a table of the current slots; the previous object if nothing changed."""
+        """Return a frozen copy of all rows; the same object as before if nothing changed."""
         if self._frozen is None:
             cells = self._cells.tobytes()
             rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
@@ -105,7 +106,7 @@ class PrefetchSlots:
         return self._frozen
 
     def _taken_at(self, prefetch_slot: int) -> int:
-        """Return the offset of an occupied slot's row; raise `InternalError` if it is free."""
+        """Return the offset of a prefetch slot's row; raise `InternalError` if the slot is free."""
         at = prefetch_slot * COLUMNS
         if self._cells[at + OPERATION] == NOBODY:
             raise InternalError(f"prefetch slot {prefetch_slot} is free")

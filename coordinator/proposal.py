@@ -1,9 +1,10 @@
 """Proposals: changes that an operator sends to every rank, applied once all ranks are ready (rule R14).
 
-Proposals arrive at any time and in any order. A rank that receives one *stages* it: it prepares the
-change in the background and reports digest and readiness in each ballot. Once all ranks have staged the
-same proposal and are ready, a verdict makes it a command, in the same step on every rank. Proposals are
-identified by content, so repeated deliveries are equal.
+Proposals arrive at any time and in any order. A rank that receives a proposal *stages* it: the rank
+prepares the change in the background and reports the proposal's digest and its readiness in each
+ballot. Once all ranks have staged the same proposal and are ready, a verdict turns the proposal into a
+command in the same step on every rank. Proposals are identified by content, so a proposal that is
+delivered twice is still one proposal.
 """
 
 from dataclasses import dataclass, field
@@ -16,18 +17,18 @@ class Change(IntEnum):
     """The changes that can be proposed."""
 
     DETACH = 0
-    """Stop using the store."""
+    """Detach the store: stop using it."""
     ATTACH = 1
-    """Start using a store."""
+    """Attach a store: start using it."""
 
 
 class Readiness(IntEnum):
-    """A rank's progress with a proposal. The level may fall, because preparations can be lost again."""
+    """A rank's progress with a proposal. The level may fall, as a prepared change can be lost again."""
 
     REFUSED = -1
     """This rank cannot apply the proposal."""
     UNSTAGED = 0
-    """This rank has no record of receiving the proposal."""
+    """This rank has not staged the proposal."""
     STAGED = 1
     """This rank is preparing the change."""
     READY = 2
@@ -50,7 +51,7 @@ class Proposal:
 
 
 def change_of(digest: int) -> Change:
-    """Return the change encoded in a proposal's digest, even if this rank lacks the proposal."""
+    """Return the kind of change encoded in a proposal's digest, without needing the proposal itself."""
     return Change(digest & 1)
 
 

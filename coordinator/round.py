@@ -10,15 +10,16 @@ P2  A round is launched under a layout that replicated state determines. The lay
 P3  Depth 1: a step applies the previous step's verdict, then launches its own round. Depth 0: a step
     launches its round, waits for it and applies it. Both use `open` and `close`, in different order.
     At most one round is pending.
-P4  Every rank applies a round at the same step: `close` waits for it, up to a deadline. If the deadline
-    passes, the epoch ends; no rank continues alone.
+P4  Every rank applies a round at the same step: `close` waits for the round, up to a deadline. If the
+    deadline passes, the epoch ends; no rank continues alone.
 P5  The header is read first. If the ranks differ in epoch, round, state digest or layout digest, the
     body is ignored and the epoch ends on every rank in this same round.
 P6  A rank that must stop sets its health lane; the epoch ends on every rank in the same round.
-P7  Ballots are levels: each reports everything that is true, so an ignored vote is repeated.
+P7  Ballots are levels: each ballot reports everything that is true, so a vote that a verdict did not
+    use is repeated in the next round.
 P8  After an epoch has ended, every call raises the same error again and launches no collective.
 
-This module waits through its transport and reads no clock.
+This module reads no clock; only its transport waits.
 """
 
 from contextlib import suppress
@@ -40,7 +41,7 @@ from .prefetch_slots import PrefetchSlotTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
-"""Timeout for gathering the flight recorders after ranks diverged."""
+"""Seconds to wait for the ranks' flight recorders after the ranks have diverged."""
 
 
 class Rounds:
@@ -55,11 +56,14 @@ class Rounds:
         recorder: Recorder,
         epoch: int,
     ) -> None:
-        """Start rounds for `epoch`: equal on all ranks, and unique to this start of the group."""
+        """Start the rounds of an epoch.
+
+        `epoch` must be equal on all ranks and different from that of every other start of the group.
+        """
         self.shape = shape
         self.epoch = epoch
         self.count = 0
-        """The number of rounds launched, which is also the number of the last one."""
+        """The number of rounds launched, which is also the number of the last round."""
         self._collective = collective
         self._timeout_s = timeout_s
         self._recorder = recorder
@@ -67,7 +71,7 @@ class Rounds:
         self._verdicts = Verdicts(shape)
         self._launched: tuple[LaneLayout, PendingRound] | None = None
         self.ended_by: GroupError | InternalError | None = None
-        """The error that ended the epoch, or None while it lasts."""
+        """The error that ended the epoch; None while the epoch lasts."""
 
     @property
     def pending(self) -> bool:
@@ -97,7 +101,7 @@ class Rounds:
         except (GroupError, InternalError) as error:
             self.end(error)
         except BaseException as error:
-            # The launch may have sent this rank's vote or not, so the epoch cannot continue.
+            # The launch may or may not have sent this rank's vote, so the epoch cannot continue.
             number, what = self.count + 1, type(error).__name__
             with suppress(PeerLost):
                 self.end(PeerLost(f"this rank was interrupted in round {number}: {what}"))
@@ -131,13 +135,13 @@ class Rounds:
         return self._verdicts.read(layout, folded)
 
     def shorten_timeout(self, timeout_s: float) -> None:
-        """Lower the timeout of all later waits to `timeout_s`, because this rank must stop soon."""
+        """Lower the timeout of all later waits to `timeout_s`, for a rank that must stop soon."""
         self._timeout_s = min(self._timeout_s, timeout_s)
 
     def end(self, error: GroupError | InternalError) -> NoReturn:
         """End the epoch with an error, which every later call raises again (P8).
 
-        This rank met the error in a round, or every rank derived it from a verdict.
+        Called when this rank met the error in a round, or when every rank derived it from a verdict.
         """
         # Close the transport at once, so that ranks waiting for this one notice without a timeout.
         self.ended_by, self._launched = error, None

@@ -19,11 +19,12 @@ class StopRule(StrEnum):
     """The three ways in which an engine may wait for a prefetch."""
 
     BEST_EFFORT = "best_effort"
-    """Schedule the request as soon as there is room, and use the pages that have landed by then."""
+    """Schedule the request as soon as the engine has room, and use the pages that have landed by then.
+    """
     WAIT_COMPLETE = "wait_complete"
-    """Hold the request until all pages have landed or no more can land."""
+    """Hold the request until all of its prefetch's pages have landed or no more can land."""
     TIMEOUT = "timeout"
-    """Like wait_complete, with a deadline that grows with the number of tokens."""
+    """Like `wait_complete`, with a deadline that grows with the number of tokens."""
 
 
 _TIMEOUT = StopRule.TIMEOUT
@@ -31,10 +32,10 @@ _TIMEOUT = StopRule.TIMEOUT
 
 @dataclass(frozen=True, kw_only=True)
 class StopPolicy(Settings):
-    """A stop rule with its times.
+    """A stop policy and its durations in seconds.
 
     Under `timeout` a prefetch of n tokens may take `base_s + n / 1024 * per_ki_token_s`, at most
-    `cap_s`. The other two rules are bounded by `cap_s` alone. Too short a timeout wastes completed
+    `cap_s`. The other two policies are bounded by `cap_s` alone. Too short a timeout wastes completed
     reads; too long a timeout delays requests that could have been computed.
     """
 
@@ -44,7 +45,7 @@ class StopPolicy(Settings):
     cap_s: StopTime = 30.0
 
     def timeout_s(self, tokens: int) -> float:
-        """Return the maximum duration of a prefetch of `tokens` tokens."""
+        """Return the maximum duration of a prefetch of `tokens` tokens, in seconds."""
         if self.rule is _TIMEOUT:
             return min(self.cap_s, self.base_s + tokens / 1024 * self.per_ki_token_s)
         return self.cap_s

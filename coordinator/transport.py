@@ -7,7 +7,8 @@ class Transport(StrEnum):
     """The transports that can carry the rounds."""
 
     AUTO = "auto"
-    """`shm` on one host, `hierarchical` if several ranks share one of many hosts, else `torch`."""
+    """Choose by host: `shm` on one host, `hierarchical` if some of several hosts have several ranks,
+    else `torch`."""
     TORCH = "torch"
     """Gloo, through `torch.distributed`."""
     SHM = "shm"

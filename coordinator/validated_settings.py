@@ -1,8 +1,8 @@
 """Base classes for settings: each field is declared once with its bounds and checked on construction.
 
-A field's annotation is its check: `Annotated[int, Meta(ge=1)]`. `read_settings` parses user input from
-JSON or a URI. A wrong value raises a one-line `ConfigError` with the field's path, the value, and the
-expected value.
+A field's annotation defines its check: `Annotated[int, Meta(ge=1)]`. `read_settings` parses user input
+from JSON or a URI. A wrong value raises a one-line `ConfigError` with the field's path, the value, and
+the expected value.
 """
 
 import re
@@ -51,26 +51,26 @@ class Settings:
             object.__setattr__(self, name, value)
 
     def _whose(self) -> str:
-        """Return the prefix of error messages; subclasses may override it."""
+        """Return the text that precedes error messages; subclasses may override this method."""
         return ""
 
 
 class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that are one member of a tagged union, checked like `Settings`."""
+    """Settings that are one alternative of a tagged union; checked like `Settings`."""
 
     def __post_init__(self) -> None:
         for name, value in _checked(self, self._whose()):
             msgspec.structs.force_setattr(self, name, value)
 
     def _whose(self) -> str:
-        """Return the prefix of error messages, as in `Settings`."""
+        """Return the text that precedes error messages, as in `Settings`."""
         return ""
 
 
 def read_settings(
     kind: type[SettingsT], given: object, where: str, *, strict: bool = True
 ) -> SettingsT:
-    """Return settings built from the values that a user has given by name; `where` names their source.
+    """Build settings from the values that a user has given by name; `where` names their source.
 
     With `strict=False`, numbers and flags may be written as text, as in a URI.
     """
@@ -83,7 +83,7 @@ def read_settings(
 
 
 def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
-    """Return by name the fields that settings inherit from their base `kind`."""
+    """Return the values of the fields that settings inherit from their base class `kind`, by name."""
     return {each.name: getattr(settings, each.name) for each in fields(kind)}
 
 
@@ -110,7 +110,7 @@ def _read(
 
 
 def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[str, object]]:
-    """Yield each annotated field with its converted value; `whose` prefixes error messages."""
+    """Yield each annotated field's name and converted value; errors begin with the text `whose`."""
     kind = type(settings)
     for name, hint in _kinds(kind).items():
         yield name, _converted(kind, name, getattr(settings, name), hint, whose)
@@ -153,7 +153,7 @@ def _values(kind: Any) -> tuple[object, ...]:
 
 
 def _records(kind: Any) -> Iterator[str]:
-    """Yield the names of the classes that a user may instantiate in Python for a field."""
+    """Yield the names of the Python classes that a user may instantiate as the value of a field."""
     if is_dataclass(kind) and not issubclass(cast("type", kind), Settings):
         yield cast("type", kind).__name__
     elif isinstance(kind, type) and issubclass(kind, TaggedSettings):
@@ -171,7 +171,7 @@ def _converted(
     *,
     strict: bool = True,
 ) -> object:
-    """Return a value converted to its field's type; raises `ConfigError` if the value does not fit."""
+    """Return a value converted to its field's type; raise `ConfigError` if the value does not fit."""
     given = value
     if not isinstance(value, bool | Enum):
         # Accept numpy and torch scalars. An array that is not exactly one number stays as it is.
@@ -183,8 +183,8 @@ def _converted(
         if inner is None or isinstance(part, str):
             return part
         if not isinstance(part, Mapping):
-            # msgspec accepts anything indexable, such as a range, as a mapping; replace it so that the
-            # check fails.
+            # msgspec accepts any indexable object, such as a range, as a mapping. Replace such an
+            # object, so that msgspec's check fails.
             return part if part is None or isinstance(part, inner) else object()
         return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
 
@@ -194,10 +194,10 @@ def _converted(
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         if isinstance(value, str):
-            value.encode(errors="surrogateescape")  # Allow surrogate escapes, as file names do.
+            value.encode(errors="surrogateescape")  # File names may contain surrogate escapes.
         return msgspec.convert(value, kind, strict=strict)
     except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
-        # msgspec raises `AttributeError` when an array is given for a mapping.
+        # msgspec raises `AttributeError` when a mapping is expected and an array is given.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )

@@ -3,20 +3,20 @@
 A verdict is read under the layout that was frozen when its round was launched. It carries no decision
 about pages or the tree: the replica derives those from it.
 
-A verdict names only news: prefetch slots and queues whose lanes or meaning changed since the round
-before. Nothing is lost, because the replica applied the previous verdict before this round's launch
-(P3), and applying the same content twice would change nothing:
+A verdict names only changes: the prefetch slots and watermark queues whose lanes or meaning differ from
+the round before. Unchanged lanes need no verdict, because the replica applied the previous verdict
+before it launched this round (P3), and applying the same content twice would change nothing:
 
-- A prefetch slot. If the previous verdict was ignored or advanced the operation, the slot has another
-  meaning at launch: the operation left it, or has another phase or bound, and never returns to an
-  earlier one (TRANSITIONS; a bound only falls). Otherwise only the number of landed pages changed,
-  which is a level.
-- A queue. Tickets leave from the front, and those that the previous lanes settled have left. The ticket
-  now in front was neither finished nor the first failure in those lanes. Later tickets are higher than
-  any in those lanes.
+- Prefetch slot: if the previous verdict advanced the operation or was ignored, the slot has another
+  operation, phase or bound in this round, so the slot counts as changed. It never returns to an earlier
+  meaning, because phases follow TRANSITIONS and a bound only falls. In all other cases the previous
+  verdict only reported landed pages, which are a level.
+- Watermark queue: operations leave from the front, and those that the previous lanes settled have left.
+  The operation now in front was neither finished nor the first failure in those lanes. The operations
+  behind it have higher indices than any in those lanes.
 
-A verdict also omits slots without consequences. If no rank's deadline passed, these are lookups that
-some rank has not answered, and transfers with no page landed on all ranks and no ceiling.
+A verdict also omits prefetch slots that require no action. If no rank's deadline passed, these are
+lookups that some rank has not answered, and transfers with no page landed on all ranks and no ceiling.
 """
 
 from collections.abc import Sequence
@@ -50,36 +50,38 @@ from .proposal import Readiness
 
 
 class PrefetchFound(NamedTuple):
-    """A prefetch in QUERY or RESTORABLE: how many pages the ranks can restore, up to a bound.
+    """Verdict on a prefetch in QUERY or RESTORABLE: how many pages the ranks can restore.
 
-    If `pages` equals `longest`, every rank can restore that length, and no longer length within the
-    bound is restorable on all ranks.
+    If `pages` equals `longest`, every rank can restore that length, and no rank can restore a longer
+    one within the bound.
     """
 
     operation: int
     bound: int
     """The longest length, in pages, that the ranks were allowed to vote for."""
     pages: int | None
-    """The smallest of the ranks' longest lengths; None while some rank has not answered."""
+    """The smallest of the ranks' longest restorable lengths, in pages; None while some rank has not
+    answered."""
     shortest_rank: int | None
-    """The lowest rank whose longest length is `pages`."""
+    """The lowest rank whose longest restorable length is `pages`."""
     longest: int | None
-    """The largest of the ranks' longest lengths; None while some rank has not answered."""
+    """The largest of the ranks' longest restorable lengths, in pages; None while some rank has not
+    answered."""
     expired_rank: int | None
-    """A rank whose deadline passed, or None."""
+    """A rank on which the prefetch's deadline passed, or None."""
 
 
 class PrefetchArrived(NamedTuple):
-    """A prefetch in TRANSFER: its first `pages` pages hold verified bytes on every rank."""
+    """Verdict on a prefetch in TRANSFER: its first `pages` pages hold verified bytes on every rank."""
 
     operation: int
     pages: int
     ceiling: int | None
-    """Upper bound on the pages that can land on all ranks; None while no rank reported one."""
+    """Upper bound on the pages that can land on all ranks; None while no rank has reported a bound."""
     ceiling_rank: int | None
-    """The lowest rank that set the ceiling."""
+    """The lowest rank that reported the ceiling."""
     expired_rank: int | None
-    """A rank whose deadline passed, or None."""
+    """A rank on which the prefetch's deadline passed, or None."""
 
 
 SlotVerdict = PrefetchFound | PrefetchArrived
@@ -87,7 +89,11 @@ SlotVerdict = PrefetchFound | PrefetchArrived
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """A queue's ticket through which all operations succeeded on every rank, and its first failure."""
+    """Verdict on a watermark queue: how far all ranks have finished, and the first failed operation.
+
+    `ended_through` is the index up to which all operations have succeeded on every rank. `first_failed`
+    is the index of the first failure on any rank.
+    """
 
     queue: Queue
     ended_through: int
@@ -97,14 +103,15 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """The proposal that ranks have staged, if any."""
+    """Verdict on the proposals that ranks have staged."""
 
     proposal: int
-    """The digest of the proposal; the smallest digest if ranks have staged several."""
+    """The digest of the staged proposal; the smallest digest if ranks have staged different proposals.
+    """
     differs: bool
     """Whether ranks have staged different proposals."""
     readiness: Readiness
-    """The readiness of the rank that is furthest behind."""
+    """The lowest readiness of any rank."""
     refused_rank: int | None
     """The highest rank that refuses the proposal, or None."""
 
@@ -117,47 +124,48 @@ class Verdict:
     time_ms: int
     """Agreed time in milliseconds: the smallest of the ranks' clocks."""
     watermarks: tuple[Watermark, ...]
-    """The queues that changed, in the order of `Queue`."""
+    """The watermark queues that changed since the round before, in the order of `Queue`."""
     prefetch_slots: tuple[SlotVerdict, ...]
-    """The prefetch slots that changed, in the order of operations."""
+    """The prefetch slots that changed since the round before, in the order of operation ids."""
     proposed: Proposed | None = None
     requests: int = 0
-    """Length of the gapless run of requests that every receiving rank has; 0 if none receives any."""
+    """Length of the gapless run of requests that every receiving rank has; 0 if no rank receives
+    requests."""
     newest: int = 0
-    """The total number of requests that any rank knows of."""
+    """The largest total number of requests that any rank knows of."""
 
 
 def unhealthy_rank(header: Sequence[int]) -> int | None:
-    """Return the highest rank that reported itself unhealthy in the folded header, or None."""
+    """Return the highest rank that reported itself unhealthy in a folded header, or None."""
     return _marked_rank(header[HEALTH])
 
 
 _SEATS_IN_BODY = SLOTS_AT - HEADER_LANES
-"""The offset of the prefetch slots in a body, which is a vector without its header."""
+"""The offset of the prefetch slots' lanes in a body (a vector without its header), in lanes."""
 
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
-"""The size of the queues' lanes in a body, in bytes."""
+"""The size of the watermark queues' lanes in a body, in bytes."""
 
 _HEADER_BYTES = 8 * HEADER_LANES
 
 _BY_OPERATION = attrgetter("operation")
 
 _TRANSFER = int(Phase.TRANSFER)
-"""The phase as it is encoded in a row of the table of prefetch slots."""
+"""The phase TRANSFER as it is encoded in a row of the table of prefetch slots."""
 
 
 class Verdicts:
-    """Reads the rounds of one epoch, each once and in order. Keeps no view of a vector."""
+    """Reads the folded vectors of one epoch, each once and in order. Keeps no view of a vector."""
 
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
         self._prefetch_slots: PrefetchSlotTable = PrefetchSlots(shape.prefetch_slots).freeze()
-        # No real lane is this low, so the first round counts as changed in every lane.
+        # No real lane is this low, so every lane counts as changed in the first round.
         lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
         self._body = lowest[HEADER_LANES:].tobytes()
 
     def read(self, layout: LaneLayout, folded: Vector) -> Verdict:
-        """Return the verdict of a round whose header agreed."""
+        """Return the verdict of a round in whose header the ranks agree."""
         lanes = folded.tobytes()
         header, body = read_header(lanes), lanes[_HEADER_BYTES:]
         watermarks: tuple[Watermark, ...] = ()
@@ -204,15 +212,16 @@ class Verdicts:
         prefetch_slots = differing.nonzero()[0]
         if not prefetch_slots.size:
             return ()
-        # Read one row at a time: indexing with an array releases the GIL, and the engine's thread would
-        # have to wait to reacquire it.
+        # Read one row at a time, because indexing with an array releases the GIL, and the engine's
+        # thread would have to wait to reacquire it.
         rows: list[list[int]] = [
             table.rows[prefetch_slot].tolist() for prefetch_slot in prefetch_slots
         ]
         votes: list[list[int]] = [
             lanes[at : at + SLOT_LANES].tolist() for at in prefetch_slots * SLOT_LANES
         ]
-        # The lanes are, in order: the level, its limit, and a rank whose deadline passed.
+        # The three lanes of a slot are, in order: the level, its limit, and a rank whose deadline
+        # passed.
         verdicts = [
             self._read_slot(row, vote)
             for row, vote in zip(rows, votes, strict=True)
@@ -237,7 +246,7 @@ class Verdicts:
 
 
 def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.bool_]:
-    """Return, for each group of `width` values, whether any value changed."""
+    """Return, for each group of `width` consecutive values, whether any of them changed."""
     groups = np.zeros(len(values) // width, dtype=np.bool_)
     groups[(values != before).nonzero()[0] // width] = True
     return groups

@@ -1,4 +1,4 @@
-"""Selects the transport of a group from the hosts of its ranks."""
+"""Selects the transport of a group from the hosts that its ranks run on, and sets it up."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ log = logging.getLogger("lockstep")
 _WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
     tuple[Transport, int, HostIdentity]
 )
-"""The transport that a rank is configured with, its number of lanes, and its host."""
+"""Encodes the transport that a rank is configured with, its number of lanes, and its host."""
 _SHARING: dict[Transport, type[SharedMemoryCollective]] = {
     Transport.SHM: SharedMemoryCollective,
     Transport.HIERARCHICAL: HierarchicalCollective,
@@ -34,11 +34,12 @@ def connect(
 ) -> Collective:
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
-    Collective over the group, which the transport owns from now on. If `auto` selects shared memory and
-    a rank cannot share memory, all ranks use `torch`. The result's `transport` names the choice and its
-    reason, which rank 0 logs. If a configured transport is unavailable, the group is closed and every
-    rank raises the same `ConfigError`. Ranks with different configurations use `torch`, so that the
-    bootstrap can report the difference. `host` overrides the detected host.
+    Every rank of `group` must call this function. The returned transport owns `group` from then on. If
+    `auto` selects shared memory and a rank cannot share memory, all ranks use `torch`. The returned
+    transport's name includes the reason for the choice, and rank 0 logs it. If a configured transport
+    is unavailable, `group` is closed and every rank raises the same `ConfigError`. Ranks with different
+    configurations use `torch`, so that the bootstrap can report the difference. `host` overrides the
+    detected host.
     """
     here = host or HostIdentity.here()
     try:

@@ -1,7 +1,7 @@
-"""The ending (terminal error) of a group with shared memory, published as one word to all ranks.
+"""The ending (terminal error) of a group, published to its ranks as one word in shared memory.
 
-The first rank to detect that the group cannot continue writes the word, and the others adopt it. All
-ranks thus raise the same error, however they noticed the end.
+The first rank to detect that the group cannot continue writes the word, and the others adopt it.
+Therefore all ranks raise the same error, however they noticed the end.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from ...errors import CollectiveTimeout, GroupError, InternalError, PeerLost
 
 _RANK_BITS = 20
 _ROUND_BITS = 40
-"""Enough bits for a thousand rounds a second over 34 years."""
+"""The number of bits for a round number: enough for a thousand rounds per second over 34 years."""
 
 
 class EndingCause(IntEnum):
-    """The reason why no further round can complete."""
+    """The reason why the group cannot complete another round."""
 
     LEFT = 1
     """A rank has closed its transport."""
@@ -46,11 +46,12 @@ _WORDS: dict[EndingCause, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The cause of a group's end, a rank, and the last valid round."""
+    """Why a group ended, the rank that caused it, and the last round that may still complete."""
 
     cause: EndingCause
     rank: int
-    """The group-wide rank that caused the ending or, for a cause on another host, that reported it."""
+    """The rank that caused the ending, numbered in the whole group. If the cause is on another host,
+    the rank that reported it."""
     last_round: int
     """The last round that may still complete; every later one raises `error`."""
 

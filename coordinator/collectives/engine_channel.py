@@ -1,12 +1,12 @@
 """The engine's own channel as a transport, for an engine with one scheduler and one worker per rank.
 
-The replica lives in the scheduler's process, which is not a rank. A round is launched by its header,
-which travels with the engine's step message. Each worker fills its ballot, and the engine returns the
-ballots with the step's outputs, folded on the way. The engine sends and waits, under its own deadlines
-(rule R10); this module does neither.
+The replica lives in the scheduler's process, which is not a rank. The header of a round travels with
+the engine's step message and launches the round. Each worker fills its ballot, and the engine returns
+the folded ballots with the step's outputs. The engine sends and waits under its own deadlines (rule
+R10), so this module does neither.
 
-The engine may drop a worker's output that looks empty. A round without every rank's ballot has no
-verdict and is requested again, which is safe because ballots are levels (rule R13).
+The engine may drop a worker's output that looks empty. If any rank's ballot is missing, the round has
+no verdict and is requested again. Repeating a round is safe because ballots are levels (rule R13).
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class FoldedBallots:
     lanes: Vector
 
     def joined(self, other: "FoldedBallots") -> "FoldedBallots":
-        """Return the fold of both; the order does not matter.
+        """Return the fold of these ballots and `other`; the order does not matter.
 
-        Raises `InternalError` for ballots of different rounds, because the ranks then received
-        different step messages.
+        Raises `InternalError` for ballots of different rounds, because some rank then missed a step
+        message.
         """
         if self.round != other.round:
             raise InternalError(
@@ -43,7 +43,7 @@ class FoldedBallots:
 
 
 class EngineChannel:
-    """The scheduler's end of the channel; see `Collective`. It is not a rank and has no vote."""
+    """The scheduler's end of the engine's channel; see `Collective`. The scheduler does not vote."""
 
     transport: str = "engine"
     rank = 0
@@ -53,7 +53,8 @@ class EngineChannel:
         self.launches = 0
         self._all = (1 << world_size) - 1
         self._asked: int | None = None
-        """The number of the round that was launched and not yet waited for."""
+        """The number of the pending round, which was launched and not yet waited for; None if there is
+        none."""
         self._arrived: Vector | None = None
         self.asks_again = False
         """Whether the pending round must be requested again because a rank's ballot is missing."""
@@ -61,11 +62,11 @@ class EngineChannel:
 
     @property
     def answered(self) -> bool:
-        """Whether `wait` would return at once: no round is pending, or all ballots are here."""
+        """Whether no round is pending, or every rank's ballot of the pending round has arrived."""
         return self._asked is None or self._arrived is not None
 
     def launch(self, lanes: Vector) -> "EngineChannel":
-        """Record that a round is in flight; see `Collective`. The lanes are not sent from here."""
+        """Record that a round is in flight; see `Collective`. The engine's step message carries it."""
         if self._closed:
             raise PeerLost("the engine channel is closed")
         self.launches += 1
@@ -86,7 +87,7 @@ class EngineChannel:
             self.asks_again = True
 
     def wait(self, timeout_s: float) -> Vector:  # noqa: ARG002 - nothing is waited for.
-        """Return the fold delivered earlier; see `PendingRound`."""
+        """Return the fold that `deliver` received, without blocking; see `PendingRound`."""
         arrived, number = self._arrived, self._asked
         if self._closed:
             raise PeerLost("the engine channel is closed")
@@ -96,11 +97,11 @@ class EngineChannel:
         return arrived
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:  # noqa: ARG002
-        """Raise `UsageError`: the workers compared their settings at start-up."""
+        """Raise `UsageError`: this channel has no gather. Workers compare settings at start-up."""
         raise UsageError("the engine channel does not support gather")
 
     def common_store(self, name: str) -> CommonStore:  # noqa: ARG002
-        """Raise `UsageError`: this channel has no store."""
+        """Raise `UsageError`: this channel has no key-value store."""
         raise UsageError("the engine channel has no common store")
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Sleep on a word of shared memory until another process changes it (futex(2), Linux).
 
 The kernel compares the word and puts the caller to sleep atomically, so a change just before the sleep
-is not missed. There is no lock or handle for a dying process to leave behind.
+is not missed. A process that dies leaves no lock or handle behind.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from functools import partial
 from ...errors import ConfigError
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98}
-"""The number of the system call, by machine name as in `uname`."""
+"""The number of the futex system call, by the machine name that `uname` prints."""
 
 _WAIT, _WAKE = 0, 1
 
@@ -28,7 +28,7 @@ class Futex:
     """Futex sleep and wake. Addresses are those of aligned 32-bit words in shared memory."""
 
     def __init__(self) -> None:
-        """Load the system call. Raises `ConfigError` if this system has no supported futex."""
+        """Prepare the futex system call. Raise `ConfigError` if this system has no supported one."""
         number = _SYSCALLS.get(platform.machine())
         if sys.platform != "linux" or number is None:
             raise ConfigError(
@@ -36,8 +36,8 @@ class Futex:
                 " use the transport torch"
             )
         self._number = ctypes.c_long(number)
-        # CDLL releases the GIL during a sleep. PyDLL keeps it during a wake, because a wake takes about
-        # a microsecond and reacquiring the GIL would take longer.
+        # CDLL releases the GIL while the process sleeps. PyDLL keeps the GIL during a wake, because a
+        # wake takes about a microsecond and reacquiring the GIL would take longer.
         self._sleep = ctypes.CDLL(None).syscall
         self._wake = ctypes.PyDLL(None).syscall
 

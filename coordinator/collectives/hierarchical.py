@@ -1,19 +1,21 @@
-"""Transport for ranks on several hosts: shared memory inside a host, gloo between one leader of each.
+"""Transport for ranks on several hosts: shared memory inside a host, gloo between host leaders.
 
-The first rank of each host is its leader. The leader's thread waits until all ranks of the
-host have written their lanes, folds them, exchanges the result with the other host leaders, and writes
-the global fold to a cell that the host's ranks read. Each host thus sends one vector, and a pipelined
-round completes while the ranks compute.
+The first rank of each host is its leader. The leader's thread waits until all ranks of the host have
+written their lanes, folds them, exchanges the result with the other host leaders, and writes the global
+fold to a cell that the host's ranks read. Each host thus sends one vector, and a pipelined round
+completes while the ranks compute.
 
-One additional lane carries the ending of a host's group, so that ranks of other hosts raise the same
-error: a host leader whose host has ended joins the next exchange with the ending instead of lanes.
+One additional lane carries the ending (terminal error) of a host's ranks. A leader whose host has ended
+its rounds joins the next exchange with the ending instead of lanes, so that ranks of other hosts raise
+the same error.
 
-Two cases are unavoidable but harmless, because the epoch ends on every rank at most one round later:
+Two cases cannot be avoided. They are harmless, because the epoch ends on every rank at most one round
+later:
 
-- A host leader that dies or closes between an exchange and writing its result leaves its host without a
-  round that the other hosts have. Those hosts end in the next round.
-- Only a host leader can report to other hosts which rank was lost. If its own rank is lost, the other
-  hosts report only that a rank of another host is gone.
+- If a host leader dies or closes after an exchange but before it writes the result, its host lacks a
+  round that the other hosts have completed. The other hosts end in the next round.
+- Only a leader can report to other hosts which rank of its host was lost. If the leader itself is lost,
+  the other hosts report only that a rank of another host is gone.
 
 A child process forked from a leader keeps gloo's connections open. If that leader dies, the other hosts
 notice only at their deadlines.
@@ -41,24 +43,25 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Extra time beyond its deadline that a host waits for the others once all its own ranks have joined.
+"""Seconds that a host waits for the other hosts beyond its deadline, once all its own ranks have
+joined.
 
 Within that time another host may still report which of its ranks was late.
 """
 
 _JOIN_S = 1.0
-"""How long `close` waits for the host-leader thread, which checks for closing many times in that
-period."""
+"""Seconds that `close` waits for the host-leader thread to exit. The thread checks for closing every
+`SLICE_S`, which is much shorter."""
 
 _NEWS_GO_S = 0.1
-"""How long `close` waits for the other host leaders to receive the ending.
+"""Seconds that `close` waits until the other host leaders have received the ending.
 
-Host leaders in an exchange receive it at once. A gloo group with a pending exchange could not be
-destroyed.
+Leaders that are waiting in an exchange receive the ending at once. Without the wait, the exchange might
+still be pending, and a gloo group with a pending exchange cannot be destroyed.
 """
 
 _NOTHING = np.iinfo(np.int64).max
-"""A lane value that never wins the MIN."""
+"""A lane value that never wins the MIN, because no lane is larger."""
 
 log = logging.getLogger("lockstep")
 
@@ -69,7 +72,7 @@ class HierarchicalCollective(SharedMemoryCollective):
     def __init__(
         self, group: Collective, host: HostGroup, host_leader: "_HostLeaderThread | None"
     ) -> None:
-        """Use `create`. `host_leader` is None except on the first rank of a host."""
+        """Use `create` instead. `host_leader` is None except on the first rank of a host."""
         said_by = len(host.ranks)
         result = host.cells.span(said_by, said_by + 1)
         super().__init__(group, host, Transport.HIERARCHICAL, result, NEWS_S)
@@ -81,11 +84,11 @@ class HierarchicalCollective(SharedMemoryCollective):
     ) -> Self:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
-        Collective over `group`, which serves start-up and later gathers, and is closed with this
-        transport. `timeout_s` bounds start-up and each exchange between hosts, so it must be at least
-        the round timeout. The transport ends with the main thread of each host's first rank. If the
-        ranks of some host cannot share memory, every rank raises the same `ConfigError` and `group` is
-        unchanged.
+        Every rank of `group` must call `create`. The transport owns `group`, uses it for start-up and
+        gathers, and closes it. `timeout_s` bounds start-up and each exchange between hosts, so it must
+        be at least the round timeout. The transport ends when the main thread of any host's first rank
+        exits. If the ranks of some host cannot share memory, every rank raises the same `ConfigError`
+        and `group` remains usable.
         """
         hosts = ranks_by_host(identities)
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
@@ -96,7 +99,7 @@ class HierarchicalCollective(SharedMemoryCollective):
                 leaders = [ranks[0] for ranks in hosts]
                 between = TorchCollective.among(leaders, group.rank, name, timeout_s=timeout_s)
                 host_leader = _HostLeaderThread(host, between, group.rank)
-            # All ranks wait here until the hosts are connected.
+            # All ranks wait here until the host leaders are connected.
             group.gather(b"", timeout_s)
         except BaseException:
             if host_leader is not None:
@@ -106,7 +109,7 @@ class HierarchicalCollective(SharedMemoryCollective):
         return cls(group, host, host_leader)
 
     def leave(self, host: HostGroup) -> None:
-        """End the group for the other ranks. A host leader knows the last round that all hosts have."""
+        """End the group for the other ranks. A host leader also reports the ending to other hosts."""
         if self._host_leader is None:
             super().leave(host)
         else:
@@ -147,7 +150,7 @@ class _HostLeaderThread:
             self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
             self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
-            # Gloo does not propagate a failure, so each host leader that sees one closes its
+            # Gloo does not propagate a failure. Therefore each host leader that sees one closes its own
             # connections.
             self._between.close()
         except BaseException:
@@ -158,15 +161,15 @@ class _HostLeaderThread:
             self._between.close()
 
     def _carry(self, number: int) -> bool:
-        """Complete one round; return False if no more rounds will follow."""
+        """Exchange one round with the other hosts; return False if no further round will follow."""
         host, lanes = self._host, self._host.cells.lanes
         said = np.full(lanes + 1, _NOTHING)
         folded = self._gather(number)
         if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
-                # The last exchange. Other host leaders may join it later, even after this thread has
-                # exited.
+                # This exchange is the last one. Other host leaders may join it later, even after this
+                # thread has exited.
                 said[lanes] = -ended.word
                 self._between.launch(said)
             return False
@@ -184,7 +187,7 @@ class _HostLeaderThread:
         return True
 
     def _gather(self, number: int) -> Vector | None:
-        """Wait for the fold of this host's ranks in a round; return None if the round is over."""
+        """Return the fold of this host's ranks in a round; None if the round can no longer complete."""
         host = self._host
         while not self._over(number):
             folded = host.look(host.here, number, SLICE_S)

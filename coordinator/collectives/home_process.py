@@ -1,4 +1,4 @@
-"""Detects whether code runs in the process that created an object or in one forked from it.
+"""Detects whether code runs in the process that created an object or in a fork of that process.
 
 A forked child inherits memory, files and sockets, but no threads. An inherited transport or cache would
 act on the parent's group, and a wait for one of the parent's threads would never return.
@@ -21,7 +21,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class HomeProcess:
-    """The process that created this object."""
+    """Remembers which process created an object, to detect its use in a forked child."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -29,7 +29,7 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process created the object and is not forked from it. Makes no system call."""
+        """Whether the current process created this object. Makes no system call."""
         return _forks == self._forks
 
     def require_here(self) -> None:

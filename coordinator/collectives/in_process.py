@@ -14,7 +14,7 @@ from ..lanes import fold
 
 @dataclass(slots=True)
 class _Exchange:
-    """One round or gather: the values that ranks contributed, and how many ranks have received all."""
+    """A round or gather in progress: each rank's value, and how many ranks received all values."""
 
     given: dict[int, Vector | bytes] = field(default_factory=dict[int, Vector | bytes])
     received: int = 0
@@ -38,7 +38,7 @@ class InProcessGroup:
         return InProcessCollective(self, rank)
 
     def give(self, key: tuple[str, int], rank: int, value: Vector | bytes) -> None:
-        """Contribute the value of `rank` to the exchange `key`."""
+        """Add the value of `rank` to the exchange `key`, which is a round or a gather."""
         with self._changed:
             if rank in self._gone:
                 raise PeerLost(f"rank {rank} has left the group")
@@ -46,7 +46,7 @@ class InProcessGroup:
             self._changed.notify_all()
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait until all ranks have contributed, and return their values in order of rank."""
+        """Wait until all ranks have added their values to an exchange; return them in order of rank."""
         with self._changed:
             exchange = self._exchanges[key]
 
@@ -70,17 +70,17 @@ class InProcessGroup:
             return [exchange.given[rank] for rank in range(self.world_size)]
 
     def leave(self, rank: int) -> None:
-        """Fail, for the other ranks, every exchange that `rank` has not joined."""
+        """Make every exchange that `rank` has not joined fail on the other ranks."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
 
 
 class MemoryStore:
-    """A store within one process; see `CommonStore`."""
+    """A key-value store within one process; see `CommonStore`."""
 
     def __init__(self, values: dict[str, bytes], name: str = "") -> None:
-        """Keep the values in `values`, which stores with other names may share."""
+        """Use `values` as storage. Stores with other names may share it."""
         self._values = values
         self._name = name
 
@@ -95,7 +95,7 @@ class MemoryStore:
 
 
 class InProcessCollective:
-    """One rank's side of an `InProcessGroup`; see `Collective`. Also serves as its pending round."""
+    """One rank's side of an `InProcessGroup`; see `Collective`. `launch` returns this same object."""
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
@@ -122,7 +122,7 @@ class InProcessCollective:
         return [each for each in self.receive(key, timeout_s) if isinstance(each, bytes)]
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait for an exchange; after a failure every later call raises the same error."""
+        """Wait for an exchange and return its values. After a failure, later exchanges fail as well."""
         try:
             return self._group.receive(key, timeout_s)
         except GroupError as error:

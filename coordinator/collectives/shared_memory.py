@@ -1,25 +1,25 @@
 """Transport for ranks of one host: each writes its lanes to shared memory and folds all lanes.
 
-It sends no messages; its only system call besides waiting is the futex wake. A launched round completes
-without further action of the rank, so a pipelined round is ready when its result is needed.
+The transport sends no messages; its only system call besides waiting is the futex wake. A launched
+round completes without further action of the rank, so a pipelined round is ready when its result is
+needed.
 
 The memory is an anonymous file (memfd) readable only by this user, which other ranks open through
-/proc. The kernel frees it with the last process that maps it, so no clean-up is needed. There is a cell
-for each writer and each of two rounds:
+/proc. The kernel frees it with the last process that maps it, so no clean-up is needed. Each writer has
+two cells, one for even and one for odd rounds:
 
     header    magic, writers, lanes, ending; padded to a cache line
     cells     [round % 2][writer]: round number, checksum, padding; the lanes, padded
 
-Two rounds suffice: a rank writes round k + 2 only after it has read round k + 1 of all ranks, so no
-rank still reads round k. A cell is written in the order lanes, checksum, number. The checksum is seeded
-with the number and verified on a copy, so a reader never mixes two rounds, whatever the memory
-ordering.
+Two cells suffice: a rank writes round k + 2 only after it has read round k + 1 of all ranks, so no rank
+still reads round k. A cell is written in the order lanes, checksum, number. The checksum is seeded with
+the number and verified on a copy, so a reader never mixes two rounds, whatever the memory ordering.
 
 A waiting rank polls, then sleeps until the missing rank writes. Between sleeps it checks for an ending
-set by another rank, a dead process, and its deadline.
+(terminal error) set by another rank, a dead process, and its deadline.
 
-A dead process ends the group in the first round that it did not join, so no rank has that round. A
-deadline is less exact: if a rank joins just as another times out, some ranks may complete the round.
+A dead process ends the group in the first round that it did not join, so no rank completes that round.
+A deadline is less exact: if a rank joins just as another times out, some ranks may complete the round.
 Those ranks raise the same error in the next round.
 """
 
@@ -49,48 +49,49 @@ from .futex import Futex
 from .home_process import HomeProcess
 
 SLICE_S = 0.05
-"""The longest sleep, in seconds.
+"""The longest sleep of a waiting rank, in seconds.
 
-Events without a wake-up (a process death, or Ctrl-C, which Python handles between calls) wait this
-long.
+The death of a process causes no wake-up, nor does Ctrl-C, which Python handles between calls. A
+sleeping rank notices such events after at most this time.
 """
 
 _LOOKS = 100
-"""The number of polls before a rank sleeps, about 50 us in total.
+"""The number of polls before a rank sleeps, which take about 50 us in total.
 
-The rank yields the core between polls, because the rank that it waits for may need that core.
+Between polls the rank yields its core, because the rank that it waits for may need that core.
 """
 
 _SEEN_S = 0.001
-"""The shortest sleep, much longer than a write takes to become visible on another core."""
+"""The shortest sleep in seconds; much longer than a write takes to become visible on another core."""
 
 _MEMORY: Final[Codec[tuple[int, int]]] = Codec(tuple[int, int])
-"""A process id and the process's file descriptor of the memory; -1 if the process has none."""
+"""Encodes a process id and that process's file descriptor of the shared memory (-1 if it has none)."""
 
 _CLAIM_S = 1.0
-"""How long to wait for the lock while another rank of the host writes the ending."""
+"""Seconds to wait for the file lock while another rank of the host writes the ending."""
 
 _LOOK_S = 0.0001
-"""The polling interval for changes that cause no wake-up."""
+"""Seconds between polls for changes that cause no wake-up."""
 
 _LINE = 8
-"""Words in a cache line. No two ranks write to the same line."""
+"""The number of 64-bit words in a cache line. No two ranks write to the same cache line."""
 
 _MAGIC = 0x6C6F636B73746570
 _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
 _CHECK_AT = 1
-"""The index of a cell's checksum; index 0 holds the round number."""
+"""The index of the checksum among a cell's words; index 0 holds the round number."""
 
 _CLOSED = (LookupError, ValueError, OSError)
-"""Errors raised by memory that a signal handler closed while it was in use."""
+"""The errors that an access to the memory raises if a signal handler closes the memory meanwhile."""
 
 Span = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]
-"""The cells of some writers, by round parity, as (first word, first and last byte of the lanes)."""
+"""The positions of some writers' cells, by round parity: index of the first word, start byte and end
+byte of the lanes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """The host of a process; processes with equal identities can share memory."""
+    """The identity of a process's host. Processes with equal identities can share memory."""
 
     boot: str
     """The boot id of the running kernel."""
@@ -99,7 +100,7 @@ class HostIdentity:
 
     @classmethod
     def here(cls) -> "HostIdentity":
-        """Return the identity of this process's host; a unique one if the system has none."""
+        """Return the identity of this process's host; a unique identity if the system provides none."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
             return cls(boot, str(Path("/proc/self/ns/pid").readlink()))
@@ -116,14 +117,14 @@ def ranks_by_host(identities: Sequence[HostIdentity]) -> tuple[tuple[int, ...], 
 
 
 class Cells:
-    """One process's mapping of the shared cells, without any notion of ranks or deadlines.
+    """One process's mapping of the shared cells. `HostGroup` adds ranks and deadlines.
 
-    Single words are accessed through a memoryview and lanes through the mmap, because arrays are
+    Single words are accessed through a memoryview and lanes through the mmap, because numpy arrays are
     several times slower. A poll makes few calls, because their code is often cold in the CPU cache.
     """
 
     def __init__(self, fd: int, writers: int, lanes: int, futex: Futex) -> None:
-        """Map a file of `size` bytes, zeroed or already stamped, until `close`."""
+        """Map a zeroed or initialised memory file of the size that `size` returns."""
         self.writers, self.lanes = writers, lanes
         self._memory = mmap.mmap(fd, self.size(writers, lanes))
         self._words = self._mapped = memoryview(self._memory).cast("q")
@@ -134,17 +135,18 @@ class Cells:
             for parity in (0, 1)
         ]
         self._futex = futex
-        # A futex compares 32 bits; the lower half of the round number comes first in memory.
+        # A futex compares 32 bits. The lower half of the round number comes first in memory
+        # (little-endian).
         self._addresses = [[address + 8 * at for at in cells] for cells in self._at]
         self._wakes = [[futex.waker(each) for each in cells] for cells in self._addresses]
 
     @staticmethod
     def size(writers: int, lanes: int) -> int:
-        """Return the size of the memory in bytes."""
+        """Return the size in bytes of the memory for these numbers of writers and lanes."""
         return 8 * (_LINE + 2 * writers * _words_in_cell(lanes))
 
     def span(self, first: int, last: int) -> Span:
-        """Return the cells of the writers `first` to `last` - 1."""
+        """Return the positions of the cells of the writers `first` to `last` - 1."""
         even, odd = (
             tuple((at, 8 * (at + _LINE), 8 * (at + _LINE + self.lanes)) for at in cells[first:last])
             for cells in self._at
@@ -152,7 +154,7 @@ class Cells:
         return even, odd
 
     def stamp(self) -> None:
-        """Mark new memory as created for this number of writers and lanes."""
+        """Write the magic number, the number of writers and the number of lanes into new memory."""
         self._words[_WRITERS_AT], self._words[_LANES_AT] = self.writers, self.lanes
         self._words[_MAGIC_AT] = _MAGIC
 
@@ -174,7 +176,7 @@ class Cells:
         self._words[_ENDING_AT] = word
 
     def write(self, writer: int, number: int, lanes: Vector) -> None:
-        """Publish the lanes of a round, which are copied, and wake the ranks that wait for them."""
+        """Copy the lanes of a round into the writer's cell, and wake the ranks that wait for them."""
         words, parity = self._words, number & 1
         at = self._at[parity][writer]
         begin, body = 8 * (at + _LINE), lanes.data
@@ -192,10 +194,11 @@ class Cells:
         return True
 
     def read(self, span: Span, number: int) -> Vector | None:
-        """Return the fold of the lanes of the writers of `span` in a round.
+        """Return the fold of a round's lanes over the writers of `span`; None if they are not complete.
 
-        Returns None unless all writers have written this round with a valid checksum. Memory ordering
-        can make a checksum invalid for a moment. No writer has written a later round than `number`.
+        The lanes are complete when all writers have written this round with a valid checksum. Memory
+        ordering can make a checksum invalid for a moment. No writer may have written a round later than
+        `number`.
         """
         if not self.is_there(span, number):
             return None
@@ -238,12 +241,13 @@ class Cells:
     def close(self) -> None:
         """Unmap the memory; afterwards only `ending` may be read.
 
-        The mapping must be released explicitly, because an error that ended an epoch keeps its frames,
-        and thereby this object, alive.
+        The memory must be unmapped explicitly, because the error that ended an epoch keeps its stack
+        frames, and thereby this object, alive.
         """
         with suppress(ValueError):  # The memory is already closed.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
-        # A caller interrupted while it holds a reference gets a `ValueError`.
+        # A signal handler may close the memory during a call. The interrupted call then raises
+        # `ValueError`.
         self._mapped.release()
         self._addresses.clear()
         self._wakes.clear()
@@ -251,19 +255,19 @@ class Cells:
 
 
 def _words_in_cell(lanes: int) -> int:
-    """Return the words in a cell: a line for number and checksum, then lines for the lanes."""
+    """Return the words in a cell: a cache line for round number and checksum, then the lanes."""
     return _LINE + -(-lanes // _LINE) * _LINE
 
 
 class HostGroup:
-    """One rank's side of the memory shared by the ranks of its host: waits for rounds, ends the group.
+    """One rank's access to the memory shared by its host's ranks: waits for rounds, ends the group.
 
     The writers of the cells are the host's ranks in order, then `extra_writers` more. Not usable after
     `close`. Not thread-safe, except that two threads may write and wait for different cells.
     """
 
     def __init__(self, cells: Cells, fd: int, ranks: tuple[int, ...], rank: int) -> None:
-        """Use `meet`. `fd` is the memory's file descriptor, owned by this object from now on."""
+        """Use `meet` instead. This object owns `fd`, the memory's file descriptor, from now on."""
         self.cells = cells
         self.ranks = ranks
         """The ranks of this host, in the numbering of the whole group."""
@@ -274,7 +278,8 @@ class HostGroup:
         self._rank_by_process: dict[int, int] = {}
         """Maps a pidfd, readable once its process has ended, to the rank of that process."""
         self._ended_processes = select.poll()
-        # Reentrant, because a signal handler may close the cache in the middle of any of these calls.
+        # The lock is reentrant, because a signal handler may close the cache while this thread holds
+        # the lock.
         self._ending = threading.RLock()
 
     @classmethod
@@ -289,8 +294,8 @@ class HostGroup:
     ) -> Self:
         """Set up memory shared with the other ranks of this host; `hosts` lists each host's ranks.
 
-        Collective over `group`, including all hosts. Raises the same `ConfigError` on every rank if one
-        of them cannot share memory.
+        Every rank of `group`, on all hosts, must call `meet`. If one of them cannot share memory, every
+        rank raises the same `ConfigError`.
         """
         ranks = next(each for each in hosts if group.rank in each)
         writers = len(ranks) + extra_writers
@@ -319,7 +324,7 @@ class HostGroup:
                 problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             assert host is not None
-            # The agreement above guarantees that the creator has stamped the cells.
+            # The creator has initialised the cells, because `agree_that_all_are_ready` has succeeded.
             host.cells.require_stamped()
         except BaseException:
             if host is not None:
@@ -330,7 +335,7 @@ class HostGroup:
         return host
 
     def watch(self, pids: dict[int, int]) -> None:
-        """Start to watch the processes of these ranks, so that their exit is noticed."""
+        """Watch the processes of these ranks through pidfds, so that their exit is noticed."""
         for rank, pid in pids.items():
             if pid != os.getpid():
                 fd = os.pidfd_open(pid)
@@ -338,7 +343,7 @@ class HostGroup:
                 self._ended_processes.register(fd, select.POLLIN)
 
     def ended_before(self, number: int) -> Ending | None:
-        """Return the group's ending if the group ended before this round; otherwise None."""
+        """Return the group's ending if the group ended before round `number`; otherwise None."""
         word = self.cells.ending
         if not word:
             return None
@@ -346,11 +351,11 @@ class HostGroup:
         return ending if ending.last_round < number else None
 
     def wait(self, span: Span, number: int, timeout_s: float, patience_s: float = 0.0) -> Vector:
-        """Return the fold of some cells in a round.
+        """Return the fold of a round over the cells in `span`.
 
         Waits `timeout_s` for the ranks of this host. Once all of them have joined, waits `patience_s`
-        longer for the host leader's cell, which carries the other hosts. Raises the error of the group's
-        ending.
+        longer for the cell in which the host's leader writes the fold of all hosts. Raises the error of
+        the group's ending.
         """
         folded = self._look_often(span, number)
         if folded is not None and not self.cells.ending:
@@ -360,16 +365,16 @@ class HostGroup:
             ending = self.ended_before(number)
             if ending is not None:
                 raise ending.error
-            # The order matters: check for dead processes first, then missing ranks, then read. Data
-            # that a process wrote before it died is then seen, and a rank that has joined is not
-            # reported missing.
+            # First check for dead processes, then for missing ranks, then read. In this order, data
+            # that a process wrote before it died is seen, and a rank that has joined is not reported as
+            # missing.
             lost = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
             late = self.cells.missing(self.here, number)
             folded = self.cells.read(span, number)
             if folded is not None:
                 return folded
-            # If all ranks of the host have joined, its first rank still has to write the other hosts'
-            # fold.
+            # If all ranks of the host have joined, the round waits only for the host's first rank,
+            # which writes the fold of all hosts.
             for writer in late or (0,):
                 if self.ranks[writer] in lost:
                     raise self.end(EndingCause.LOST, self.ranks[writer], number - 1).error
@@ -381,9 +386,9 @@ class HostGroup:
             self._pause(span, number, min(max(left_s, _SEEN_S), SLICE_S))
 
     def came_back(self, span: Span, number: int, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for some cells of a round; return whether the round is over.
+        """Wait up to `timeout_s` for the cells of a round; return whether the round is over.
 
-        The round is also over if the group ended before it.
+        A round is over when all cells of `span` are written, or when the group ended before the round.
         """
         if self.cells.is_there(span, number):
             return True
@@ -391,7 +396,7 @@ class HostGroup:
         return self.cells.is_there(span, number) or self.ended_before(number) is not None
 
     def look(self, span: Span, number: int, timeout_s: float) -> Vector | None:
-        """Return the fold of some cells in a round, or None if it does not arrive in time.
+        """Return the fold of a round over the cells in `span`; None if it does not arrive in time.
 
         May return None before `timeout_s`, and does not check whether the group has ended.
         """
@@ -411,9 +416,9 @@ class HostGroup:
         return None
 
     def _pause(self, span: Span, number: int, timeout_s: float) -> None:
-        """Sleep until a missing writer writes, at most `timeout_s`.
+        """Sleep until the first missing writer of `span` writes the round, at most `timeout_s`.
 
-        If all have written but a checksum stays invalid for the whole time, end the group.
+        If all writers have written but a checksum stays invalid for the whole time, end the group.
         """
         cells = self.cells
         first = 0 if span is self.here else len(self.ranks)
@@ -424,19 +429,20 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # Cells beyond those of the host's ranks are written by the first rank.
+                # The host's first rank also writes the cells after those of the host's ranks.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
             time.sleep(_LOOK_S)
 
     def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
-        """Record how the group ends, for all ranks of the host; return the ending that is in force.
+        """Record for all ranks of the host how the group ends; return the ending in force.
 
-        The first ending wins, unless a later one names an earlier round.
+        The first ending wins, unless a later ending names an earlier round as the last one.
         """
         ending = Ending(cause, rank, last_round)
-        # The file lock only excludes other processes; two threads of one process would both get it.
+        # The file lock excludes only other processes. A thread lock excludes the other threads of this
+        # process.
         with self._ending, self._claim():
             word = self.cells.ending
             if word and Ending.of(word).last_round <= last_round:
@@ -455,12 +461,12 @@ class HostGroup:
                 claimed = True
             except BlockingIOError:
                 time.sleep(_LOOK_S)
-        # If the lock holder was stopped, proceed without the lock: the holder would write the same
-        # ending or none.
+        # If the process that holds the lock was stopped, proceed without the lock, because that process
+        # would write the same ending or none.
         try:
             yield
         finally:
-            # If the descriptor was closed meanwhile, its lock is already released.
+            # If the descriptor was closed meanwhile, closing it has already released the lock.
             if claimed and fd == self._fd:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -475,7 +481,7 @@ class HostGroup:
 
 
 def _require_calls() -> None:
-    """Raise `ConfigError` if this Python was built without a call that shared memory needs."""
+    """Raise `ConfigError` if this Python lacks a system call that shared memory needs."""
     for module, name in ((os, "memfd_create"), (os, "pidfd_open"), (fcntl, "F_ADD_SEALS")):
         if not hasattr(module, name):
             raise ConfigError(
@@ -506,8 +512,9 @@ def _open_memory(pid: int, fd: int) -> int:
 class SharedMemoryCollective:
     """The rounds of a group whose ranks are all on one host; see `Collective`.
 
-    Also serves as its pending round. A signal handler may close it at any point. In a process forked
-    from the rank's, rounds and gathers raise `UsageError`, and `close` does nothing.
+    The object is also the `PendingRound` that `launch` returns. A signal handler may close it at any
+    point. In a process forked from the rank's process, rounds and gathers raise `UsageError`, and
+    `close` does nothing.
     """
 
     def __init__(
@@ -518,7 +525,7 @@ class SharedMemoryCollective:
         span: Span | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Use `create`. A round folds the cells in `span`; `patience_s` is as in `HostGroup.wait`."""
+        """Use `create` instead. A round folds the cells in `span` and waits as in `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value
@@ -534,11 +541,11 @@ class SharedMemoryCollective:
     def create(
         cls, group: Collective, identities: Sequence[HostIdentity], *, lanes: int, timeout_s: float
     ) -> Self:
-        """Set up shared memory for rounds of `lanes` lanes; collective over `group`.
+        """Set up shared memory for rounds of `lanes` lanes between the ranks of `group`.
 
-        `identities` has the host of each rank. The group serves start-up and later gathers, and is
-        closed with this transport. If the ranks cannot share memory, every rank raises the same
-        `ConfigError` and the group is unchanged.
+        Every rank of `group` must call `create`. `identities` has the host of each rank. The transport
+        owns `group`, uses it for start-up and gathers, and closes it. If the ranks cannot share memory,
+        every rank raises the same `ConfigError` and `group` remains usable.
         """
         hosts = ranks_by_host(identities)
         if len(hosts) > 1:
@@ -553,7 +560,8 @@ class SharedMemoryCollective:
         host = self._joined()
         if lanes.shape != (host.cells.lanes,):
             raise InternalError(f"{lanes.shape} lanes in a round of {host.cells.lanes}")
-        # Count first: lanes that others may have read must not be written a second time.
+        # Count the launch before the write. If the write fails, other ranks may already have read the
+        # lanes, so this round must not be written again.
         self.launches = number = self.launches + 1
         try:
             host.cells.write(host.me, number, lanes)
@@ -563,7 +571,7 @@ class SharedMemoryCollective:
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """Wait for the round; see `PendingRound`. After a failure every later call fails, too."""
+        """Return the fold of the round; see `PendingRound`. After a failure, later calls fail, too."""
         host = self._joined()
         try:
             return host.wait(self._span, self.launches, timeout_s, self._patience_s)
@@ -606,7 +614,8 @@ class SharedMemoryCollective:
                 try:
                     self.leave(host)
                 except _CLOSED:
-                    # If a signal handler closed it meanwhile, this rank has already left.
+                    # If a signal handler closed the memory meanwhile, this rank has already left the
+                    # group.
                     if self._host is not None:
                         raise
                 self._host = None
@@ -615,7 +624,7 @@ class SharedMemoryCollective:
             self._group.close()
 
     def leave(self, host: HostGroup) -> None:
-        """End, for the other ranks, every round that this rank has not launched."""
+        """End the group for the other ranks, after the last round that this rank launched."""
         host.end(EndingCause.LEFT, self.rank, self.launches)
 
     def _joined(self) -> HostGroup:

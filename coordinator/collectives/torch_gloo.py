@@ -1,19 +1,20 @@
 """The reference transport: a dedicated gloo group, and the fold of `all_reduce(MIN)`.
 
 Gloo's all_reduce passes the ring of ranks twice and its all_gather once, and the latency of those steps
-dominates a round. On two cores a round takes 4.4 against 2.4 ms at 4 ranks, and 12.2 against 7.1 ms at
-8 (119 lanes; int32 costs the same as int64). Rounds of the usual size are therefore gathered and folded
-by every rank; only vectors above `GATHERED_BYTES_MAX` are reduced by gloo.
+dominates a round. On two cores, a round by all_reduce takes 4.4 ms at 4 ranks and 12.2 ms at 8; a round
+by all_gather takes 2.4 and 7.1 ms (119 lanes; int32 costs the same as int64). Therefore rounds of the
+usual size are gathered and folded by every rank. Only vectors above `GATHERED_BYTES_MAX` are reduced by
+gloo.
 
-The group is never shared: gloo matches operations by order alone, so users that interleave differently
-on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
+The group is never shared, because gloo matches collectives by order alone. Users that interleave
+differently on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
 
-Gloo stays usable after a timed wait on an asynchronous operation, but not after a timeout inside gloo.
-Gloo does not propagate failures, so a rank that notices a dead peer must close its own connections.
-Each wait is therefore bounded here, and `close` destroys the group at once.
+Gloo stays usable after a timed wait for an asynchronous collective, but not after a timeout inside
+gloo. Gloo does not propagate failures, so a rank that notices a dead peer must close its own
+connections. Therefore this module bounds each wait itself, and `close` destroys the group at once.
 
-Destroying a gloo group blocks until its pending operation finishes, up to gloo's own timeout. A group
-with a pending operation is therefore kept until the next group is created, so neither `close` nor
+Destroying a gloo group blocks until its pending collective finishes, up to gloo's own timeout. A group
+with a pending collective is therefore kept until the next group is created, so that neither `close` nor
 process exit waits for an absent rank.
 """
 
@@ -42,26 +43,27 @@ _SIZE = struct.Struct("<q")
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
 
 _ADVICE = re.compile(r"( by peer)\b.*")
-"""The advice that gloo appends to an error, which is only a guess."""
+"""Matches the advice that gloo appends to an error. It is removed, because it is only a guess."""
 
 _SLICE_S = 0.1
-"""The maximum duration of one call into gloo; Python handles signals such as Ctrl-C between calls."""
+"""The maximum duration of one call into gloo in seconds, because Python handles signals such as Ctrl-C
+only between calls."""
 
 _SHORTEST_S = 0.001
-"""The shortest timeout that gloo accepts; gloo treats zero as no timeout."""
+"""The shortest timeout in seconds that gloo accepts; gloo treats zero as no timeout."""
 
 GATHERED_BYTES_MAX = 1 << 16
-"""The largest vector in bytes that is gathered; larger vectors are reduced by gloo.
+"""The largest vector in bytes that every rank gathers and folds itself; gloo reduces larger vectors.
 
-A gather takes half the steps but moves more bytes, so the vector's size matters more than the number of
-ranks.
+A gather takes half the steps of an all_reduce but moves more bytes. Which one is faster therefore
+depends more on the vector's size than on the number of ranks.
 """
 
 _READ_S = 2.0
-"""Timeout in seconds for reading a store value, such as a gather's presence keys."""
+"""Seconds to wait for a value of the rendezvous store, such as the presence keys of a gather."""
 
 _CLOSE_S = 1.0
-"""How long `close` waits for an idle group's connections to close, usually much faster."""
+"""Seconds that `close` waits for an idle group's connections to close, which is usually much faster."""
 
 
 class PresenceKeys:
@@ -73,9 +75,10 @@ class PresenceKeys:
     """
 
     def __init__(self, store: distributed_c10d.Store, ranks: Sequence[int], rank: int) -> None:
-        """Track presence for `ranks`; this process is `rank`.
+        """Track which of `ranks` join gathers; this process is `rank`.
 
-        No other group uses `store` at the same time, but an earlier group of the same ranks may have.
+        No other group uses `store` at the same time, but an earlier group of the same ranks may have
+        used it.
         """
         self._store = store
         self._ranks = ranks
@@ -102,7 +105,7 @@ class PresenceKeys:
             except RuntimeError:
                 found.clear()
 
-        # A daemon thread, because it may block forever.
+        # The reader is a daemon thread, because it may block forever.
         reader = threading.Thread(target=read, name="lockstep-attendance", daemon=True)
         reader.start()
         reader.join(_READ_S)
@@ -116,7 +119,7 @@ class PresenceKeys:
 def _as_group_error(
     error: RuntimeError, what: str, timeout_s: float, absent: Sequence[int] = ()
 ) -> GroupError:
-    """Return a Lockstep error that describes the failure and names the ranks that were absent."""
+    """Convert gloo's error to a Lockstep error that names the absent ranks."""
     # Gloo's message begins with a location in its own source, which users do not need.
     text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
     text = _ADVICE.sub(r"\1", text)
@@ -131,7 +134,7 @@ def _as_group_error(
 
 
 def _wait(work: Any, timeout_s: float) -> None:
-    """Wait for an operation; raises gloo's RuntimeError if the operation fails or times out."""
+    """Wait for a collective; raise gloo's `RuntimeError` if the collective fails or times out."""
     deadline = time.monotonic() + timeout_s
     while True:
         completed = work.is_completed()
@@ -140,7 +143,7 @@ def _wait(work: Any, timeout_s: float) -> None:
             work.wait(timedelta(seconds=max(_SHORTEST_S, min(left_s, _SLICE_S))))
             return
         except RuntimeError:
-            # If the operation completed after the slice, wait again to get its actual result.
+            # If the collective completed just after this wait timed out, wait again to get its result.
             if completed or (left_s <= _SLICE_S and not work.is_completed()):
                 raise
 
@@ -158,21 +161,21 @@ class _Gloo(Protocol):
 
 
 class _Ownership:
-    """Owns the last reference to a group, held by a thread that drops it on request.
+    """Holds the last reference to a gloo group in a thread, which drops the reference on request.
 
-    A daemon thread's references outlive the interpreter, so process exit never destroys the group. The
-    thread only waits: a call into torch could return after interpreter shutdown, which aborts the
-    process.
+    The thread is a daemon, whose references outlive the interpreter, so process exit never destroys the
+    group. The thread only waits, because a call into torch could return after interpreter shutdown and
+    abort the process.
     """
 
     def __init__(self, group: _Gloo) -> None:
         self.operations: deque[Any] = deque(maxlen=2)
-        """The last two operations started; gloo runs them in order.
+        """The last two collectives started; gloo runs them in order.
 
-        Only this deque refers to them, because operations keep connections open, and an error's frames
-        would keep operations alive. The second to last is kept because gloo's thread may still hold it.
-        If gloo's thread dropped the last reference during interpreter shutdown, the process would
-        abort.
+        Only this deque refers to them, because collectives keep connections open, and an error's stack
+        frames would keep collectives alive. The second to last is kept because gloo's thread may still
+        hold it. If gloo's thread dropped the last reference during interpreter shutdown, the process
+        would abort.
         """
         self._release = threading.Event()
         self._thread = threading.Thread(
@@ -181,7 +184,7 @@ class _Ownership:
         self._thread.start()
 
     def give_up(self) -> bool:
-        """Let the group be destroyed and return True; return False if an operation is still pending."""
+        """Destroy the group and return True; return False if a collective is still pending."""
         if self.operations and not self.operations[-1].is_completed():
             return False
         self.operations.clear()
@@ -195,7 +198,8 @@ class _Ownership:
 
 
 _abandoned: list[_Ownership] = []
-"""Groups that were closed with an operation pending, destroyed when the next group is created."""
+"""Groups that were closed while a collective was pending. They are destroyed when the next group is
+created."""
 
 
 def _destroy_abandoned() -> None:
@@ -216,12 +220,12 @@ def _minimum() -> dist.AllreduceOptions:
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`.
 
-    Also serves as its pending round. In a process forked from the rank's, rounds and gathers raise
-    `UsageError`, and `close` does nothing.
+    The object is also the `PendingRound` that `launch` returns. In a process forked from the rank's
+    process, rounds and gathers raise `UsageError`, and `close` does nothing.
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
-        """Use `create`. `name` identifies the group; `ranks` are its ranks' numbers in messages."""
+        """Use `create` instead. `name` identifies the group; `ranks` numbers its ranks in messages."""
         self.rank = group.rank()
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
@@ -231,7 +235,7 @@ class TorchCollective:
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
         self._rows: torch.Tensor
-        """The vectors of the pending round, one per row, or a single row that gloo has folded."""
+        """The vectors of the pending round, one per row; a single row if gloo reduces them."""
         notes = distributed_c10d.PrefixStore(f"lockstep/{name}/attendance", _common_store())
         self._attendance = PresenceKeys(notes, ranks, ranks[self.rank])
 
@@ -239,12 +243,12 @@ class TorchCollective:
     def create(cls, *, timeout_s: float, ranks: list[int] | None = None) -> "TorchCollective":
         """Create a gloo group of `ranks` (default: all) dedicated to Lockstep's rounds.
 
-        Collective over the default process group, which must be initialised. Every rank of it calls
-        `create`, in the same order relative to other group creations. `timeout_s` bounds gloo's own
-        waits, so it must be at least the round timeout.
+        The default process group must be initialised, and every rank of it must call `create`, in the
+        same order relative to other group creations. `timeout_s` bounds gloo's own waits, so it must be
+        at least the round timeout.
 
-        Returns once every rank has connected. If a connected rank left earlier, ranks still connecting
-        would fail.
+        Returns only when every rank has connected, because ranks that are still connecting would fail
+        if a connected rank left.
         """
         if not dist.is_initialized():
             raise ConfigError(
@@ -266,11 +270,11 @@ class TorchCollective:
     def among(
         cls, ranks: Sequence[int], rank: int, name: str, *, timeout_s: float
     ) -> "TorchCollective":
-        """Connect `ranks`, of which this is `rank`, without the others; collective over `ranks` alone.
+        """Create a gloo group of `ranks`, which alone must call this method; this process is `rank`.
 
-        The new group numbers the ranks in the given order. `name` must never have been used before:
-        torch would reuse the name of a closed group of the same ranks, and they would read its stale
-        addresses in the store.
+        The new group numbers the ranks in the given order. `name` must never have been used before,
+        because torch would reuse the name of a closed group of the same ranks, and they would read its
+        stale addresses in the store.
         """
         _destroy_abandoned()
         try:
@@ -298,16 +302,16 @@ class TorchCollective:
 
     @property
     def _gloo(self) -> _Gloo:
-        """The gloo group. Callers must not keep it: an error's frames would prevent its destruction."""
+        """The gloo group. Do not store it: a reference in an error frame prevents its destruction."""
         if self._group is None:
             raise PeerLost("this rank has left the group")
         return self._group
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a shared store; see `Collective`. Uses a connection separate from other waits."""
+        """Return a shared store; see `Collective`. Its own connection is not blocked by other waits."""
         # torch's stubs lack `clone`.
         own = cast("Any", _common_store()).clone()
-        # The default timeout for a missing value is half an hour.
+        # torch's default timeout for a missing value is half an hour.
         own.set_timeout(timedelta(seconds=_READ_S))
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
@@ -360,9 +364,9 @@ class TorchCollective:
     def _finish(
         self, what: str, timeout_s: float, absent: Callable[[], Sequence[int]] = tuple
     ) -> None:
-        """Wait for the last operation started; after a failure every later call raises the same error.
+        """Wait for the last collective started. After a failure every later call raises the same error.
 
-        On failure, `absent` is called and returns the ranks that did not join the operation.
+        On failure, `absent` is called and returns the ranks that did not join the collective.
         """
         self._home.require_here()
         if self._group is None:
@@ -373,7 +377,7 @@ class TorchCollective:
             self._fail(error, what, timeout_s, absent())
 
     def came_back(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for the last operation started; return whether it is over."""
+        """Wait up to `timeout_s` for the last collective started; return whether it is over."""
         if self._group is None:
             return True
         work = self._ownership.operations[-1]
@@ -390,14 +394,15 @@ class TorchCollective:
         raise self._broken_by from error.with_traceback(None)
 
     def close(self) -> None:
-        """Close the group; see `Collective`. Others notice a pending operation at their deadlines."""
+        """Close the group; see `Collective`. Ranks that wait for this rank notice at their deadline."""
         if not self._home.is_here:
             return
         group, self._group = self._group, None
         if group is None:
             return
         if dist.is_initialized() and isinstance(group, dist.ProcessGroup):
-            # torch raises `ValueError` if the engine has destroyed all groups and initialised again.
+            # torch raises `ValueError` if the engine has destroyed all groups and initialised
+            # torch.distributed again.
             with suppress(ValueError):
                 dist.destroy_process_group(group)
         del group

@@ -52,7 +52,7 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> object:
-    """Import slow modules on first use: torch takes seconds, the replica a quarter of a second."""
+    """Import slow modules when a name is first used: torch takes seconds, the replica 0.25 s."""
     match name:
         case "AxisOrder" | "EnginePages":
             from .ranks.executor import engine_pages

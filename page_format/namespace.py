@@ -1,8 +1,8 @@
-"""Namespaces: everything that must match before two replicas may share bytes, and its digest.
+"""Namespaces: everything that must match before two replicas may share pages, and its digest.
 
 The digest of a `Namespace` is the first part of every object's name, so caches that differ in any field
-cannot see each other's objects. TP size and rank are not part of it: they select a shard of the page,
-the last part of the object's name.
+cannot see each other's objects. TP size and rank are not in the namespace. They select a shard of the
+page, which is the last part of the object's name.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,15 @@ import msgspec
 from .page_layout import Column, PageLayout
 
 ColumnRecord = list[str | int | bool]
-"""A column as name, layers, heads, elements, dtype, replicated, in units of the whole model.
+"""A column as a plain list: name, layers, heads, elements, dtype, replicated. The counts are those of
+the whole model.
 
-If the column is optional, True follows.
+For an optional column, a further element True follows.
 """
 LayoutRecord = list[int | list[ColumnRecord]]
-"""The tokens of a page, and its columns in order."""
+"""A page layout as a plain list: the number of tokens per page, and the columns in order."""
 PoolRecord = list[str | LayoutRecord]
-"""The name of a pool, and the layout of its pages."""
+"""A pool as a plain list: its name, and the layout of its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,12 @@ class Namespace:
     model: str
     weights_version: str
     layouts: Mapping[str, PageLayout]
-    """The layout of each pool by pool name, in any order."""
+    """The page layout of each pool, by pool name. The order of the pools does not matter."""
     name: str = ""
     """Separates caches that must not share bytes: a tenant's salt, an adapter, or both."""
 
     def digest(self) -> str:
-        """Return the digest as 64 hex digits. It is not cached, so callers should keep the result."""
+        """Return the namespace's digest as 64 hex digits. Not cached, so callers should keep it."""
         return _digest(
             "lockstep-namespace-2",
             self.model,
@@ -47,7 +48,7 @@ class Namespace:
 
 
 def model_digest(model: str, weights_version: str) -> str:
-    """Return the digest of a model and its weights, independent of the layout, as 64 hex digits."""
+    """Return the digest of a model's name and weights version, without layouts, as 64 hex digits."""
     return _digest("lockstep-model-2", model, weights_version)
 
 
@@ -69,7 +70,8 @@ def _column_record(column: Column) -> ColumnRecord:
         column.dtype,
         column.replicated,
     ]
-    # Omit False, because adding a field would change the digest of every existing layout.
+    # Add the optional flag only if it is True, because a further element would change the digest of
+    # every existing layout.
     return [*record, True] if column.optional else record
 
 

@@ -18,8 +18,8 @@
       4088     8  checksum of the 4088 bytes before it (XXH3, 64 bits)
 
 All integers are little-endian. The header contains the name, so an object copied or moved to another
-name is detected, and a store can list its contents. Lengths are only compared with expected lengths and
-never allocated, so a corrupt header that claims terabytes costs nothing.
+name is detected, and a store can list its contents. Lengths are compared with expected lengths and
+never used to allocate memory, so a corrupt header that claims terabytes costs nothing.
 
 The header is a block of 4096 bytes, so the payload is aligned for direct I/O and for the page cache.
 Filesystems store whole blocks, so a shorter header would save no space.
@@ -52,9 +52,9 @@ _CHECK: Final = struct.Struct("<Q")
 _CHECK_AT: Final = HEADER_BYTES - _CHECK.size
 CHECKSUM_BYTES: Final = 16
 PIECE_BYTES: Final = 256 << 10
-"""The approximate size of the pieces in which a payload is read and written.
+"""The approximate size in bytes of the pieces in which a payload is read and written.
 
-Pieces of this size can be hashed while they are in the core's cache.
+A piece of this size can be hashed while it is in the core's cache.
 """
 
 
@@ -63,7 +63,7 @@ class HeaderFinding(IntEnum):
 
     SOUND = 0
     SHORT = 1
-    """The data is shorter than a header, or than the payload needs."""
+    """The data is shorter than a header, or than header and payload together."""
     LONG = 2
     """There are extra bytes after the payload."""
     MAGIC = 3
@@ -73,19 +73,19 @@ class HeaderFinding(IntEnum):
     VERSION = 5
     """The object has a format version that this code cannot read."""
     NAME = 6
-    """The object belongs to another name."""
+    """The header states another name than the object was stored under."""
     LENGTH = 7
-    """The object's parts are not those that follow from the layout and the present columns."""
+    """The object's part lengths differ from those that follow from the layout and the presence bits."""
     PAYLOAD = 8
     """A part fails its checksum."""
     KIND = 9
     """The path is not an object but a directory, a link or a device."""
     LACKING = 10
-    """No defect was found, but an optional column that the caller needs is absent."""
+    """No defect was found, but the object has no data for an optional column that the caller needs."""
 
 
 part_checksum = xxhash.xxh3_128_digest
-"""Computes the checksum of one part, `CHECKSUM_BYTES` long."""
+"""The function that computes the checksum (`CHECKSUM_BYTES` bytes) of one part."""
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
@@ -99,7 +99,7 @@ def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
 
 
 class PartHashes:
-    """Computes the checksums of parts fed in pieces, in order; a piece may span several parts."""
+    """Computes checksums of consecutive parts, whose bytes are added in pieces of any size."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = iter(sizes)
@@ -108,7 +108,7 @@ class PartHashes:
         self._done: list[bytes] = []
 
     def add(self, piece: memoryview) -> None:
-        """Hash the next bytes."""
+        """Add the next bytes of the parts to the checksums."""
         at, end = 0, len(piece)
         while at < end:
             if self._begun is None and not self._left:
@@ -148,8 +148,8 @@ def encode_header(
 ) -> bytes:
     """Return the header (`HEADER_BYTES` bytes) of a whole object.
 
-    `digest` is the `name_digest`. `plan` belongs to an object with the presence bits `present`.
-    `checksums` are the concatenated checksums of its parts.
+    `digest` is the digest of `name`. `plan` is that of an object with the presence bits `present`.
+    `checksums` are the concatenated checksums of the object's parts.
     """
     text = full_name(name).encode("ascii")
     block = bytearray(_template(plan.payload_bytes, present, plan.table))
@@ -165,7 +165,7 @@ def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Heade
     """Check that `header` belongs to the object with this name digest and has the columns of `shape`.
 
     Returns SOUND even if the object has additional columns, and LACKING if columns are absent. The
-    payload is not checked: `shape.plan(presence_bits(header))` locates the wanted parts, and
+    payload is not checked. `shape.plan(presence_bits(header))` locates the wanted parts, and
     `check_run` checks them.
     """
     if is_expected(header, digest, shape):
@@ -187,9 +187,10 @@ def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Heade
 
 
 class ExpectedHeader:
-    """Fast check of headers of objects that have exactly the columns of a shape, the usual case.
+    """Fast check of a header for the usual case: the object has exactly the columns of a shape.
 
-    A header that does not fit may still be sound; the caller must then parse it with `check_header`.
+    A header that fails this check may still be sound; the caller must then parse it with
+    `check_header`.
     """
 
     def __init__(self, shape: ObjectShape) -> None:
@@ -200,10 +201,11 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether the caller holds the whole of such an object, in one run."""
+        """Whether the caller holds the whole payload of an object with exactly these columns, in one
+        run."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
-        """Return whether a header is sound and belongs to such an object with this name digest."""
+        """Return whether a header is sound and has exactly this name digest and these columns."""
         return (
             header.startswith(self._first + digest)
             and header.startswith(self._table, _TABLE_AT)
@@ -213,11 +215,11 @@ class ExpectedHeader:
         )
 
     def stated(self, header: bytes) -> bytes:
-        """Return the checksums in a header that fits."""
+        """Return the part checksums of a header for which `fits` is True."""
         return header[_CHECKSUMS_AT : self._checksums_end]
 
     def parts_of(self, payload: memoryview) -> list[memoryview]:
-        """Split a whole payload into its parts, one checksum each."""
+        """Split a whole payload into its parts, each of which has a checksum."""
         if len(self._sizes) == 1:
             return [payload]
         ends = accumulate(self._sizes)
@@ -225,30 +227,30 @@ class ExpectedHeader:
 
 
 def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
-    """Return whether a header is sound and has exactly the columns of `shape`."""
+    """Return whether a header is sound and has exactly this name digest and this shape's columns."""
     return ExpectedHeader(shape).fits(bytes(header), digest)
 
 
 def presence_bits(header: memoryview | bytes) -> int:
-    """Return the presence bits of a checked header."""
+    """Return the presence bits of a header that has passed its check."""
     present: int = _FIELDS.unpack_from(header)[5]
     return present
 
 
 def stated_checksums(header: memoryview | bytes, first: int, count: int) -> bytes:
-    """Return the checksums of `count` parts, starting at part `first`, in a checked header."""
+    """Return the checksums of `count` parts, from part `first`, in a header that passed its check."""
     start = _CHECKSUMS_AT + first * CHECKSUM_BYTES
     return bytes(header[start : start + count * CHECKSUM_BYTES])
 
 
 def check_run(header: memoryview | bytes, run: PartRun, checksums: bytes) -> HeaderFinding:
-    """Compare the concatenated checksums of a run's parts with those in a checked header."""
+    """Compare the concatenated checksums of a run of parts with those in a checked header."""
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
     return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD
 
 
 class Statement(NamedTuple):
-    """The contents of a header, not compared with any expectation."""
+    """The name, presence bits and shape that a header states, not compared with any expectation."""
 
     name: ObjectName
     present: int
@@ -259,7 +261,7 @@ class Statement(NamedTuple):
 def encode_object(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return the header of a whole object whose parts are in `buffers`."""
+    """Return the header of the object whose parts are in `buffers`."""
     plan = shape.plan(shape.present)
     checksums = part_checksums(plan.sizes, buffers)
     return encode_header(name, digest, shape.present, plan, checksums)
@@ -268,9 +270,9 @@ def encode_object(
 def extract_parts(
     payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> HeaderFinding:
-    """Copy the parts that `shape` holds from the payload to `buffers`, and verify their checksums.
+    """Copy the caller's parts from an object's payload to `buffers`, and verify their checksums.
 
-    The header must have been checked before.
+    `header` must have passed its check before.
     """
     plan = shape.plan(presence_bits(header))
     if len(payload) != plan.payload_bytes:

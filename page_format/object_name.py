@@ -10,10 +10,8 @@ OBJECTS: Final = "objects"
 """The directory, or path prefix, under which a store keeps its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""Pseudo pools for objects that are not pages.
-
-They are a model's manifest (`records/manifest`) and the markers of TP sizes (`records/shardings`).
-"""
+"""The pools of objects that are not pages: a model's manifest (`records/manifest`), and the markers of
+the TP sizes that have written to a store (`records/shardings`)."""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")
 _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
@@ -38,7 +36,8 @@ def name_digest(name: ObjectName) -> bytes | None:
     """Return the 32-byte digest of the full name, or None if a part contains an invalid character."""
     around = _around_key(name.namespace, name.pool, name.shard)
     key = name.key
-    # The names in one call differ only in their key, and this code runs for every page.
+    # The text around the key is cached, because this code runs for every page and the names of one call
+    # differ only in their keys.
     if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
         return None
     text = key.encode()
@@ -49,13 +48,13 @@ def name_digest(name: ObjectName) -> bytes | None:
 
 
 def located(name: ObjectName) -> tuple[bytes, str] | None:
-    """Return the digest of a name and its object's path, or None for an invalid name."""
+    """Return a name's digest and the path of its object, or None if the name is invalid."""
     digest = name_digest(name)
     return None if digest is None else (digest, object_path(name.namespace, digest))
 
 
 def full_name(name: ObjectName) -> str:
-    """Return the name as one string."""
+    """Return the object's full name as one string, its parts separated by slashes."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
 
 

@@ -1,8 +1,9 @@
 """The parts of a stored object, each of which can be read and verified separately.
 
-An object is a page as one rank wrote it. Its *parts* are common to ranks of any TP size: the replicated
-columns, one part per unit of KV heads, and the same for each optional column. A rank can therefore
-assemble its share of a page from whole parts of objects of groups of other TP sizes.
+An object is a page as one rank wrote it. Its *parts* do not depend on the TP size: one part for the
+replicated columns, and one for each unit of KV heads (the smallest range of heads that a rank can
+hold). Each optional column has separate parts. A rank can therefore assemble its share of a page from
+whole parts of objects that groups of other TP sizes wrote.
 
 Engines that share a store need not keep the same columns. For example, the KV of a draft model exists
 only in engines that run one (rule R5). *Presence bits* record which optional columns an object has: bit
@@ -20,38 +21,39 @@ from typing import Final, NamedTuple
 from ..errors import InternalError
 
 ALWAYS: Final = -1
-"""Replaces the presence bit for parts that every object has."""
+"""The presence-bit value of parts that every object has, whatever its optional columns."""
 PARTS_MAX: Final = 143
-"""The number of parts that fit into a header block."""
+"""The maximum number of parts in an object, which is how many fit into the header."""
 PART_BYTES_MAX: Final = (1 << 32) - 1
 
 
 class Part(NamedTuple):
-    """One part of an object."""
+    """One part of an object: its length, and the presence bit of its optional column."""
 
     nbytes: int
     bit: int = ALWAYS
 
 
 class PartRun(NamedTuple):
-    """Consecutive parts in an object's payload that are all wanted."""
+    """A run of consecutive parts in an object's payload, all of which the caller wants."""
 
     offset: int
-    """The offset of the first part in the payload."""
+    """The offset of the run's first part in the payload, in bytes."""
     nbytes: int
     parts: tuple[tuple[int, int], ...]
-    """For each part: its index among the parts that the object has, and its length."""
+    """For each part of the run: its index among the parts that the object has, and its length in bytes.
+    """
 
 
 class Plan(NamedTuple):
-    """The location of the wanted parts in an object with given columns."""
+    """The positions of the caller's parts in an object with given presence bits."""
 
     payload_bytes: int
     table: bytes
     """The part table that the object's header must contain."""
     runs: tuple[PartRun, ...]
     sizes: tuple[int, ...] = ()
-    """The lengths of the wanted parts, in order."""
+    """The lengths of the caller's parts in bytes, in order."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class ObjectShape:
 
     @staticmethod
     def whole(nbytes: int) -> "ObjectShape":
-        """Return the shape of an object with a single part, which the caller holds."""
+        """Return the shape of an object that has a single part, which the caller holds."""
         return ObjectShape((Part(nbytes),), (0,))
 
     @cached_property
@@ -97,7 +99,7 @@ class ObjectShape:
 
     @cached_property
     def told_by_length(self) -> bool:
-        """Whether the payload length alone identifies the caller's presence bits."""
+        """Whether the payload length alone reveals that an object has exactly the caller's columns."""
         columns = sorted({part.bit for part in self.parts if part.bit != ALWAYS})
         room = {bit: sum(part.nbytes for part in self.parts if part.bit == bit) for bit in columns}
         if self.present in (0, self._known) and all(room.values()):
@@ -111,23 +113,23 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the caller holds all parts of an object with its presence bits."""
+        """Whether the caller holds every part of an object that has the caller's presence bits."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:
-        """Return whether every bit of `present` belongs to a column of this shape."""
+        """Return whether every bit of `present` belongs to an optional column of this shape."""
         return not present & ~self._known
 
     def lacks(self, present: int) -> bool:
-        """Return whether an object with bits `present` lacks a column that the caller holds."""
+        """Return whether an object with bits `present` lacks an optional column of the caller."""
         return bool(self.present & ~present)
 
     def payload_bytes(self, present: int) -> int:
-        """Return the payload length of an object with the bits `present`."""
+        """Return the payload length in bytes of an object with the presence bits `present`."""
         return sum(self.parts[number].nbytes for number in self.numbers(present))
 
     def plan(self, present: int) -> Plan:
-        """Return the location of the caller's parts in an object with the bits `present`.
+        """Return the positions of the caller's parts in an object with the presence bits `present`.
 
         Parts that the object lacks are omitted.
         """
@@ -137,15 +139,15 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return the shape of a whole object that has these columns and the caller's."""
+        """Return a shape that holds all parts of an object with the caller's columns and `present`."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":
-        """Return the shape of a whole object that has exactly these columns."""
+        """Return a shape that holds all parts of an object with exactly the columns of `present`."""
         return ObjectShape(self.parts, tuple(self.numbers(present)))
 
     def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
-        """Merge the caller's parts with another object's parts that the caller lacks into one payload.
+        """Return a payload of the caller's parts and of another object's parts that the caller lacks.
 
         `payload` and `present` belong to the other object. The result has the presence bits of both.
         """
@@ -175,7 +177,7 @@ class ObjectShape:
         return Plan(at, table, tuple(runs), sizes)
 
     def numbers(self, present: int) -> list[int]:
-        """Return the indices of the parts of an object with these bits, ascending."""
+        """Return the indices of the parts of an object with the bits `present`, ascending."""
         return [
             number
             for number, part in enumerate(self.parts)
@@ -184,13 +186,13 @@ class ObjectShape:
 
 
 def part_table(parts: Sequence[Part]) -> bytes:
-    """Return the lengths and presence bits of parts as encoded in a header."""
+    """Encode parts as the part table of a header: all lengths, then all presence bits."""
     lengths = struct.pack(f"<{len(parts)}I", *(part.nbytes for part in parts))
     return lengths + struct.pack(f"<{len(parts)}b", *(part.bit for part in parts))
 
 
 def parts_of(table: bytes) -> list[Part]:
-    """Return the parts that a `part_table` encodes."""
+    """Return the parts that a header's part table lists."""
     count = len(table) // 5
     lengths = struct.unpack_from(f"<{count}I", table)
     bits = struct.unpack_from(f"<{count}b", table, 4 * count)
@@ -198,7 +200,7 @@ def parts_of(table: bytes) -> list[Part]:
 
 
 def pieces_of(buffers: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[list[memoryview]]:
-    """Cut the concatenation of `buffers` into runs of these sizes; each run is a few views."""
+    """Cut the concatenation of `buffers` into pieces of these sizes; each piece is a list of views."""
     at, offset = 0, 0
     for size in sizes:
         views: list[memoryview] = []

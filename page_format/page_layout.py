@@ -7,7 +7,7 @@ host and in storage a page is one contiguous run of bytes:
 
     replicated columns:                layer, head, token, element
     divided columns, unit by unit:     column, layer, head of the unit, token, element
-    the same again for each optional column
+    then each optional column, in one of these two orders
 
 A *unit* is the smallest range of KV heads that a rank of any TP size can hold. The number of units is
 the greatest common divisor of the columns' head counts, or a divisor of it if an object would have too
@@ -19,8 +19,8 @@ namespace. `ShardLayout` is one rank's share: a contiguous range of heads of eac
 the layers of its pipeline stage.
 
 A column may be *optional*, such as the KV of a draft model that only some engines run. Each engine
-keeps it on all of its ranks or on none. The layout always lists it; an engine without it has shorter
-pages. An object's presence bits record its optional columns.
+keeps the column on all of its ranks or on none. The layout always lists the column; an engine without
+it has shorter pages. An object's presence bits record its optional columns.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,14 +37,15 @@ from ..errors import ConfigError
 from .object_shape import PART_BYTES_MAX, PARTS_MAX, ObjectShape, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
-"""Element types of columns with their size in bytes; the names are torch's."""
+"""The element types of columns, by torch's names, with their sizes in bytes."""
 OPTIONAL_COLUMNS_MAX = 16
-"""The maximum number of optional columns in a layout; each adds separate parts to the objects."""
+"""The maximum number of optional columns in a layout. It is bounded because each adds parts to the
+objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One kind of per-token content, in units of the whole model.
+    """One kind of per-token content of a page. All counts are those of the whole model.
 
     `heads` counts KV heads over all ranks. A `replicated` column is the same on every rank and is not
     divided. `elements` is the number of elements per token, head and layer. Engines may leave out an
@@ -96,7 +97,7 @@ class ShardPlace(NamedTuple):
 
     @staticmethod
     def of(rank: int, world_size: int, stages: int = 1) -> "ShardPlace":
-        """Return the place of a rank in a group; the ranks of a stage are consecutive."""
+        """Return the TP rank and stage of a rank; the ranks of one pipeline stage are consecutive."""
         if stages < 1 or world_size % stages:
             raise ConfigError(
                 f"{world_size} ranks cannot be divided into {stages} pipeline stages evenly"
@@ -115,30 +116,31 @@ class ColumnShard:
     layer_first: int
     layers: int
     units: int
-    """The number of byte runs of this share, one per unit of heads; 1 for a replicated column."""
+    """The number of byte runs of the share: one per unit of heads, or 1 for a replicated column."""
     offset_bytes: int
-    """The offset of the share's first run of bytes."""
+    """The offset of the share's first byte run in the page, in bytes."""
     stride_bytes: int
-    """The distance from the start of one run to the start of the next."""
+    """The distance from the start of one byte run to the start of the next, in bytes."""
     nbytes: int
-    """The total length of the share's runs of bytes."""
+    """The total length of the share's byte runs, in bytes."""
 
     @property
     def unit_layer_bytes(self) -> int:
-        """The size of one layer of one unit, which is contiguous on every tier."""
+        """The size in bytes of one layer of one unit, which is contiguous on every tier."""
         return self.nbytes // (self.units * self.layers)
 
 
 PartKey = tuple[int, int]
-"""Key of a page's part: the presence bit of an optional column, or -1, and a unit.
+"""The key of a part of a page: (presence bit, unit).
 
-The unit is -1 for replicated content.
+The presence bit is that of an optional column, or -1 for required columns. The unit is -1 for
+replicated content.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageLayout:
-    """The columns of a page of `page_tokens` tokens, the same on every rank."""
+    """The layout of a page: its tokens and columns, the same on every rank."""
 
     page_tokens: int
     columns: tuple[Column, ...]
@@ -163,7 +165,10 @@ class PageLayout:
         return tuple(column.name for column in self.optional_columns)
 
     def kept(self, absent: Collection[str]) -> tuple[Column, ...]:
-        """Return all columns except the optional ones listed in `absent`; other names are ignored."""
+        """Return the page's columns without those optional ones that `absent` names.
+
+        Names in `absent` that are not optional columns are ignored.
+        """
         return tuple(
             column for column in self.columns if not (column.optional and column.name in absent)
         )
@@ -172,7 +177,8 @@ class PageLayout:
     def units(self) -> int:
         """The number of units into which the heads of the whole model are divided."""
         whole = self._units_wanted
-        # Prefer a multiple of a high power of two, because group sizes are usually powers of two.
+        # Prefer a number of units that a high power of two divides, because group sizes are usually
+        # powers of two.
         fitting = [
             units
             for units in range(1, min(whole, PARTS_MAX) + 1)
@@ -182,7 +188,7 @@ class PageLayout:
 
     @property
     def _units_wanted(self) -> int:
-        """The number of units if the number of parts in an object were unlimited."""
+        """The number of units if an object could have any number of parts."""
         divided = [column.heads for column in self.columns if not column.replicated]
         required = [c.heads for c in self.columns if not (c.replicated or c.optional)]
         return max(1, gcd(*(required or divided)))
@@ -192,13 +198,13 @@ class PageLayout:
     ) -> "ShardLayout":
         """Return the share of `rank` of `world_size`; heads are divided into contiguous ranges.
 
-        `absent` lists optional columns that are not kept, as for `kept`. With pipeline stages the ranks
-        of a stage are consecutive and hold only the layers of that stage.
+        `absent` lists the optional columns that the engine does not keep. With pipeline stages the
+        ranks of a stage are consecutive and hold only the layers of that stage.
         """
         place = ShardPlace.of(rank, world_size, stages)
         kept = self.kept(absent)
-        # Check all columns on every rank, so that ranks whose stage has layers fail as well instead of
-        # waiting.
+        # Check all columns on every rank. If only ranks of a stage without layers raised an error, the
+        # other ranks would wait for them.
         for column in kept:
             if column.layers < place.stages:
                 raise _too_few_layers(column, place)
@@ -233,12 +239,12 @@ class PageLayout:
         return [size for size in range(1, self.units + 1) if not self.units % size]
 
     def can_be_held(self, tp_size: int) -> bool:
-        """Return whether a TP size can hold this layout, if necessary without optional columns."""
+        """Return whether ranks of a TP size can hold the layout's required columns."""
         required = any(not (column.replicated or column.optional) for column in self.columns)
         return not (required and self.units % tp_size)
 
     def parts(self, place: ShardPlace) -> Iterator[tuple[PartKey, Part]]:
-        """Yield the possible parts of an object written at `place`, in order.
+        """Yield the parts that an object written at `place` may have, with their keys, in order.
 
         Omits an optional column that has no layers in the stage. Raises `ConfigError` if a required
         column has none.
@@ -266,7 +272,7 @@ class PageLayout:
                 yield (bit, unit), Part(self._bytes(column, column.heads // units, place), bit)
 
     def _units_of(self, place: ShardPlace, units: int) -> range:
-        """Return the range of units at `place`; empty if the TP size does not divide `units`."""
+        """Return the range of units held at `place`; empty if the TP size does not divide `units`."""
         if units % place.tp_size:
             return range(0)
         each = units // place.tp_size
@@ -275,7 +281,7 @@ class PageLayout:
     def _lay_out(
         self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
     ) -> int:
-        """Lay out columns whose units are interleaved, starting at `offset`; return the end offset."""
+        """Lay out a group of columns unit by unit, starting at `offset`; return the end offset."""
         units = range(1)
         whole = 1
         if group and not group[0].replicated:
@@ -303,7 +309,7 @@ class PageLayout:
         return offset + (len(units) - 1) * stride
 
     def _not_divided(self, group: Sequence[Column], units: int, tp_size: int) -> ConfigError:
-        """Build the error for a TP size that does not divide a group of columns."""
+        """Build the error for a TP size that does not divide the heads of a group of columns."""
         for column in group:
             if column.heads % tp_size:
                 return ConfigError(
@@ -311,7 +317,7 @@ class PageLayout:
                     "cannot divide evenly; choose a number of ranks that divides them"
                 )
         column = group[0]
-        # Without a required divided column, the units are the common divisor of the optional columns.
+        # If every divided column is optional, the number of units divides the heads of each of them.
         for other in self.optional_columns if self._units_wanted % tp_size else ():
             if not other.replicated and other.heads % tp_size:
                 return ConfigError(
@@ -332,15 +338,16 @@ class PageLayout:
         return (last - first) * heads * per_head
 
     def _layers(self, column: Column, place: ShardPlace) -> tuple[int, int]:
-        """Return a column's layer range (first, end) in a stage; an empty range is an error."""
+        """Return a column's layer range (first, end) in a stage; raise `ConfigError` if it is empty."""
         first, last = _layers_of(column.layers, place)
         if first == last:
             raise _too_few_layers(column, place)
         return first, last
 
     def shard_name(self, place: ShardPlace) -> str:
-        """Return the shard part of the names of objects written at `place`."""
-        # Columns with different numbers of layers are split at different layers by the stages.
+        """Return the shard part of the name of an object written at `place`."""
+        # The stages split columns with different numbers of layers at different layers, so the name has
+        # one layer range for each number.
         counts = sorted({column.layers for column in self.columns}, reverse=True)
         ranges = [_layers_of(count, place) for count in counts[: None if place.stages > 1 else 1]]
         layers = ".".join(f"l{first}-{last}" for first, last in ranges)
@@ -385,7 +392,7 @@ class PageLayout:
 
 
 def _layers_of(count: int, place: ShardPlace) -> tuple[int, int]:
-    """Return the layer range (first, end) of a stage, of `count` layers in total."""
+    """Return the layer range (first, end) of a pipeline stage, for a column of `count` layers."""
     return count * place.stage // place.stages, count * (place.stage + 1) // place.stages
 
 
@@ -407,7 +414,7 @@ class ShardLayout:
     """The columns kept on this rank, in the order of the layout."""
     page_bytes: int
     name: str
-    """The shard part of an object name: layer range and head range of the whole layout.
+    """The shard part of this rank's object names: layer range and head range in the whole layout.
 
     It does not depend on which optional columns are kept. With pipeline stages it has a layer range for
     each distinct number of layers.
@@ -415,4 +422,4 @@ class ShardLayout:
     replicated: bool
     """Whether a page is the same on every rank, because all columns of the layout are replicated."""
     shape: ObjectShape
-    """The parts of this rank's objects; a page contains the parts of the columns that are kept."""
+    """The parts of this rank's objects, and which of them a page on this rank contains."""

@@ -1,7 +1,7 @@
 """Finds a rank's share of a page in the objects of a group with another TP size.
 
-Pages are laid out in units common to all TP sizes (see `page_layout`), each a part of an object that
-can be verified separately. A rank of a larger group finds its units within one object of a smaller
+Pages are laid out in units common to all TP sizes (see `page_layout`). Each unit is a part of an object
+that can be verified separately. A rank of a larger group finds its units within one object of a smaller
 group; a rank of a smaller group needs several objects of a larger one.
 """
 
@@ -19,17 +19,17 @@ class ShardSource:
     name: str
     """The shard part of the object's name."""
     shape: ObjectShape
-    """The shape for a caller that holds exactly the object's parts that belong to the page."""
+    """The parts of the object. Those that belong to the page are marked as held."""
     slices: tuple[slice, ...]
-    """The byte ranges of the page that these parts fill, in order."""
+    """The byte ranges of the page, in order, into which the object's held parts are copied."""
 
 
 def sources_of(
     layout: PageLayout, mine: ShardPlace, tp_size: int, *, absent: Collection[str] = ()
 ) -> tuple[ShardSource, ...]:
-    """Return the objects of another TP size that together contain a rank's page.
+    """Return the objects of a group of another TP size that together contain a rank's page.
 
-    The other ranks are of the same pipeline stage. `absent` lists optional columns that the page does
+    All objects are of the rank's own pipeline stage. `absent` lists optional columns that the page does
     not have. Returns an empty tuple if the objects lack a part of the page, or if the only object has
     the same name as this rank's own object.
     """
@@ -65,7 +65,7 @@ def sources_of(
 
 
 def _merged(slices: list[slice]) -> Iterator[slice]:
-    """Yield the slices, with adjacent ones merged."""
+    """Yield the byte ranges, with adjacent ones merged."""
     run = slices[0]
     for each in slices[1:]:
         if each.start == run.stop:

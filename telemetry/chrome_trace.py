@@ -1,8 +1,9 @@
 """Writes timelines as Chrome trace events, which Perfetto (https://ui.perfetto.dev) opens.
 
-Each rank is a process in the file. Its threads are the engine, the rounds, copies by direction, and
-each store; concurrent copies or calls use several threads. Requests and operations overlap, so they are
-asynchronous slices. An arrow leads from each wait for a round to the step of the rank that voted last.
+The trace file shows each rank as a process. The process's threads are the engine, the rounds, copies by
+direction, and each store; concurrent copies or calls use several threads. Requests and operations
+overlap, so they are asynchronous slices. An arrow leads from each wait for a round to the step of the
+rank that voted last.
 """
 
 import json
@@ -18,7 +19,7 @@ from .tracer import ENGINE, OPERATION, REQUEST, ROUND, ROUNDS, WAIT, Span, Trace
 TraceEvent = dict[str, Any]
 
 _TIDS: Final = 1000
-"""The maximum number of threads per rank; further threads share the last thread's number."""
+"""The maximum number of trace threads per rank. Further threads share the last thread's number."""
 
 
 def trace_text(ranks: Sequence[RankEvents]) -> str:
@@ -54,12 +55,12 @@ class _LastVote(NamedTuple):
     rank: int
     pid: int
     first_ns: int
-    """The time of the first vote."""
+    """The time of the round's first vote, on the trace file's clock."""
 
 
 @dataclass(slots=True)
 class _Drawn:
-    """One rank's data while it is converted to trace events."""
+    """One rank's data while its spans are converted to trace events."""
 
     pid: int
     kept: RankEvents
@@ -70,11 +71,11 @@ class _Drawn:
     events: list[TraceEvent] = field(default_factory=list[TraceEvent])
 
     def ns(self, at_s: float) -> int:
-        """Convert a time to nanoseconds on the file's clock."""
+        """Convert a time of this rank's clock to nanoseconds on the trace file's clock."""
         return round((self.clock.on_reference(at_s) - self.origin_s) * 1e9)
 
     def about(self) -> dict[str, Any]:
-        """Return the file's metadata about this rank."""
+        """Return the trace file's metadata about this rank."""
         error_s = self.clock.error_s
         return {
             "pid": self.pid,
@@ -99,7 +100,8 @@ class _Drawn:
             else:
                 tracks.setdefault(span.track, []).append(span)
         for track in (ENGINE, ROUNDS):
-            # Spans of these tracks are nested or disjoint, so one thread suffices.
+            # Spans of the engine, and those of the rounds, are nested or disjoint, so one thread each
+            # suffices.
             tid = self._thread(track)
             for span in tracks.pop(track):
                 self._draw_slice(span, tid)
@@ -108,7 +110,7 @@ class _Drawn:
         return self.events
 
     def _thread(self, name: str) -> int:
-        """Add a thread and return its number."""
+        """Add a thread to the rank's process in the trace file and return the thread's number."""
         self.tids = min(self.tids + 1, _TIDS - 1)
         tid = self.pid * _TIDS + self.tids
         self._tell("thread_name", {"name": name}, tid)
@@ -116,7 +118,7 @@ class _Drawn:
         return tid
 
     def _tell(self, name: str, args: dict[str, Any], tid: int = 0) -> None:
-        """Add a metadata event for the process or for one thread."""
+        """Add a metadata event for the rank's process, or for one of its threads."""
         self._add("M", name, tid, args=args)
 
     def _add(self, ph: str, name: str, tid: int = 0, **more: Any) -> None:
@@ -129,7 +131,7 @@ class _Drawn:
         self._add("X", span.name, tid, ts=began_ns / 1000, dur=dur, args=span.attributes)
 
     def _draw_side_by_side(self, track: str, spans: Iterable[Span]) -> None:
-        """Draw spans that may overlap on as many threads as needed, so that no thread has overlaps."""
+        """Draw spans, some of which may overlap, on enough trace threads to avoid overlaps."""
         free_at: list[float] = []
         tids: list[int] = []
         for span in sorted(spans, key=lambda each: each.began_s):
@@ -142,7 +144,7 @@ class _Drawn:
             self._draw_slice(span, tids[lane])
 
     def _draw_life(self, span: Span, number: str) -> None:
-        """Draw a request, or an operation with its phases. An unfinished span stays open."""
+        """Draw a request, or an operation with its phases. An unfinished span gets no end event."""
 
         def add(ph: str, name: str, at_s: float, **more: Any) -> None:
             ts, local = self.ns(at_s) / 1000, {"local": number}
@@ -163,7 +165,7 @@ class _Drawn:
 
 
 def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
-    """Return the last vote of each round that all ranks have recorded."""
+    """Return, for each round that all ranks recorded, its last vote."""
     votes: dict[int, list[tuple[int, int, int]]] = {}
     for each in drawn:
         for span in each.spans:
@@ -178,7 +180,7 @@ def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 
 def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator[TraceEvent]:
-    """Yield an arrow from each wait for a round to the last vote, if that vote came later."""
+    """Yield an arrow from each wait for a round to the round's last vote, if the wait began first."""
     number = 0
     for each in drawn:
         for span in each.spans:
@@ -188,7 +190,8 @@ def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator
                 continue
             number += 1
             arrow = {"name": "waits for", "cat": "round", "id": number}
-            # Perfetto starts an arrow at the slice that began first, which is the wait.
+            # Perfetto draws an arrow from the earlier of two slices to the later one. Therefore the
+            # arrow leads from the wait to the vote.
             yield arrow | _at(each.pid, awaited_ns) | {"ph": "s"}
             yield arrow | _at(last.pid, max(last.at_ns, awaited_ns + 1)) | {"ph": "f", "bp": "e"}
 

@@ -1,8 +1,8 @@
 """Aligns the clocks of ranks on several hosts, using the times of their rounds.
 
 A rank votes before any rank has the verdict of the same round. Each round thus bounds the difference of
-two clocks from both sides, and the shortest round gives the tightest bound. No extra messages are
-needed, interrupted runs can be aligned, and clock drift is tracked.
+two clocks from both sides, and the shortest round gives the tightest bound. The alignment needs no
+extra messages, works for interrupted runs, and follows clock drift.
 """
 
 from bisect import bisect_left
@@ -15,26 +15,27 @@ from ..ranks.protocol.timed_events import RoundHeld
 from .kept_events import RankEvents
 
 WINDOW_S: Final = 5.0
-"""The window in seconds from which the shortest round is used."""
+"""The length of a time window in seconds. Of each window, only the shortest round is used."""
 DRIFT_MAX: Final = 1e-4
 """The assumed maximum drift between two clocks, in seconds per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A conversion of one clock's times to a reference clock."""
+    """The conversion from one clock's times to a reference clock's."""
 
     how: str
     moments: tuple[tuple[float, float], ...] = ()
-    """(time, lead) pairs at which the clocks were compared; lead is this clock minus the reference.
+    """(time, lead) pairs at which the clocks were compared. Lead is this clock minus the reference
+    clock, in seconds.
 
-    The lead is interpolated linearly in between. Empty if both are the same clock.
+    The lead is interpolated linearly between pairs. Empty if both are the same clock.
     """
     error_s: float | None = 0.0
     """The maximum error of the conversion in seconds; None if unknown.
 
-    It is half the width of the widest comparison plus the drift over the longest gap between
-    comparisons.
+    The error is half the uncertainty of the least certain comparison, plus the drift over the longest
+    gap between comparisons.
     """
 
     def on_reference(self, at_s: float) -> float:
@@ -54,9 +55,9 @@ SAME: Final = Alignment("the same clock")
 
 
 def align(ranks: Sequence[RankEvents]) -> dict[str, Alignment]:
-    """Return, for each clock by name, its conversion to the clock of the first rank.
+    """Return, for each clock by its id, the conversion to the clock of the first rank.
 
-    A clock that shares no round with the first rank is aligned by the hosts' wall clocks.
+    A clock whose ranks share no round with the first rank is aligned by the hosts' wall clocks.
     """
     known: dict[str, Alignment] = {}
     for each in ranks:
@@ -66,13 +67,14 @@ def align(ranks: Sequence[RankEvents]) -> dict[str, Alignment]:
 
 
 def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
-    """Align another rank's clock by the rounds that both ranks recorded."""
+    """Return the conversion of another rank's clock, found from rounds that both ranks recorded."""
     compared = sorted(_compared(first, other))
     if not compared:
         ahead_s = first.wall_s - other.wall_s
         return Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
     began_s, took_s = compared[0][0], compared[-1][0] - compared[0][0]
-    # The last window includes the remainder, because a short window would have too few rounds.
+    # The last window also covers the remaining time, because a shorter window would have too few
+    # rounds.
     last = max(0, int(took_s / WINDOW_S) - 1)
     best: dict[int, tuple[float, float, float]] = {}
     for each in compared:
@@ -88,7 +90,7 @@ def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
 
 
 def _compared(first: RankEvents, other: RankEvents) -> Iterator[tuple[float, float, float]]:
-    """Yield for each common round a time on the other's clock, its lead, and the lead's uncertainty."""
+    """Yield (time, lead, uncertainty) of the other rank's clock for each round that both recorded."""
     rounds = _rounds(first)
     for number, (voted_s, ended_s) in _rounds(other).items():
         if number in rounds:

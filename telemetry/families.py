@@ -1,7 +1,7 @@
-"""The metrics of one rank's cache: one table that the port, the dashboard and the docs use.
+"""The metrics of one rank's cache: one table for the metrics port, the dashboard and the docs.
 
 Names and units follow the conventions of Prometheus: seconds and bytes, and counters that end in
-`_total` when exposed. Labels are few and bounded: no request, namespace or key is a label.
+`_total` when exposed. Labels have few values: no request, namespace or key is a label.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Type(StrEnum):
     """The types of metrics."""
 
     COUNTER = "counter"
-    """Only increases, until the cache is opened again."""
+    """A counter only increases, until the cache is opened again."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -33,10 +33,11 @@ class Type(StrEnum):
 Counted_contra = TypeVar("Counted_contra", contravariant=True)
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in order."""
+"""The values of a metric's labels, in the order of the label names."""
 Number = float | Histogram
 Nested = Number | Mapping[Any, "Nested"]
-"""A number, or one for each value of the first label, nested once more for each further label."""
+"""A number, or a mapping from each value of the first label to a number. Each further label adds a
+level of nesting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,25 @@ class Family(Generic[Counted_contra]):
     read: Callable[[Counted_contra], Nested]
     meaning: str
     from_zero: tuple[str, ...] = ()
-    """The values of the single label that are exposed with 0 before anything is counted.
+    """The values of the metric's only label that are exposed with 0 before anything is counted.
 
-    Prometheus sees no increase in a counter whose first sample is above 0, so no alert would fire.
+    If the first sample of a counter is above 0, Prometheus sees no increase, so no alert would fire.
     """
 
     @property
     def full_name(self) -> str:
-        """The exposed name, without the suffixes of a histogram's series."""
+        """The name under which the metric is exposed, without the suffixes of a histogram's series."""
         return f"{PREFIX}{self.name}{'_total' if self.type is Type.COUNTER else ''}"
 
     def samples(self, counted: Counted_contra) -> Iterator[tuple[Labels, Number]]:
-        """Yield the samples of `counted` with their label values."""
+        """Yield the metric's samples, read from `counted`, with their label values."""
         read = self.read(counted)
         if isinstance(read, Mapping):
             read = {**dict.fromkeys(self.from_zero, 0), **read}
         return _flat(read, ())
 
     def zeros(self) -> Iterator[Labels]:
-        """Yield the label values of the samples that a counter exposes before anything is counted."""
+        """Yield the label values that a counter exposes with 0 before anything is counted."""
         if self.type is Type.COUNTER:
             yield from ((each,) for each in self.from_zero) if self.labels else ((),)
 
@@ -183,7 +184,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "1 for the state of the group's store, 0 for other states: none if there never was one, lost"
            " if the group detached it after its calls did not return."),
 )
-"""The metrics counted by a cache itself."""
+"""The metrics that the process with the replica counts."""
 
 EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("moved_bytes", ("source", "destination"), _COUNTER, _moved,
@@ -209,14 +210,14 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("corrupt_pages", (), _COUNTER, lambda stats: stats.pages_corrupt,
            "Pages read from stores with wrong bytes; each counted as a miss."),
 )
-"""The metrics counted by an executor, which may run in another process than the replica."""
+"""The metrics that an executor counts, which may run in another process than the replica."""
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)
 
 
 def ranked_samples(stats: CacheStats) -> Iterator[tuple[Family[Any], list[tuple[Labels, Number]]]]:
-    """Yield each family with its samples, whose first label is the rank that counted them."""
+    """Yield each metric with its samples. Their first label is the rank that counted the sample."""
     own: Mapping[int, Any] = {stats.rank: stats}
     workers: Mapping[int, Any] = own if stats.workers is None else stats.workers
     for family in FAMILIES:

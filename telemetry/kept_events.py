@@ -12,28 +12,28 @@ from ..coordinator.codec import Codec, Record
 from ..ranks.protocol.timed_events import TimedEvent
 
 EVENTS_MAX: Final = 1 << 17
-"""The event limit per rank: about 25 MB of memory, and 30 MB in a timeline file."""
+"""The maximum number of events kept per rank: about 25 MB of memory, and 30 MB in a timeline file."""
 
 
 class RankEvents(Record, frozen=True, kw_only=True):
-    """The events that one rank kept, and the clock of their times."""
+    """The timed events that one rank kept, and the clock that timed them."""
 
     rank: int
     clock: str
-    """The id of the clock; equal for two ranks exactly if they read the same clock."""
+    """The id of the clock. Two ranks have equal ids exactly if they read the same clock."""
     wall_s: float
-    """The offset to add to a time of that clock to get wall-clock time."""
+    """The seconds to add to a time of the rank's clock to get wall-clock time."""
     left_out: int
     """The number of events dropped before the first one kept."""
     events: Sequence[TimedEvent]
 
     def pack(self) -> bytes:
-        """Return the events as compressed bytes."""
+        """Return this object as compressed bytes."""
         return zlib.compress(_EVENTS.encode(self), level=1)
 
     @staticmethod
     def unpack(packed: bytes) -> "RankEvents":
-        """Return the events that `pack` serialised."""
+        """Return the object that `pack` serialised."""
         return _EVENTS.decode(zlib.decompress(packed))
 
 
@@ -41,7 +41,7 @@ _EVENTS: Final[Codec[RankEvents]] = Codec(RankEvents)
 
 
 class KeptEvents:
-    """Keeps the latest events of one rank; pass `note` as the timeline when opening the cache.
+    """Keeps the latest events of one rank; `Cache` accepts the method `note` as its timeline.
 
     Memory is bounded: once `events_max` events are kept, each new one drops the oldest, and dropped
     events are counted.

@@ -1,6 +1,6 @@
 """HTTP port from which Prometheus, `lockstep top` and other clients scrape one rank's metrics.
 
-The port adds no counting: a scrape reads the cache's existing counters, in a separate thread.
+The port counts nothing itself: a scrape reads the cache's existing counters, in a separate thread.
 """
 
 import socket
@@ -35,21 +35,21 @@ class CacheCollector:
     """
 
     def __init__(self, stats: Callable[[], CacheStats]) -> None:
-        """Read metrics from `stats`, called in the scraping thread; `Cache.stats` allows that."""
+        """Read metrics from `stats`, which must be thread-safe, like `Cache.stats`."""
         self._stats = stats
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield all metric families with the cache's current counts."""
+        """Yield all metrics with the cache's current counts."""
         for family, samples in ranked_samples(self._stats()):
             yield _exposed(family, samples)
 
     def describe(self) -> "list[Metric]":
-        """Return nothing, so that registering a cache does not read it."""
+        """Return nothing, so that registering this collector does not read the cache."""
         return []
 
 
 def _exposed(family: Family[Any], samples: Iterable[tuple[Labels, Number]]) -> "Metric":
-    # Import lazily: only processes that expose metrics need the package.
+    # Import lazily, because only processes that expose metrics need `prometheus_client`.
     from prometheus_client import core  # noqa: PLC0415
 
     makers: dict[Type, Any] = {
@@ -72,16 +72,16 @@ def _buckets(took: Histogram) -> list[tuple[str, int]]:
 
 
 SCRAPE_S: Final = 5.0
-"""The idle timeout of a connection in seconds; each connection has a thread until it closes."""
+"""Seconds after which an idle connection is closed, because each open connection occupies a thread."""
 
 
 class _Handler(WSGIRequestHandler):
-    """Serves one connection, and drops a client that sends no request in time."""
+    """Serves one connection, and closes it if the client sends no request for `SCRAPE_S` seconds."""
 
     timeout = SCRAPE_S
 
     def handle(self) -> None:
-        """Handle the connection; timeouts and lost connections are ignored."""
+        """Handle the connection; ignore timeouts and lost connections."""
         with suppress(TimeoutError, ConnectionError):
             super().handle()
 
@@ -103,17 +103,17 @@ class MetricsPort:
         return port
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop the server and wait for its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def watch(cache: GroupRank, port: int | None) -> None:
-    """Serve a rank's metrics on loopback, on `port` plus the rank, until its cache closes.
+    """Serve a rank's metrics on the loopback address until its cache closes.
 
-    Does nothing if `port` is None. If the port cannot be served, closes the cache and raises
-    `ConfigError`.
+    The port is `port` plus the rank's number. If `port` is None, nothing is served. If the port cannot
+    be served, the cache is closed and `ConfigError` is raised.
     """
     if port is None:
         return
@@ -123,7 +123,7 @@ def watch(cache: GroupRank, port: int | None) -> None:
                 f"metrics_port is {port}, must be {PORT_MAX - cache.world_size + 1} or less,"
                 f" because the {cache.world_size} ranks use consecutive ports"
             )
-        # No metric uses the times of single steps, so do not copy them.
+        # Do not copy the times of single steps, because no metric uses them.
         served = serve_metrics(partial(cache.stats, rounds=0), port + cache.rank)
     except ConfigError:
         cache.abandon()
@@ -136,7 +136,7 @@ def serve_metrics(
 ) -> MetricsPort:
     """Serve a cache's metrics at `http://address:port/metrics`; port 0 selects a free port.
 
-    `stats` is the cache's method of that name. The default address is reachable from this machine only,
+    `stats` is the `stats` method of the cache. The default address is reachable from this machine only,
     and there is no password. Raises `ConfigError` if the port is unavailable or the package
     `prometheus_client` is missing.
     """

@@ -1,8 +1,9 @@
 """Exports OpenTelemetry spans of a cache's work for requests.
 
-A request has a span from the first work of the cache for it until the engine releases it. Its
-operations, such as prefetch and load back, are child spans, with copies and store calls below them.
-Steps, rounds and backups belong to no request, so only a timeline (`chrome_trace`) shows them.
+A request's span begins with the cache's first work for the request and ends when the engine releases
+the request. The request's operations, such as prefetch and load back, are child spans, with copies and
+store calls below them. Steps, rounds and backups belong to no request, so only a timeline
+(`chrome_trace`) shows them.
 
 Spans are sent to the program's `TracerProvider`, with its exporters and its sampling.
 """
@@ -30,10 +31,10 @@ def _no_parent(request: str) -> "Context | None":
 
 
 class Spans:
-    """Exports the spans of one rank's requests; pass `note` as the timeline when opening the cache.
+    """Exports the spans of one rank's requests; `Cache` accepts the method `note` as its timeline.
 
-    Every rank with a `Spans` exports the same requests. If one copy is enough, create it on rank 0
-    only.
+    Every rank with a `Spans` exports the same requests. To export each request once, create a `Spans`
+    on rank 0 only.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Spans:
         rank: int = 0,
         parent_of: "Callable[[str], Context | None]" = _no_parent,
     ) -> None:
-        """Start exporting to `provider`; by default to the provider set by `set_tracer_provider`.
+        """Start exporting to `provider`; the default is the one set by `set_tracer_provider`.
 
         `parent_of` maps a request's name to the context of the engine's span for that request, which
-        becomes the parent. Raises `ConfigError` if the SDK is not installed.
+        becomes the parent of Lockstep's span. Raises `ConfigError` if the SDK is not installed.
         """
         try:
             import opentelemetry.sdk.trace  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
@@ -65,7 +66,7 @@ class Spans:
         self._open: dict[Span, otel.Span] = {}
 
     def note(self, event: TimedEvent) -> None:
-        """Begin or end the spans of an event. Thread-safe."""
+        """Begin or end the spans that an event belongs to. Thread-safe."""
         if not isinstance(event, StepHalf | RoundHeld):
             with self._lock:
                 for span in self._tracer.spans(event):
@@ -87,7 +88,7 @@ class Spans:
             self._end(span, made)
 
     def _begun(self, span: Span) -> "otel.Span | None":
-        """Return a new span; None if the event belongs to no request."""
+        """Return a new OpenTelemetry span; None if the work belongs to no request."""
         outer = None if span.parent is None else self._open.get(span.parent)
         if outer is None and span.track != REQUEST:
             return None

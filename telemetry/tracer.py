@@ -1,7 +1,7 @@
 """Spans of one rank's work, with the names and attributes that all exporters use.
 
-This is the only module that turns timed events into spans. `chrome_trace` writes all of them to a file.
-`spans` sends those of requests to OpenTelemetry, whose naming conventions are used.
+This is the only module that turns timed events into spans. `chrome_trace` writes all spans to a file.
+`spans` sends only the spans of requests to OpenTelemetry. Names follow OpenTelemetry's conventions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ _BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
 
 
 class SpanEvent(NamedTuple):
-    """A point in time within a span: the begin of a phase, or an admission."""
+    """A point in time within a span: the begin of an operation's phase, or a request's admission."""
 
     name: str
     at_s: float
@@ -45,7 +45,7 @@ class SpanEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Work with a duration. An open span may still get attributes and marks."""
+    """A piece of work with begin and end. Attributes and marks may be added while it is open."""
 
     name: str
     track: str
@@ -55,15 +55,15 @@ class Span:
     """
     began_s: float
     ended_s: float | None
-    """None while the work is running."""
+    """The time at which the work ended; None while the work is running."""
     attributes: dict[str, Any]
     parent: "Span | None" = None
-    """The enclosing span: a request's or an operation's."""
+    """The span that encloses this one: that of a request or of an operation."""
     marks: list[SpanEvent] = field(default_factory=list[SpanEvent])
 
 
 class Tracer:
-    """Builds the spans of one rank. Work that began before the first event is omitted."""
+    """Builds the spans of one rank. Work that began before the rank's first event is omitted."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -71,11 +71,11 @@ class Tracer:
         self._operations: dict[int, Span] = {}
 
     def all_of(self, events: Iterable[TimedEvent]) -> list[Span]:
-        """Return the spans of these events, each once."""
+        """Return the spans that these events begin or end, each once."""
         return list(dict.fromkeys(chain.from_iterable(map(self.spans, events))))
 
     def spans(self, event: TimedEvent) -> list[Span]:
-        """Return the spans that begin or end with an event, parents before children."""
+        """Return the spans that an event begins or ends, parents before children."""
         match event:
             case StepHalf(step, launches, began_s, ended_s):
                 half = "launch" if launches else "verdict"
@@ -147,7 +147,8 @@ class Tracer:
 
     def _begin_operation(self, event: OperationBegan) -> list[Span]:
         began: list[Span] = []
-        # Writes that continue after a request was released are not part of the request.
+        # Only a prefetch or load back begins a request's span, because writes may continue after the
+        # request was released.
         if event.request and event.kind in _BEGIN_A_REQUEST:
             began = self._begin_request(event.request, event.at_s)
         attributes: dict[str, Any] = {_OPERATION_ID: event.operation, "lockstep.rank": self._rank}
@@ -191,7 +192,7 @@ class Tracer:
         return began
 
     def _begin_request(self, request: str, at_s: float) -> list[Span]:
-        """Return the span of a request if it begins now; otherwise an empty list."""
+        """Begin the span of a request and return it; return an empty list if it is already open."""
         if request in self._requests:
             return []
         attributes = {REQUEST_ID: request, "lockstep.rank": self._rank}

@@ -1,1 +1,1 @@
-"""Benchmarks, each measured next to its theoretical limit in the same run."""
+"""Benchmarks, each of which also measures its theoretical limit in the same run."""

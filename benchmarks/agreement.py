@@ -1,7 +1,7 @@
 """Cost of one step's agreement, compared with a bare all_reduce and with one collective per request.
 
-Each rank is a process with a real cache whose store never answers, so a fixed number of prefetches
-stays in every ballot. These items are measured alternately in one run, with one core per rank if
+Each rank is a process with a real cache whose store never answers, so that a fixed number of prefetches
+stays in every ballot. The following are measured alternately in one run, with one core per rank if
 possible:
 
 - `blocking`: a whole step at depth 0, with ballot, round and verdict.
@@ -10,9 +10,10 @@ possible:
   computation. The ranks start together, like forward passes. On shared cores, ranks also wait for
   each other's work.
 - `exchange alone`: rounds of the transport back to back, without a ballot.
-- limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
-  memory (`BareExchange`).
-- `per request`: 1 + K all_reduces of one lane, the cost of voting in per-request code.
+- limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of the vector over
+  shared memory (`BareExchange`).
+- `per request`: 1 + K all_reduces of one lane for K prefetches, the cost of code that votes once per
+  request.
 """
 
 import os
@@ -26,21 +27,21 @@ from .rank_processes import Measurement, run_ranks
 
 
 class LatencyPercentiles(TypedDict):
-    """Latency percentiles of one repeated item, in microseconds."""
+    """Latency percentiles of one measured call, in microseconds."""
 
     p50: float
     p99: float
 
 
 class BareLimits(TypedDict):
-    """Median latency of bare calls with the same vector, in microseconds."""
+    """Median latency of bare calls with the vector of a round, in microseconds."""
 
     gloo: float
     shm: float
 
 
 class Ratios(TypedDict):
-    """Ratios between the median times of two items."""
+    """Ratios between the median times of two measured calls."""
 
     per_request_to_blocking: float
     gloo_to_blocking: float
@@ -59,20 +60,21 @@ class AgreementReport(TypedDict):
     blocking_us: LatencyPercentiles
     idle_step_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
-    """The transport's part of `blocking_us`: launch and wait, including the wait for a slower rank."""
+    """The duration of the round within `blocking_us`: launch and wait, including the wait for slower
+    ranks."""
     exchange_alone_us: LatencyPercentiles
-    """Rounds of the transport back to back."""
+    """The duration of rounds of the transport back to back, without a ballot."""
     python_us: LatencyPercentiles
-    """A step's time outside the transport."""
+    """The duration of a blocking step without its round."""
     pipelined_stall_us: LatencyPercentiles
-    """A pipelined step's wait until the previous step's round completed."""
+    """How long a pipelined step waits until the previous step's round has completed."""
     pipelined_wait_us: LatencyPercentiles
-    """`pipelined_stall_us` plus reading the result."""
+    """`pipelined_stall_us` plus the time to read the round's result."""
     pipelined_step_us: LatencyPercentiles
-    """A whole step at depth 1, including the wait."""
+    """The duration of a whole step at depth 1, including the wait for the previous step's round."""
     work_us: int
     hosts: int
-    """The number of hosts that the ranks simulate."""
+    """The number of hosts that the ranks pretend to run on."""
     blocks: int
     collectives_per_step: float
     limit_us: BareLimits

@@ -1,4 +1,4 @@
-"""One rank of the agreement benchmark: a process with a real cache, measured next to bare calls."""
+"""One rank of the agreement benchmark: a process that measures a real cache and bare calls."""
 
 import mmap
 import os
@@ -28,23 +28,24 @@ from .silent_executor import SilentExecutor
 TIMEOUT_S = 60.0
 
 STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
-"""The number of repetitions of each item in a block."""
+"""How often each call is repeated in one block of measurements."""
 
 _LINE = 8
-"""Words in a cache line."""
+"""The number of 64-bit words in a cache line."""
 
 
 RankSamples = defaultdict[str, list[float]]
-"""The duration in seconds of each repetition, by the item's name in the report."""
+"""The duration of each repetition in seconds, by the name of the measured call in the report."""
 
 
 class TimedCollective:
-    """Wraps a transport to measure how long its rounds block the caller. Also its own pending round."""
+    """Wraps a transport to measure how long its rounds block the caller. `launch` returns itself."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.launch_s = self.stall_s = self.wait_s = 0.0
-        """Durations of the last round: the launch, the wait until it completed, and the whole wait."""
+        """Durations of the last round in seconds: the launch; the wait until the round completed; that
+        wait plus reading the result."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -68,8 +69,9 @@ class TimedCollective:
 class BareExchange:
     """The lower limit of a shared-memory exchange: rows in one file, polled until all are written.
 
-    It writes a row, reads those of all ranks, and takes the minimum. It has no checksum, no sleep and
-    no deadline, and does not detect lost ranks. All ranks pass the same zeroed file of `size` bytes.
+    A rank writes its row, reads the rows of all ranks, and takes the minimum. The exchange has no
+    checksum, no sleep and no deadline, and does not detect lost ranks. All ranks pass the same zeroed
+    file of `size` bytes.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, lanes: int) -> None:
@@ -82,7 +84,7 @@ class BareExchange:
 
     @staticmethod
     def size(ranks: int, lanes: int) -> int:
-        """Return the size of the file in bytes."""
+        """Return the size in bytes of the file for these numbers of ranks and lanes."""
         return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
 
     def exchange(self, lanes: Vector) -> Vector:
@@ -99,7 +101,7 @@ class BareExchange:
 
 
 def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[str, object]:
-    """Run the measurement as one of the ranks."""
+    """Run the measurement as one of the ranks; return this rank's figures."""
     lanes = BallotShape(
         world_size=settings.ranks, prefetch_slots=max(1, settings.operations)
     ).length
@@ -119,8 +121,8 @@ def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # The first step has no round to wait for. The extra exchange aligns the ranks, because a rank
-        # that starts a step late would stay behind and delay every round.
+        # The first pipelined step has no round to wait for. The extra exchange aligns the ranks,
+        # because a rank that starts a step late would stay behind and delay every round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
@@ -141,8 +143,8 @@ def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[
 def _keep_a_core(member: RankProcess) -> None:
     """Pin this thread to a core that no other rank uses, if there are enough cores.
 
-    Otherwise two ranks that wait for each other may share a core while another is idle, which triples
-    the step time. Gloo's threads are not pinned.
+    Without pinning, two ranks that wait for each other may share a core while another core is idle,
+    which triples the step time. Gloo's threads are not pinned.
     """
     cores = sorted(os.sched_getaffinity(0))
     if member.ranks <= len(cores):

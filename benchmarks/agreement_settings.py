@@ -19,15 +19,15 @@ class AgreementSettings:
     """The options of `lockstep bench agreement`."""
 
     ranks: Ranks = 2
-    """Ranks, one process each."""
+    """The number of ranks, one process each."""
     operations: Annotated[int, Parameter(validator=Number(gte=0, lte=1 << 16))] = 32
-    """Prefetches in flight, each with a slot in the ballot."""
+    """The number of prefetches in flight, each with a slot in the ballot."""
     transport: Transport = Transport.AUTO
-    """The transport of the rounds; auto selects one by the hosts."""
+    """The transport of the rounds; auto selects one by the ranks' hosts."""
     work_us: Annotated[int, Parameter(validator=Number(gte=0, lte=10_000_000))] = 5000
-    """Microseconds of computation between pipelined steps."""
+    """Microseconds of computation between two pipelined steps."""
     hosts: Annotated[int, Parameter(validator=Number(gte=1))] = 1
-    """Simulate this number of hosts: traffic between them uses gloo."""
+    """The number of hosts to simulate; traffic between them uses gloo."""
     blocks: Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))] = 10
     """How often the whole set of measurements is repeated."""
 

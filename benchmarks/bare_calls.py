@@ -1,6 +1,6 @@
-"""The limit of a store: the same bytes by bare system calls, without names, checksums or opens.
+"""The limit of a store: the same bytes moved by bare system calls, without names or checksums.
 
-Reads are `preadv` from one large file, and writes are `pwrite` to a new one.
+Reads are `preadv` from one large file that is already open, and writes are `pwrite` to a new one.
 """
 
 import mmap
@@ -16,7 +16,7 @@ from typing import IO, Final
 from ..errors import ConfigError
 
 Pages = Sequence[memoryview]
-"""Buffers of equal length."""
+"""Page buffers of equal length."""
 
 _SAME_BYTES: Final = 1 << 20
 
@@ -24,7 +24,7 @@ _SAME_BYTES: Final = 1 << 20
 class BareCalls:
     """Reads and writes one temporary file in `directory` with `threads` threads.
 
-    Each thread handles consecutive pages, like the jobs of a store.
+    Each thread handles consecutive pages, as a store's threads do.
     """
 
     def __init__(self, directory: Path, threads: int) -> None:
@@ -34,7 +34,7 @@ class BareCalls:
         self._file: IO[bytes] | None = None
 
     def write(self, pages: Pages) -> None:
-        """Write the pages to a new file, which replaces the previous one."""
+        """Write the pages to a new temporary file, which replaces the previous one."""
         self.forget()
         page_bytes = pages[0].nbytes
         file = self._file = tempfile.TemporaryFile(  # noqa: SIM115 - `forget` closes it.
@@ -44,13 +44,13 @@ class BareCalls:
         self._each(len(pages), lambda page: os.pwrite(fd, pages[page], page * page_bytes))
 
     def read(self, pages: Pages) -> None:
-        """Read the last written file into the pages."""
+        """Fill the pages from the temporary file that was written last."""
         assert self._file is not None
         fd, page_bytes = self._file.fileno(), pages[0].nbytes
         self._each(len(pages), lambda page: os.preadv(fd, [pages[page]], page * page_bytes))
 
     def forget(self) -> None:
-        """Delete the file."""
+        """Delete the temporary file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -84,7 +84,7 @@ def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
 
 
 def require_memory_twice(nbytes: int) -> None:
-    """Raise `ConfigError` if the machine lacks memory for the pages and a copy read back."""
+    """Raise `ConfigError` if the machine lacks memory for twice `nbytes`: the pages and a copy."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 2 * nbytes > there:
         raise ConfigError(
@@ -96,7 +96,7 @@ def require_memory_twice(nbytes: int) -> None:
 def untouched_memory(nbytes: int) -> memoryview:
     """Return memory like a host pool's: private, with huge pages if the kernel has them.
 
-    The kernel clears a page only when it is first touched.
+    The memory is untouched: the kernel clears each memory page only when it is first accessed.
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):

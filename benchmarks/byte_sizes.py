@@ -25,4 +25,4 @@ def _parse_bytes(_kind: object, tokens: Sequence[Any]) -> int:
 
 
 BYTES: Final = Parameter(converter=_parse_bytes, metavar="BYTES")
-"""A size option such as 65536, 1MiB or 100GiB."""
+"""The type of a command option that is a size in bytes, such as 65536, 1MiB or 100GiB."""

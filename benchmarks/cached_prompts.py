@@ -1,7 +1,7 @@
-"""A cache whose tree has a given number of nodes, and prompts cached in it.
+"""A cache whose prefix tree has a given number of nodes, and prompts cached in that tree.
 
-The tree is filled by an engine's calls. No host memory is used and nothing is copied, so the calls
-measure the replicated state alone.
+The tree is filled by the calls that an engine makes. No host memory is used and no page is copied, so
+timed calls measure the replicated state alone.
 """
 
 from dataclasses import dataclass
@@ -22,28 +22,28 @@ from .silent_executor import SilentExecutor
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 LEAF_TOKENS = 64
-"""The token count of each filler node, rounded up to whole pages."""
+"""The number of tokens in each filler node, before rounding up to whole pages."""
 GROUP_NODES = 32
-"""Filler nodes come in groups of this size: one shared node, and the others below it."""
+"""The number of filler nodes in a group: one shared node, and its children."""
 WINDOW_TOKENS = 1024
 WITH_WINDOW = "full+window"
 COMPONENTS = ("full", WITH_WINDOW)
-"""The component sets that these benchmarks can give the model."""
+"""The sets of components that the benchmarked model can have."""
 NOTHING: TokenArray = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """The properties of a tree that all measurements in it share."""
+    """The properties of a prefix tree that all measurements in the tree share."""
 
     nodes: int
-    """The number of nodes, rounded to a multiple of `GROUP_NODES`."""
+    """The number of filler nodes, rounded to a multiple of `GROUP_NODES`."""
     page_tokens: int
     components: str
 
     @property
     def leaf_tokens(self) -> int:
-        """The token count of each filler node, in whole pages."""
+        """The number of tokens in each filler node, in whole pages."""
         return -(-LEAF_TOKENS // self.page_tokens) * self.page_tokens
 
     @property
@@ -53,12 +53,13 @@ class TreeShape:
 
 
 class CachedPrompts:
-    """One rank's cache whose device pool is filled by the tree, except for spare pages."""
+    """One rank's cache whose device pool is filled by the prefix tree, except for spare pages."""
 
     def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
         """Build the tree; `spare_tokens` is the capacity for additions beyond the filler nodes.
 
-        The spare pages are allocated until `open_spare_room`, so until then admissions must evict.
+        The spare pages stay allocated until `open_spare_room` is called, so admissions must evict until
+        then.
         """
         self.shape = shape
         self._random = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ class CachedPrompts:
             self.add_group()
 
     def open_spare_room(self) -> None:
-        """Free the spare pages, so that later calls need no eviction."""
+        """Free the spare pages, so that later admissions need no eviction."""
         self.cache.release("spare")
 
     def close(self) -> None:
@@ -81,13 +82,13 @@ class CachedPrompts:
         return self._random.integers(0, 1 << 31, count, dtype=np.int32)
 
     def add_group(self) -> None:
-        """Add a group of `GROUP_NODES` nodes: one shared node, and the others below it."""
+        """Add a group of `GROUP_NODES` filler nodes to the tree: one shared node, and its children."""
         shared = self.random_tokens(self.shape.leaf_tokens)
         for _ in range(GROUP_NODES - 1):
             self.add(np.concatenate([shared, self.random_tokens(self.shape.leaf_tokens)]))
 
     def add(self, tokens: TokenArray) -> None:
-        """Serve a request with these tokens, whose pages stay in the tree."""
+        """Serve a request with these tokens, so that its pages stay in the tree."""
         name = self.next_request()
         self._admit(name, tokens, len(tokens))
         self.cache.insert(name, tokens)
@@ -96,7 +97,8 @@ class CachedPrompts:
     def add_prompt(self, tokens: TokenArray, path_nodes: int) -> None:
         """Add a prompt that spans `path_nodes` nodes of equal length, rounded to whole pages.
 
-        At the end of each node but the last, another prompt branches off and splits the node.
+        At the end of each node but the last, another prompt branches off, so that the tree splits
+        there.
         """
         page = self.shape.page_tokens
         ends = [len(tokens) // page * n // path_nodes * page for n in range(1, path_nodes + 1)]
@@ -122,7 +124,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
             f"--nodes is {shape.nodes}, which with these --tokens needs {device_pages} pages, must be"
             f" at most {PAGES_MAX}; lower one of them"
         )
-    # The size of a page in bytes is irrelevant: no page content is touched.
+    # The size of a KV page in bytes is irrelevant, because no page content is touched.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)
     layout = PageLayout(page_tokens=shape.page_tokens, columns=columns)
     config = CacheConfig(
@@ -139,7 +141,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
 def _components(
     shape: TreeShape, layout: PageLayout, device_pages: int
 ) -> tuple[ComponentConfig, ...]:
-    """Return the components besides full attention, with enough pages for all of the tree."""
+    """Return the components besides full attention, with enough pages for the whole tree."""
     if shape.components != WITH_WINDOW:
         return ()
     window = SlidingWindow(

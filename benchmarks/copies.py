@@ -1,12 +1,13 @@
 """Throughput of page copies compared with plain copies of the same bytes, in the same run.
 
-Also compares copies that transpose axes with copies that do not, both from an engine's own pages.
+The benchmark also compares copies that transpose axes with copies that do not, both from an engine's
+own pages.
 
 On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a CPU
-it is one `memcpy` per page, as if pages were contiguous. A single `memcpy` of everything is shown as
-well; from a few hundred MB on it is faster, because it bypasses the caches. Pages are in random order
-on the device, like a prefix's pages, and in runs on the host, where they are allocated together. The
-copies alternate, and the best round of each counts.
+the limit is one `memcpy` per page, as if pages were contiguous. A single `memcpy` of everything is
+shown as well; from a few hundred MB on it is faster, because it bypasses the CPU caches. Device pages
+are in random order, like a prefix's pages. Host pages are in runs, because they are allocated together.
+The copies alternate, and the best round of each counts.
 """
 
 import argparse
@@ -33,11 +34,12 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""The host pool's size relative to the copied pages; a large pool makes adjacent runs rare."""
+"""The number of host pages per copied page. In a large pool, runs of pages are rarely adjacent by
+chance."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
-    """Return the layout of a model with keys and values of 128 elements, in bfloat16."""
+    """Return the layout of a model with bfloat16 keys and values of 128 elements per head."""
     columns = tuple(
         Column(name=name, layers=layers, heads=heads, elements=128) for name in ("k", "v")
     )
@@ -54,10 +56,10 @@ def run(
 ) -> dict[str, float]:
     """Measure copies of `pages` pages, in runs of `run_pages` adjacent host pages.
 
-    Keys of the result: `page_bytes`; `to_host` and `to_device`, the copy engine's GB/s from `begin` to
-    its completion report; `plain_to_host` and `plain_to_device`, the limit; `whole_to_host` and
-    `whole_to_device`, one copy of everything; `to_host_ratio` and `to_device_ratio`, relative to the
-    limit.
+    Keys of the result: `page_bytes`; `to_host` and `to_device`, the GB/s of the copy engine from
+    `begin` to its completion report; `plain_to_host` and `plain_to_device`, the GB/s of the limit;
+    `whole_to_host` and `whole_to_device`, the GB/s of one copy of everything; `to_host_ratio` and
+    `to_device_ratio`, the copy engine relative to the limit.
     """
     pools = TierPools(
         DevicePool(layout, pages, torch.device(device)),
@@ -102,7 +104,7 @@ def _copy_engine(pools: TierPools) -> tuple[CopyEngine, "SimpleQueue[CopyEnded]"
 
 
 def _touch(pools: TierPools) -> None:
-    # Fault in the memory first, so that the kernel's work is not timed as a copy.
+    # Fault in the memory first, so that the kernel's page faults are not timed as part of a copy.
     pools.host.bytes_tensor.fill_(1)
     for shard in pools.layout.columns:
         for slab in pools.device.slabs(shard):
@@ -164,7 +166,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The throughput of copies of one shape and direction, in GB/s; see `run`."""
+    """The throughput of copies of one page size, run length and direction, in GB/s; see `run`."""
 
     page_bytes: int
     run_pages: int
@@ -175,7 +177,7 @@ class Figure:
     whole: float
 
     def row(self) -> str:
-        """Format the figure as a row of the table under `HEAD`."""
+        """Format the figure as a row of the printed table, whose heading is `HEAD`."""
         return (
             f"{self.page_bytes >> 10:>6} KiB {self.run_pages:>4} {self.direction:>10} "
             f"{self.copied:>8.2f} {self.plain:>8.2f} {self.ratio:>6.2f} {self.whole:>8.2f}"
@@ -183,7 +185,7 @@ class Figure:
 
 
 def measure(device: str, megabytes: int) -> Iterator[Figure]:
-    """Measure several shapes, each with `megabytes` MiB of pages."""
+    """Measure several page sizes and run lengths, each with `megabytes` MiB of pages."""
     for layers, heads, page_tokens in ((32, 8, 16), (32, 1, 64), (32, 1, 16), (4, 1, 16)):
         layout = model_layout(layers, heads, page_tokens)
         pages = max(1, (megabytes << 20) // layout.page_bytes)
@@ -204,8 +206,8 @@ def measure(device: str, megabytes: int) -> Iterator[Figure]:
 def axis_orders(device: str, megabytes: int, page_tokens: int, run_pages: int) -> dict[str, float]:
     """Compare copies of engine pages with heads-first and tokens-first axes, alternately.
 
-    Keys of the result: `to_host` and `to_device`. Each is the median over `ROUNDS` pairs of heads-first
-    time divided by tokens-first time.
+    The keys of the result are `to_host` and `to_device`. Each value is the median over `ROUNDS` pairs
+    of the heads-first time divided by the tokens-first time.
     """
     layout = model_layout(32, 8, page_tokens)
     pages = max(1, (megabytes << 20) // layout.page_bytes)
@@ -244,7 +246,7 @@ def _lent(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure several shapes and print a table."""
+    """Measure several page sizes and run lengths, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--megabytes", type=int, default=MEGABYTES)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 FiguresT = TypeVar("FiguresT")
 
 SILENT_S = 300.0
-"""The timeout in seconds if no rank sends a message."""
+"""Seconds without a message from any rank after which the run fails."""
 
 JOIN_S = 120.0
-"""The timeout in seconds for the ranks to form their process group."""
+"""Seconds that the ranks may take to form their process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RankProcess:
     rank: int
     ranks: int
     folder: Path
-    """The ranks' rendezvous folder, in which they may also leave files."""
+    """The folder in which the ranks rendezvous; they may also leave files there."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
         """Return a simulated host identity that spreads the ranks over `hosts` hosts."""
@@ -50,11 +50,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Generic[FiguresT]):
-    """The function that each rank runs, and the number of ranks."""
+    """A measurement: the function that each rank runs, and the number of ranks."""
 
     ranks: int
     measure: Callable[[RankProcess, Say], FiguresT]
-    """Runs in each process once `torch.distributed` is initialised; function and result are pickled."""
+    """The function that runs in each process once `torch.distributed` is initialised. The function and
+    its result are pickled."""
     module: str
     """The module that `measure` needs, imported once before any rank starts."""
 
@@ -62,8 +63,9 @@ class Measurement(Generic[FiguresT]):
 def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[FiguresT]:
     """Run the measurement; return its results by rank. `progress` receives the ranks' messages.
 
-    Raises the error of a failed rank, and `LockstepError` if a rank is lost or all are silent for
-    `SILENT_S`. No process remains. Importing this module does not import torch, which takes seconds.
+    Raises the error of a failed rank, and `LockstepError` if a rank is lost or all ranks are silent for
+    `SILENT_S`. All processes have ended on return. Importing this module does not import torch, which
+    takes seconds.
     """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([measurement.module])
@@ -95,9 +97,10 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
 def _start_fork_server() -> None:
     """Start the fork server with SIGINT blocked, so that the server and the ranks ignore Ctrl-C.
 
-    Otherwise each process of the terminal would print a traceback. The parent ends the ranks instead.
+    Otherwise every process would print a traceback after Ctrl-C. The parent process ends the ranks
+    instead.
     """
-    # Start the resource tracker first: starting it later would unblock the signals again.
+    # Start Python's resource tracker first, because starting it later would unblock the signals again.
     resource_tracker.ensure_running()
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -134,7 +137,7 @@ def _hear(said: list[Connection], progress: Say) -> list[Any]:
 def _be_rank(
     measure: Callable[[RankProcess, Say], object], member: RankProcess, say: Connection
 ) -> None:
-    """Run the measurement as one rank, and send its result or error."""
+    """Run the measurement as one rank, and send its result or error to the parent process."""
     import torch  # noqa: PLC0415 - see `run_ranks`.
     import torch.distributed as dist  # noqa: PLC0415 - as above.
 

@@ -9,31 +9,31 @@ from ..ranks.protocol.orders import Direction, Order
 
 
 class SilentExecutor:
-    """Accepts orders and never reports progress: every operation stays in flight."""
+    """Accepts orders and never reports progress, so every operation stays in flight."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        """Do nothing."""
+        """Ignore the orders."""
 
     def begin_copies(self, direction: Direction) -> None:
-        """Do nothing."""
+        """Start no copies."""
 
     def progress(self) -> list[Progress]:
         return []
 
     def wait(self, timeout_s: float) -> None:
-        """Return at once."""
+        """Return at once, without waiting for progress."""
 
     def trouble(self) -> str | None:
         return None
 
     def stage(self, proposal: Proposal) -> None:
-        """Do nothing."""
+        """Ignore the proposal."""
 
     def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - none is staged.
         return Readiness.UNSTAGED
 
     def unstage(self, proposal: Proposal) -> None:
-        """Do nothing."""
+        """Ignore the proposal."""
 
     def counts(self) -> ExecutorCounts:
         return ExecutorCounts()
@@ -42,4 +42,4 @@ class SilentExecutor:
         return ""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Release nothing, because this executor owns nothing."""

@@ -1,9 +1,9 @@
 """Throughput of a store compared with bare system calls on the same bytes, in the same run.
 
-Each round writes new names, reads them back and removes them. Right before, the same is done with one
-large file (`bare_calls`), with as many threads and the same memory. The figure is the ratio of the
-medians, which hardly depends on other load. For a store outside a directory, the limit is a file in
-memory.
+Each round writes pages under new names, reads them back and removes them. Right before, bare calls
+write and read one large file (`bare_calls`), with as many threads and the same memory. The reported
+figure is the ratio of the medians, which hardly depends on other load on the machine. If the store is
+not in a directory, the large file is in memory.
 """
 
 import asyncio
@@ -38,37 +38,37 @@ Outcome = TypeVar("Outcome")
 ROUNDS: Final = 5
 BATCH_PAGES: Final = 1024
 BATCH_BYTES: Final = 16 << 20
-"""A call moves as many pages as fit both bounds, but at least one."""
+"""The maximum pages and bytes of one storage call, which moves at least one page."""
 EXISTS_NAMES: Final = 1000
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
 IN_DIRECTORIES: Final = ("file", "3fs")
-"""The schemes of stores that keep their pages in files."""
+"""The URI schemes of stores that keep their pages in files."""
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 
 
 class StorageReport(TypedDict):
-    """The report of `lockstep bench storage`. GB are 10^9 bytes of pages."""
+    """The report of `lockstep bench storage`. GB are 10^9 bytes of KV pages."""
 
     store: str
     page_bytes: int
     threads: int
     bytes: int
-    """The size of all pages, each of which is written and read once per round."""
+    """The total size of the pages, each of which is written and read once per round."""
     rounds: int
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """The duration of a lookup, among `EXISTS_NAMES` names that the store has."""
+    """Microseconds per key of a lookup of `EXISTS_NAMES` names that the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
     ratio_write: float
     cpu_s_per_gb: float
-    """The CPU time of this process for the store's reads and writes, in the median round."""
+    """The CPU seconds of this process per GB that the store reads and writes, in the median round."""
     limit_cpu_s_per_gb: float
     limit_file: str
-    """The directory of the file on which the limit was measured."""
+    """A description of the file on which the limit was measured."""
     load: float
     """The machine's one-minute load average before the measurement."""
     python: str
@@ -84,13 +84,13 @@ class StorageSizes:
     store: Annotated[str, Parameter(metavar="URI")]
     """The store, as a URI; the benchmark removes what it writes."""
     page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
-    """Bytes per page, such as 65536 or 1MiB."""
+    """Bytes per KV page, such as 65536 or 1MiB."""
     threads: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 1
-    """Threads of the store and of its limit."""
+    """The number of threads of the store, and of the bare calls that it is compared with."""
     total_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
     ] = 256 << 20
-    """Total bytes of pages in a round."""
+    """Total bytes of KV pages in a round."""
 
     def __post_init__(self) -> None:
         if self.total_bytes < self.page_bytes:
@@ -103,7 +103,7 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """The time that one turn took."""
+    """The time that one measured action took in one round, in seconds."""
 
     wall: float
     cpu: float
@@ -112,15 +112,16 @@ class _Seconds:
 def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> StorageReport:
     """Run the benchmark; removes all pages and directories that it created.
 
-    Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
-    refuses pages. `say` receives progress messages.
+    Raises `ConfigError` if the store cannot be opened, and `StorageError` if the store loses or refuses
+    pages. `say` receives progress messages.
     """
     require_memory_twice(sizes.total_bytes)
     parsed = parse_uri(sizes.store)
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
     directory = limit_directory(parsed)
     load = os.getloadavg()[0]
-    # Use one namespace for all rounds, like a model: only its first pages create directories.
+    # Use one namespace for all rounds, as a model does, because a namespace's first pages create
+    # directories.
     namespace = secrets.token_hex(16)
     tidied = no_directories_left(directory, namespace) if parsed.scheme == "file" else nullcontext()
     try:
@@ -165,7 +166,7 @@ async def _measure(
     directory: Path,
     say: Callable[[str], None],
 ) -> dict[str, list[_Seconds]]:
-    """Return the times of all turns, by the action measured."""
+    """Return the durations of each measured action, one per round."""
     source = pages_in_memory(sizes.page_bytes, sizes.pages)
     target = pages_in_memory(sizes.page_bytes, sizes.pages)
     for number, page in enumerate(source):
@@ -193,7 +194,7 @@ async def _round(
     target: Sequence[memoryview],
     turns: dict[str, list[_Seconds]],
 ) -> None:
-    """Write and read by bare calls, then through the store; each reads what it just wrote."""
+    """Write and read the pages by bare calls, then write and read them through the store."""
 
     def note(turn: str, begun: _Seconds) -> None:
         now = _now()
@@ -221,7 +222,7 @@ async def _round(
 
 
 class _Call(Protocol[Item_contra, Outcome]):
-    """The type of `StorageBackend.read` and `write`."""
+    """The common type of `StorageBackend.read` and `StorageBackend.write`."""
 
     async def __call__(
         self, items: Sequence[Item_contra], /, *, deadline: float
@@ -229,7 +230,7 @@ class _Call(Protocol[Item_contra, Outcome]):
 
 
 class _Store:
-    """The pages of one round in a store, under new names."""
+    """The KV pages of one round in a store, under new names."""
 
     def __init__(self, backend: StorageBackend, sizes: StorageSizes, namespace: str) -> None:
         self._backend = backend
@@ -237,16 +238,16 @@ class _Store:
         self._namespace = namespace
         self._names = self._new_names(sizes.pages)
         self._batch = max(1, min(BATCH_PAGES, BATCH_BYTES // sizes.page_bytes))
-        # One call more than threads, so that no thread waits for the next call.
+        # One call more than the store has threads, so that no thread waits for the next call.
         self._calls = sizes.threads + 1
 
     def writes(self, pages: Sequence[memoryview]) -> list[Write]:
-        """Return the requests to write a page under each name."""
+        """Return one write request per name, for the pages in order."""
         named = zip(self._names, pages, strict=True)
         return [Write(name, (page,), self._shape) for name, page in named]
 
     def reads(self, pages: Sequence[memoryview]) -> list[Read]:
-        """Return the requests to read a page under each name."""
+        """Return one read request per name, into the pages in order."""
         named = zip(self._names, pages, strict=True)
         return [Read(name, (page,), self._shape) for name, page in named]
 
@@ -260,7 +261,7 @@ class _Store:
         await self._backend.remove(self._names, deadline=_deadline())
 
     async def exists(self) -> list[_Seconds]:
-        """Look up names that the store has, and return the time of each repetition."""
+        """Look up names that the store has, several times, and return the duration of each lookup."""
         names = self._new_names(EXISTS_NAMES)
         shape, (page,) = ObjectShape.whole(_SMALL_BYTES), pages_in_memory(_SMALL_BYTES, 1)
         spent: list[_Seconds] = []
@@ -284,7 +285,7 @@ class _Store:
         call: "_Call[Item, Outcome]",
         expected: Outcome,
     ) -> None:
-        """Run the calls, several at a time; start the next one when one returns."""
+        """Split `items` into batches and keep several calls in flight until all batches are done."""
         starts = iter(range(0, len(items), self._batch))
 
         async def some() -> None:
@@ -306,7 +307,7 @@ class _Store:
 
 
 def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
-    """Return the URI with a `threads` option, if its scheme has that option."""
+    """Return the URI with the option `threads` added, if its scheme has that option."""
     if uri.scheme != "file":
         return text
     given = uri.options.get("threads")
@@ -318,7 +319,7 @@ def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
 
 
 def limit_directory(uri: StoreUri) -> Path:
-    """Return the directory for a limit's files: on the store's filesystem, or in memory."""
+    """Return the directory of the file for bare calls: on the store's filesystem, or in memory."""
     if uri.scheme in IN_DIRECTORIES:
         return Path(os.path.normpath(uri.path))
     return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -334,11 +335,11 @@ def _deadline() -> float:
 
 @contextmanager
 def no_directories_left(root: Path, namespace: str) -> Generator[None]:
-    """Remove the directories that the block creates for a store in `root` with pages of `namespace`.
+    """Remove the directories that a `with` block creates for a store in `root`.
 
-    No other process may use the namespace. Its directories remain after their pages are removed, so at
-    exit they are removed if empty, even after an error. If `root` did not exist before, it and its new
-    parents are removed, unless they contain files of other users.
+    `namespace` is that of the store's pages; no other process may use it. Its directories remain after
+    their pages are removed. On exit, even after an error, they are removed if they are empty. If `root`
+    did not exist before, it and its new parents are removed, unless they contain files of other users.
     """
     made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
     try:

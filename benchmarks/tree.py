@@ -4,8 +4,8 @@ The timed calls are those of an engine, with the tokens in a numpy array of int3
 
 - `match`: `cache.match` of a prompt that is fully cached.
 - `insert`: `cache.insert` of a prompt whose first half is cached, by an admitted request.
-- `lock_unlock`: `cache.load_back` of a fully cached prompt, which locks it, and `release`. An engine
-  has no other way to lock, so a match is included.
+- `lock_unlock`: `cache.load_back` of a fully cached prompt, which locks it, and `release`. A match is
+  included, because an engine has no other way to lock.
 - `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without free pages.
 
 The limit is `copy.startswith(prompt)`, timed right before each call: one memcmp of the call's token
@@ -37,24 +37,26 @@ from .cached_prompts import (
 
 OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
 LEAVES = 2 * GROUP_NODES
-"""The leaves of one eviction: two groups, whose shared nodes become leaves during it."""
+"""The number of leaves that one eviction removes: two groups of nodes, including the shared nodes,
+which become leaves during the eviction."""
 DEEP_PATH_NODES = 128
 INSERTS_MAX = 50
-"""Inserts are fewer than the other calls, because each leaves half a prompt in the tree."""
+"""The maximum number of timed inserts. It is low because each insert leaves half a prompt in the tree.
+"""
 EVICTIONS_MAX = 100
 
 
 class TreePoint(TypedDict):
-    """One measurement."""
+    """One measurement: the median time of one call in one tree."""
 
     op: str
     tokens: int
-    """The length of the prompt, or of the evicted nodes."""
+    """The number of tokens in the prompt, or in all evicted nodes."""
     nodes: int
     page_tokens: int
     components: str
     path_nodes: int
-    """The number of nodes that the prompt spans; 0 for an eviction."""
+    """The number of tree nodes that the prompt spans; 0 for an eviction."""
     p50_us: float
     limit_us: float
 
@@ -80,20 +82,20 @@ class Sizes:
     tokens: Annotated[Numbers, Parameter(show_default="1k, 8k, 32k, 128k")] = (
         *(1 << 10, 1 << 13, 1 << 15, 1 << 17),
     )
-    """Tokens per prompt; may be repeated."""
+    """Tokens per prompt; the option may be repeated."""
     nodes: Annotated[
         tuple[int, ...],
         Parameter(validator=Number(gte=2 * LEAVES), show_default="1,000 and 100,000"),
     ] = (1_000, 100_000)
-    """Nodes in the tree; may be repeated."""
+    """Nodes in the prefix tree; the option may be repeated."""
     page_tokens: Annotated[Numbers, Parameter(show_default="16 and 64")] = (16, 64)
-    """Tokens per page; may be repeated."""
+    """Tokens per KV page; the option may be repeated."""
     components: Annotated[
         tuple[str, ...], Parameter(choices=COMPONENTS, show_default="all there are")
     ] = COMPONENTS
-    """The components of the model; may be repeated."""
+    """The model's components; the option may be repeated."""
     repetitions: Annotated[int, Parameter(validator=Number(gte=1))] = 500
-    """How often each call is timed; the median counts."""
+    """How often each call is timed; the report has the median."""
 
     def __post_init__(self) -> None:
         if min(self.tokens) < 2 * max(self.page_tokens):
@@ -110,9 +112,10 @@ class Sizes:
         ]
 
     def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
-        """Return tokens and path nodes of each prompt: longer prompts span more nodes.
+        """Return (number of tokens, number of tree nodes) of each prompt; longer prompts span more.
 
-        The longest prompt is listed twice; the second spans as many nodes as a long conversation.
+        The longest prompt is listed twice. The second time it spans as many nodes as a long
+        conversation.
         """
         prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
         longest = max(self.tokens)
@@ -143,7 +146,8 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
 def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[TreePoint]:
     prompts = sizes.prompts(shape.page_tokens)
     inserts = min(sizes.repetitions, INSERTS_MAX)
-    # Space for each prompt, a branch page at each of its nodes, and half a prompt for each insert.
+    # Spare tokens for each prompt, for a branch page at each of its nodes, and for half a prompt per
+    # insert.
     spare = sum(
         tokens + path_nodes * shape.page_tokens + inserts * (tokens // 2 + shape.page_tokens)
         for tokens, path_nodes in prompts
@@ -189,7 +193,8 @@ def _point(
 
 
 Steps = Iterator[Callable[[], object]]
-"""Yields a call for each repetition, and prepares the next repetition in between."""
+"""An iterator of calls to time, one per repetition. Between two calls it prepares the next repetition.
+"""
 
 
 def _match(cached: CachedPrompts, prompt: TokenArray) -> Steps:
@@ -234,7 +239,7 @@ def _evict(cached: CachedPrompts, repetitions: int) -> TreePoint:
     tokens = LEAVES * cached.shape.leaf_tokens
     steps = _evictions(cached, tokens)
     p50_us, limit_us = _interleaved(steps, cached.random_tokens(tokens), repetitions)
-    # The last eviction's pages are still allocated.
+    # Release the pages that the last timed eviction reserved.
     next(steps)
     return _point(
         cached.shape,
@@ -247,7 +252,7 @@ def _evict(cached: CachedPrompts, repetitions: int) -> TreePoint:
 
 
 def _interleaved(steps: Steps, prompt: TokenArray, repetitions: int) -> tuple[float, float]:
-    """Return the median times of a call and of a memcmp of the prompt's bytes, in microseconds."""
+    """Return the median microseconds of the timed calls and of a memcmp of the prompt's bytes."""
     given, copy = prompt.data.cast("B"), prompt.tobytes()
     clock = time.perf_counter_ns
     called: list[int] = []

@@ -1,10 +1,10 @@
-"""Overhead of Lockstep in vLLM when nothing hits, and its savings when host memory hits.
+"""Overhead of Lockstep in vLLM when no prompt hits, and its savings when prompts hit host memory.
 
 Two engines run at the same time, one with the connector and one without. Each prompt goes to both in
-alternating order, so other load affects both, and each pair gives a ratio. First, all prompts are new,
-with a file:// store that never has them. Then prompts of 4k tokens are repeated after the engine has
-dropped its own prefix cache. The model's forward pass takes at least 30 ms, to which a miss's overhead
-is compared. Needs vLLM: `make bench-engines`.
+alternating order, so that other load affects both, and each pair of answers gives a ratio. First, all
+prompts are new, and a file:// store has none of them. Then prompts of 4k tokens are repeated after the
+engine has dropped its own prefix cache. A forward pass of the model takes at least 30 ms, to which the
+overhead of a miss is compared. Needs vLLM: `make bench-engines`.
 """
 
 import argparse
@@ -30,11 +30,12 @@ LONG_TOKENS = 4096
 ANSWER_TOKENS = 17
 BLOCK_TOKENS = 32
 SETTLE_S = 0.3
-"""A pause after each request, so that its background writes do not slow the next request."""
+"""Seconds to pause after each request, so that its background writes do not slow the next request."""
 START_S = 300
 FORWARD_MS = 30
 LAYERS = {1: 12, 2: 20}
-"""Layers by number of ranks: a one-token forward pass takes 30 ms on two cores of 2026."""
+"""The number of model layers for each number of ranks, such that a forward pass of one token takes 30
+ms on two cores of 2026."""
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -64,7 +65,7 @@ Sample = dict[str, Any]
 
 
 def main() -> None:
-    """Measure with each number of ranks, and print the results."""
+    """Run the measurement with each number of ranks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -104,7 +105,7 @@ def _measure(ranks: int, mode: str, told: argparse.Namespace) -> None:
 
 
 class StartedEngine:
-    """An engine in separate processes, idle between the requests that it receives."""
+    """An engine in separate processes, which is idle between the requests that it receives."""
 
     def __init__(self, folder: Path, connector: str, ranks: int, *, one_scheduler: bool) -> None:
         self._folder = folder
@@ -113,7 +114,7 @@ class StartedEngine:
         self._listener.listen()
         self._listener.settimeout(1.0)
         self._told: list[TextIO] = []
-        """The control connection to each process, by rank."""
+        """The control connection to each process of the engine, by rank."""
         self._processes = 1 if one_scheduler else ranks
         _write_plan(folder, connector, ranks, one_scheduler=one_scheduler)
         launcher = () if one_scheduler else _torchrun(ranks)
@@ -142,8 +143,8 @@ class StartedEngine:
             lines = connection.makefile("rw")
             met[json.loads(lines.readline())["rank"]] = lines
         self._told = [met[rank] for rank in sorted(met)]
-        # CPU ranks meet in shared memory under a fixed name; remove it, so that the next engine can use
-        # it.
+        # vLLM's CPU ranks meet in a shared memory file with a fixed name. Remove the file, so that the
+        # next engine can use the name.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink(missing_ok=True)
         return self
@@ -154,7 +155,7 @@ class StartedEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the engine."""
+        """Stop the engine's processes."""
         for each in self._told:
             each.close()
         self._listener.close()
@@ -165,14 +166,14 @@ class StartedEngine:
         self._log.close()
 
     def answer(self, seed: int, prompt_tokens: int, tokens: int) -> Sample:
-        """Send a prompt, wait for the answer and for background writes, and return the sample."""
+        """Send a prompt, wait for the answer and for background writes; return the measurements."""
         told = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
         sample = self._tell(told)
         time.sleep(SETTLE_S)
         return sample
 
     def drop(self) -> None:
-        """Drop the engine's prefix cache on its device."""
+        """Make the engine drop its prefix cache on the device."""
         if not self._tell({"do": "drop"})["dropped"]:
             sys.exit("the engine could not drop its prefix cache because blocks are in use")
 
@@ -238,7 +239,7 @@ def _write_plan(folder: Path, connector: str, ranks: int, *, one_scheduler: bool
 def _pairs(
     engines: Sequence[StartedEngine], seeds: Iterator[int], prompt_tokens: int, pairs: int
 ) -> list[tuple[Sample, Sample]]:
-    """Send prompts to both engines, alternating which engine is first."""
+    """Send each prompt to both engines, alternating which engine is first."""
     found: list[tuple[Sample, Sample]] = []
     for pair in range(pairs):
         seed, turn = next(seeds), (engines if pair % 2 else engines[::-1])
@@ -250,7 +251,7 @@ def _pairs(
 def _long(
     without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Let both engines compute long prompts, then let the one with a connector load them."""
+    """Let both engines compute long prompts; repeat them on the engine with a connector."""
     plain: list[Sample] = []
     cold: list[Sample] = []
     warm: list[Sample] = []
@@ -288,7 +289,7 @@ def _print_cold(prompt_tokens: int, pairs: list[tuple[Sample, Sample]]) -> None:
 
 
 def _print_methods(what: str, key: str, samples: list[Sample]) -> None:
-    """Print the time of the connector's methods per step, in microseconds."""
+    """Print the time spent in the connector's methods per engine step, in microseconds."""
     steps = sum(each[key].get("steps", 0) for each in samples)
     if not steps:
         return

@@ -1,7 +1,7 @@
-"""One process of a vLLM engine that answers prompts on command and reports their times.
+"""One process of a vLLM engine that answers prompts on command and reports how long they took.
 
-`vllm_overhead` starts it, under torchrun if every rank has a scheduler, and sends all processes of an
-engine the same commands.
+`vllm_overhead` starts the process, under torchrun if every rank has a scheduler. It sends the same
+commands to all processes of an engine.
 """
 
 import json
@@ -25,21 +25,22 @@ METHODS = (
     "update_connector_output",
     "request_finished_all_groups",
 )
-"""The connector's methods that vLLM calls in a step."""
+"""The methods of a KV connector that vLLM calls in a step and whose durations are measured."""
 
 
 class MeasuredEngine:
     """A vLLM engine that records the time spent in its connector's methods."""
 
     def __init__(self, arguments: dict[str, Any], vocabulary: int) -> None:
-        # Import here: only these processes have vLLM, and the import takes seconds.
+        # Import vllm here, because only these processes have it and the import takes seconds.
         from vllm import LLM  # noqa: PLC0415
 
         self._llm = LLM(**arguments)
         self._vocabulary = vocabulary
         self._requests = 0
         self.spent: defaultdict[str, float] = defaultdict(float)
-        """Seconds by method, and the number of engine steps."""
+        """The seconds spent in each measured method, by name, and the number of engine steps under
+        `steps`."""
         core = self._llm.llm_engine.engine_core.engine_core
         self._count(core.scheduler, "schedule", calls="steps")
         if core.scheduler.connector is not None:
@@ -47,7 +48,7 @@ class MeasuredEngine:
                 self._count(type(core.scheduler.connector), name)
 
     def answer(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Answer a prompt with `tokens` tokens; return their timing and the time spent by method."""
+        """Answer a prompt with `tokens` tokens; return latencies and the seconds spent by method."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         engine = self._llm.llm_engine
@@ -82,7 +83,7 @@ class MeasuredEngine:
         return {"dropped": self._llm.reset_prefix_cache()}
 
     def obey(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Execute one command from `vllm_overhead`."""
+        """Execute one command from `vllm_overhead` and return its result."""
         if told["do"] == "drop":
             return self.drop()
         generator = random.Random(told["seed"])
@@ -90,7 +91,7 @@ class MeasuredEngine:
         return self.answer(prompt, told["tokens"])
 
     def _count(self, owner: Any, name: str, calls: str = "") -> None:
-        """Wrap a method to add up its duration, and its calls under the name `calls`."""
+        """Wrap a method so that its seconds, and its calls if `calls` is set, are added to `spent`."""
         method: Callable[..., Any] = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:
@@ -106,7 +107,7 @@ class MeasuredEngine:
 
 
 def main(plan: Path) -> None:
-    """Start the engine of a plan, and execute commands until the connection closes."""
+    """Start the engine that the file `plan` describes, and execute commands until disconnected."""
     told = json.loads(plan.read_text())
     engine = MeasuredEngine(told["arguments"], told["vocabulary"])
     with socket(AF_UNIX) as parent:

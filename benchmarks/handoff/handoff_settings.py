@@ -1,4 +1,4 @@
-"""Settings of the handoff benchmark, checked on construction, and the times of its turns."""
+"""Settings of the handoff benchmark, checked on construction, and the types of its timings."""
 
 from dataclasses import dataclass
 from typing import Annotated, get_args
@@ -24,15 +24,15 @@ class HandoffSettings:
     """The options of `lockstep bench handoff`."""
 
     page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
-    """Bytes per page, such as 262144 or 1MiB."""
+    """Bytes per KV page, such as 262144 or 1MiB."""
     total_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
     ] = 256 << 20
-    """Total bytes of pages in a round."""
+    """Total bytes of pages to move in a round."""
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
-    """The number of rounds, each with one turn of each measurement."""
+    """The number of rounds; each round makes each measurement once."""
     transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
-    """How host memory is transferred: tcp, or mooncake for Mooncake's engine, also over TCP."""
+    """How pages are transferred: tcp, or mooncake for Mooncake's transfer engine, also over TCP."""
 
     def __post_init__(self) -> None:
         if self.total_bytes < self.page_bytes:
@@ -45,18 +45,18 @@ class HandoffSettings:
 
     @property
     def authenticates(self) -> bool:
-        """Whether authenticated frames are measured as well; a transfer engine's reads have none."""
+        """Whether authenticated frames are measured, too; a transfer engine's reads use no frames."""
         return self.transfer == TCP
 
     @property
     def engine(self) -> TransferEngineSettings | None:
-        """The transfer engine that moves pages; None for the plain connection."""
+        """The settings of the transfer engine that moves pages; None for the plain TCP connection."""
         return TransferEngineSettings(insists=True) if self.transfer == MOONCAKE else None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The time that one turn took in one process, in seconds."""
+    """The duration of one transfer of all pages as seen by one process, in seconds."""
 
     wall: float
     cpu: float
@@ -64,7 +64,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """The times of all turns in one process."""
+    """The durations of all transfers as seen by one process, by kind of transfer."""
 
     handoff: list[Turn]
     authenticated: list[Turn]

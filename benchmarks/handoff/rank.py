@@ -30,7 +30,7 @@ _NAMESPACE: Final = "ab" * 32
 _NOISE_BYTES: Final = 1 << 20
 _CALL_BYTES: Final = 16 << 20
 _CALLS: Final = 2
-"""Concurrent calls, of `_CALL_BYTES` each, as the storage loop of a rank makes."""
+"""The number of concurrent storage calls, of `_CALL_BYTES` each, as in a rank's storage loop."""
 _TIMEOUT_S: Final = 120.0
 _PLACES: Final = "places"
 _SECRET: Final = "of this measurement"  # noqa: S105 - both processes are on this machine.
@@ -70,12 +70,12 @@ def _engine(settings: HandoffSettings, host: str) -> TransferEngine | None:
 
 
 def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
-    """Return page keys that are unique to a round."""
+    """Return the page keys of round `number`, which differ from those of other rounds."""
     return tuple(sha256(b"%d %d" % (number, page)).digest() for page in range(settings.pages))
 
 
 def _serve(settings: HandoffSettings, member: RankProcess, objects: RankObjects) -> TurnTimes:
-    """Send all pages, bare and as objects, in each round."""
+    """In each round, send all pages over a bare connection, then serve them as objects."""
     turns = TurnTimes([], [], [])
     servers = [HostPageServer(objects, make_engine=partial(_engine, settings))]
     if settings.authenticates:
@@ -105,7 +105,7 @@ def _serve(settings: HandoffSettings, member: RankProcess, objects: RankObjects)
 
 
 def _serve_once(settings: HandoffSettings, number: int, server: HostPageServer) -> Turn:
-    """Let the other process read all pages from a server; return the time spent in this process."""
+    """Serve all pages while the other process reads them; return the time spent in this process."""
     keys, slots = _keys(settings, number), tuple(range(settings.pages))
     server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
     dist.barrier()
@@ -121,7 +121,7 @@ def _serve_once(settings: HandoffSettings, number: int, server: HostPageServer) 
 async def _read(
     settings: HandoffSettings, member: RankProcess, objects: RankObjects, say: Say
 ) -> TurnTimes:
-    """Receive all pages, bare and as objects, in each round."""
+    """In each round, receive all pages over a bare connection, then read them as objects."""
     turns = TurnTimes([], [], [])
     dist.barrier()
     bare, *served = (member.folder / _PLACES).read_text(encoding="ascii").split()
@@ -151,7 +151,7 @@ async def _read(
 
 
 async def _turn(move: Callable[[], Awaitable[None]]) -> Turn:
-    """Run `move` while the other process serves, and return the time spent in this process."""
+    """Time `move` in this process, while the other process serves."""
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     await move()

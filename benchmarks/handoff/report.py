@@ -1,10 +1,11 @@
 """Throughput of pages moved between the hosts of two groups over TCP, compared with the limit.
 
-One process serves its host pages; another on the same machine reads them through `peer://`, over its
-connection or a transfer engine, with the usual verification. The limit is the same bytes over one bare
-connection, from and to the same memory, right before each turn. The figure is the ratio of the medians
-over the rounds. Every round has new keys, so each page's checksums are computed once, as in a real
-handoff. Without a transfer engine, authenticated frames are measured on a second connection.
+One process serves its host pages. Another process on the same machine reads them through `peer://`,
+over its connection or a transfer engine, with the usual verification. The limit is the same bytes over
+one bare connection, from and to the same memory, right before each measured transfer. The reported
+ratio is that of the medians over the rounds. Every round has new keys, so each page's checksums are
+computed once, as in a real handoff. Without a transfer engine, authenticated frames are measured on a
+second connection.
 """
 
 import os
@@ -19,22 +20,22 @@ from .handoff_settings import HandoffSettings, Turn
 
 
 class HandoffReport(TypedDict):
-    """The report of `lockstep bench handoff`. GB are 10^9 bytes of pages."""
+    """The report of `lockstep bench handoff`. GB are 10^9 bytes of KV pages."""
 
     transfer: str
     page_bytes: int
     bytes: int
-    """The size of all pages, each of which is moved once per round."""
+    """The total size of the pages, each of which is moved once per round."""
     rounds: int
     handoff_gbps: float
     limit_gbps: float
     ratio: float
     authenticated_gbps: float | None
-    """Throughput with authenticated frames; None with a transfer engine."""
+    """The throughput with authenticated frames in GB/s; None with a transfer engine."""
     authenticated_ratio: float | None
-    """The authenticated throughput relative to frames without authentication."""
+    """The throughput with authenticated frames relative to that with unauthenticated frames."""
     handoff_cpu_s_per_gb: float
-    """The CPU time of both processes, in the median round."""
+    """The CPU seconds of both processes per GB moved, in the median round."""
     authenticated_cpu_s_per_gb: float | None
     limit_cpu_s_per_gb: float
     load: float
@@ -45,7 +46,7 @@ class HandoffReport(TypedDict):
 
 
 def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) -> HandoffReport:
-    """Run the benchmark; `say` receives progress messages. No process remains.
+    """Run the benchmark; `say` receives progress messages. Ends all processes that it starts.
 
     Raises `LockstepError` if a process is lost, and `StorageError` if a page arrives with wrong bytes.
     """

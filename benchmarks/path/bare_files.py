@@ -1,7 +1,8 @@
 """The limit of the storage path: reading and hashing a store's files by bare system calls.
 
-Each thread takes a run of pages, opens each file, reads header and page with one `preadv`, and hashes
-the page while it is in the CPU cache. Names are not computed and nothing is compared.
+Each thread takes consecutive pages. For each page it opens the file, reads header and page with one
+`preadv`, and hashes the page while it is in the CPU cache. No object name is computed and no checksum
+is compared.
 """
 
 import mmap
@@ -18,18 +19,18 @@ from ...page_format.object_header import HEADER_BYTES, Statement, read_statement
 from ..bare_calls import untouched_memory
 
 _DEVICE_THREADS: Final = 16
-"""This number of concurrent reads saturates most devices."""
+"""The number of concurrent reads, which saturates most storage devices."""
 
 
 class StoredPage(NamedTuple):
-    """The position of one page, after its header, in a file."""
+    """The file that contains a KV page, and the offset of the page's header in the file."""
 
     file: str
     offset: int
 
 
 class BareFiles:
-    """Reads and writes pages of `page_bytes` bytes on `threads` threads."""
+    """Reads and writes KV pages of `page_bytes` bytes on `threads` threads."""
 
     def __init__(
         self, page_bytes: int, threads: int, *, direct: bool = False, hashes: bool = True
@@ -39,11 +40,11 @@ class BareFiles:
         self._threads = threads
         self._direct = os.O_DIRECT if direct else 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bare")
-        # Start the threads before anything is timed.
+        # Start the threads here, so that their start is not timed.
         self._divide(threads, lambda _first, _last: None)
 
     def read(self, pages: Sequence[StoredPage], memory: memoryview) -> None:
-        """Read pages consecutively into `memory`, and hash each one unless hashing is disabled."""
+        """Read pages back to back into `memory`, and hash each one unless hashing is disabled."""
         nbytes = self._page_bytes
 
         def some(first: int, last: int) -> None:
@@ -62,7 +63,7 @@ class BareFiles:
         self._divide(len(pages), some)
 
     def write(self, directory: Path, names: Sequence[str], memory: memoryview) -> None:
-        """Write each page of `memory` to a new file, and hash it."""
+        """Write each KV page of `memory` to a new file, and hash it."""
         nbytes, header = self._page_bytes, memoryview(mmap.mmap(-1, HEADER_BYTES))
 
         def some(first: int, last: int) -> None:
@@ -88,7 +89,7 @@ class BareFiles:
 
 
 def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
-    """Return the pages in a directory with one file per page; other files are ignored."""
+    """Return the stored pages in a directory with one file per page; other files are ignored."""
     files = [
         file
         for file in sorted(directory.rglob("*"))
@@ -98,7 +99,7 @@ def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
 
 
 def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[StoredPage]:
-    """Return the pages of a namespace in a store's slot files."""
+    """Return the stored pages of a namespace in the slot files of a 3fs:// store."""
     pages: list[StoredPage] = []
     for file in sorted(directory.glob("slots-*")):
         with file.open("rb", buffering=0) as slots:
@@ -121,7 +122,7 @@ def is_in_memory(directory: Path) -> bool:
 
 
 def forget(pages: Sequence[StoredPage]) -> None:
-    """Flush the files and ask the kernel to drop them from the page cache."""
+    """Flush the files of these pages to disk, and ask the kernel to drop them from its page cache."""
     for file in dict.fromkeys(page.file for page in pages):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -132,7 +133,7 @@ def forget(pages: Sequence[StoredPage]) -> None:
 
 
 def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
-    """Return memory like a host pool's, touched or not yet touched."""
+    """Return memory like a host pool's; every byte of it has been written if `touched`."""
     view = untouched_memory(nbytes)
     if touched:
         zeros = bytes(1 << 20)
@@ -142,7 +143,7 @@ def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
 
 
 def read_device(pages: Sequence[StoredPage], page_bytes: int) -> None:
-    """Read pages at the device's maximum speed: concurrently, past the page cache, without hashing."""
+    """Read pages at the device's full speed: concurrently, past the page cache, not hashed."""
     bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True, hashes=False)
     try:
         bare.read(pages, fresh_memory(page_bytes * len(pages), touched=True))

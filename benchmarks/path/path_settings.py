@@ -19,14 +19,14 @@ from .bare_files import is_in_memory
 
 TURNS: Final = 6
 PROMPTS: Final = 4
-"""Prompts per turn, moved concurrently, as an engine does for waiting requests."""
+"""The number of prompts that are moved concurrently, as an engine does for waiting requests."""
 PAGE_TOKENS: Final = 16
 LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
-"""Keys and values of one head of one layer, in bfloat16."""
+"""The bytes of keys and values of one head of one layer in a KV page, in bfloat16."""
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", ThreeFsOptions.rings)}
-"""The thread-count option of each store scheme, with its default."""
+"""The URI option that sets the number of threads, and its default, for each scheme of store."""
 
 
 @Parameter(name="*")
@@ -39,15 +39,15 @@ class PathSettings:
     page_bytes: Annotated[
         int, BYTES, Parameter(validator=Number(gte=1, lte=1 << 28, modulo=_UNIT_BYTES))
     ]
-    """Bytes of a rank's share of a page, stored as one object, such as 262144 or 1MiB."""
+    """Bytes of one rank's share of a KV page, stored as one object, such as 262144 or 1MiB."""
     ranks: Ranks = 1
-    """Ranks, one process each."""
+    """The number of ranks, one process each."""
     rank_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 40), show_default="1.5GiB")
     ] = 1536 << 20
-    """Total bytes of the pages of one rank."""
+    """Total bytes of the KV pages of one rank."""
     cold: bool = False
-    """Drop the files from the page cache before they are read."""
+    """Drop the store's files from the page cache before they are read."""
     model: Annotated[str, Parameter(parse=False)] = "bench-path"
     """A unique model name, so that the benchmark's pages are separate from others in the store."""
 
@@ -77,12 +77,12 @@ class PathSettings:
 
     @property
     def turn_bytes(self) -> int:
-        """The bytes that one rank moves in a turn."""
+        """The bytes that one rank moves in one timed turn."""
         return self.turn_pages * self.page_bytes
 
     @property
     def layout(self) -> PageLayout:
-        """A layout whose pages have `page_bytes` bytes on each rank."""
+        """A page layout with `page_bytes` bytes of each page on each rank."""
         units = self.page_bytes // _UNIT_BYTES
         layers = next(each for each in range(LAYERS_MAX, 0, -1) if not units % each)
         heads = units // layers * self.ranks
@@ -93,37 +93,37 @@ class PathSettings:
 
     @property
     def threads(self) -> int:
-        """The number of threads of the limit on each rank, equal to the store's."""
+        """The number of threads that make bare calls on each rank, equal to the store's threads."""
         uri = self.uri
         option, default = _THREAD_OPTIONS.get(uri.scheme, ("", THREADS))
         return int(uri.options.get(option, default))
 
     @property
     def direct(self) -> bool:
-        """Whether store and limit bypass the page cache."""
+        """Whether the store and the bare calls that it is compared with bypass the page cache."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property
     def limit_directory(self) -> Path:
-        """The directory of the limit's files: on the store's filesystem, or in memory."""
+        """The directory of the files for bare calls: on the store's filesystem, or in memory."""
         return limit_directory(self.uri)
 
     @property
     def in_directory(self) -> bool:
-        """Whether the store keeps its pages in files, which the limit then reads."""
+        """Whether the store keeps its pages in files, which bare calls can then read."""
         return self.uri.scheme in IN_DIRECTORIES
 
     @property
     def files_of_its_own(self) -> bool:
-        """Whether the store has one file per page."""
+        """Whether the store has one file per KV page."""
         return self.uri.scheme == "file"
 
     @property
     def slots(self) -> bool:
-        """Whether the store keeps pages in slots of large files."""
+        """Whether the store keeps KV pages in slots of large files."""
         return self.uri.scheme == "3fs"
 
     @property
     def slot_bytes(self) -> int:
-        """The distance between pages in the files of a slot store."""
+        """The distance in bytes between KV pages in the files of a store with slots."""
         return self.uri.read(ThreeFsOptions).slot_bytes or SLOT_BYTES

@@ -1,6 +1,6 @@
 """One rank of the path benchmark: a process that writes prompts, or one that reads them.
 
-All ranks start each turn together and record when they started and finished, on the clock that the
+All ranks start each timed turn together. Each rank records its start and finish on the clock that the
 processes of a machine share.
 """
 
@@ -41,14 +41,14 @@ from .bare_files import (
 from .path_settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
 _IDLE_S: Final = 0.02
-"""How long a step waits for an event, in an engine without work."""
+"""Seconds that a step waits for progress, as in an engine without work."""
 _CAP_S: Final = 120.0
 _SEED: Final = b"lockstep bench path"
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSpan:
-    """When a rank started and finished some work, and its CPU time."""
+    """The times at which a rank started and finished a timed turn, and its CPU seconds."""
 
     began: float
     ended: float
@@ -57,21 +57,21 @@ class TimedSpan:
 
 @dataclass(slots=True)
 class RankSpans:
-    """The measurements of one rank: for each item its turns, in order."""
+    """The measurements of one rank: the timed turns of each measured action, in order."""
 
     turns: dict[str, list[TimedSpan]] = field(default_factory=dict[str, list[TimedSpan]])
     open_s: float = 0.0
 
     @contextmanager
     def span(self, what: str) -> Generator[None]:
-        """Measure the block, which all ranks enter together."""
+        """Wait for all ranks, then measure the `with` block as one turn of the action `what`."""
         dist.barrier()
         begun = _now()
         yield
         self.note(what, [_since(begun)])
 
     def note(self, what: str, parts: Sequence[TimedSpan]) -> None:
-        """Record a turn measured in several parts, as if they had been contiguous."""
+        """Record one turn that was measured in several parts, as if the parts had been contiguous."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
@@ -98,14 +98,14 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class _Prompt(NamedTuple):
-    """A prompt, and the request that submits it."""
+    """The tokens of a prompt, and the id of the request that submits it."""
 
     request: str
     tokens: TokenArray
 
 
 class _Prompts:
-    """A rank's cache, and prompts that one process writes and another reads."""
+    """A rank's cache, and the prompts that one process writes and another reads."""
 
     def __init__(self, settings: PathSettings, member: RankProcess) -> None:
         self.settings = settings
@@ -123,7 +123,7 @@ class _Prompts:
         self._contents = PageContents(settings.layout.shard(member.rank, member.ranks))
 
     def of_turn(self, turn: int) -> list[_Prompt]:
-        """Return the prompts of a turn, each a whole number of pages."""
+        """Return the prompts of a turn; each one fills a whole number of pages."""
         noise = np.random.default_rng(turn)
         length = self.settings.prompt_pages * PAGE_TOKENS
         return [
@@ -132,7 +132,7 @@ class _Prompts:
         ]
 
     def admit(self, prompts: Sequence[_Prompt]) -> None:
-        """Load prompts onto the device; cached pages are loaded back."""
+        """Admit prompts and wait until their cached pages have been loaded back to the device."""
         for prompt in prompts:
             admission = self.cache.load_back(
                 prompt.request, prompt.tokens, reserve_tokens=len(prompt.tokens)
@@ -143,12 +143,12 @@ class _Prompts:
         self.until(lambda: all(self.cache.load_state(each.request) in states for each in prompts))
 
     def compute(self, prompts: Sequence[_Prompt]) -> None:
-        """Fill the pages of admitted prompts, as a forward pass would."""
+        """Fill the device pages of admitted prompts, as a forward pass would."""
         for prompt in prompts:
             self._contents.fill(self.cache.device_pool, *self._pages(prompt))
 
     def persist(self, prompt: _Prompt) -> TimedSpan:
-        """Insert and release an admitted prompt; return the time of its persist to storage."""
+        """Insert and release an admitted prompt; return the time that its persist to storage took."""
         self.cache.insert(prompt.request, prompt.tokens)
         self.cache.release(prompt.request)
         self.until(self.backed_up)
@@ -157,7 +157,7 @@ class _Prompts:
         return _since(begun)
 
     def verify(self, prompts: Sequence[_Prompt]) -> None:
-        """Raise `StorageError` unless admitted prompts are correct on the device, byte for byte."""
+        """Raise `StorageError` unless the device pages of admitted prompts are correct to the byte."""
         for prompt in prompts:
             bad = self._contents.verify(self.cache.device_pool, *self._pages(prompt))
             if bad:
@@ -166,17 +166,17 @@ class _Prompts:
                 )
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Step until `done()`, like an engine without other work."""
+        """Step the cache until `done()` is true, like an engine without other work."""
         while not done():
             self.cache.step(idle_s=_IDLE_S)
 
     def backed_up(self) -> bool:
-        """Return whether no backup is in flight, so all inserted pages are in host memory or failed."""
+        """Return whether no backup is in flight: all inserted pages are on the host, or failed."""
         in_flight = self.cache.inspection.in_flight.values()
         return all(operation.kind is not OperationKind.BACKUP for operation in in_flight)
 
     def moved(self) -> BytesMoved:
-        """Return the bytes moved on this rank."""
+        """Return the bytes moved between tiers on this rank so far."""
         return self.cache.inspection.executor.counts().bytes_moved
 
     def _pages(self, prompt: _Prompt) -> tuple[TokenArray, list[bytes]]:
@@ -190,7 +190,7 @@ Work = Callable[[PathSettings, str, RankProcess, Say], RankSpans]
 def measure(
     work: Work, settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Run the `work` of a rank; raises `StorageError` for errors of the operating system."""
+    """Run the `work` of a rank; turn errors of the operating system into `StorageError`."""
     try:
         return work(settings, namespace, member, say)
     except OSError as error:
@@ -204,14 +204,14 @@ def measure(
 def write_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Write all prompts through a cache, each turn preceded by as many bytes through bare calls."""
+    """Write all prompts through a cache; before each turn, write as many bytes by bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
     directory = settings.limit_directory / f"bench-{namespace[:16]}-{member.rank}"
     directory.mkdir(parents=True)
     memory = fresh_memory(settings.turn_bytes, touched=True)
-    # Warm up: the first files take new memory, and later files reuse it.
+    # Warm up with extra files, because the first files take new memory and later files reuse it.
     names = [f"first-{page}" for page in range(settings.turn_pages)]
     bare.write(directory, names, memory)
     _unlink(directory, names)
@@ -242,7 +242,7 @@ def write_prompts(
 def read_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Read all prompts through a new cache, each turn preceded by bare reads of as many bytes."""
+    """Read all prompts through a new cache; before each turn, read as many bytes by bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -305,7 +305,8 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
     target = np.frombuffer(memory[:nbytes] if turn else memory[nbytes:][:nbytes], dtype=np.uint8)
     step = prompts.settings.page_bytes
     with spans.span("limit_l2_l1"):
-        # Copy page by page: one large copy would bypass the caches, and pages are not adjacent.
+        # Copy page by page, because one large copy would bypass the CPU caches and pages are not
+        # adjacent.
         for at in range(0, nbytes, step):
             np.copyto(target[at : at + step], source[at : at + step])
     of_turn = prompts.of_turn(turn)
@@ -317,7 +318,7 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
 
 
 def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) -> None:
-    """If `cold`, drop the files of all ranks from the page cache while no rank reads."""
+    """If `cold`, drop the stored files of all ranks from the page cache while no rank reads."""
     if settings.cold:
         dist.barrier()
         forget([page for share in shares for page in share])
@@ -326,7 +327,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 def _shares(
     settings: PathSettings, namespace: str, member: RankProcess
 ) -> Sequence[Sequence[StoredPage]]:
-    """Return the pages that this rank reads by bare calls, one share per turn."""
+    """Return the stored pages that this rank reads by bare calls, divided by turn."""
     count = settings.turn_pages * TURNS
     directory = Path(settings.uri.path)
     if settings.files_of_its_own:
@@ -347,10 +348,10 @@ def _shares(
 
 
 def _take_from_host(nbytes: int) -> None:
-    """Touch `nbytes` of memory so that later allocations need none from a hypervisor.
+    """Touch `nbytes` of memory, so that the host's hypervisor need not supply memory later.
 
-    A hypervisor may reclaim a virtual machine's free memory. Getting it back takes twenty times as long
-    as clearing it, and would distort a random measurement.
+    A hypervisor may reclaim a virtual machine's free memory. Supplying it again takes twenty times as
+    long as clearing it, and would distort whichever measurement allocates it.
     """
     dist.barrier()
     memory = fresh_memory(nbytes, touched=True)
@@ -359,7 +360,7 @@ def _take_from_host(nbytes: int) -> None:
 
 
 def _until_populated() -> None:
-    """Wait until the cache's host memory is populated, so that the next turn is not affected."""
+    """Wait for the population of the cache's host memory, which would slow the next turn."""
     for thread in threading.enumerate():
         if thread.name == POPULATION_THREADS:
             thread.join()

@@ -1,4 +1,4 @@
-"""Benchmark of the path from storage to the device: ranks that write, then new ones that read."""
+"""Benchmark of the path from storage to the device: some ranks write, then new ranks read."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PathReport(TypedDict):
-    """The report of `lockstep bench path`. GB are 10^9 bytes of pages, summed over all ranks."""
+    """The report of `lockstep bench path`. GB are 10^9 bytes of KV pages, summed over all ranks."""
 
     store: str
     page_bytes: int
@@ -36,17 +36,17 @@ class PathReport(TypedDict):
     turns: int
     cold: bool
     threads: int
-    """Threads of the limit on each rank, equal to the store's."""
+    """The number of threads that made bare calls on each rank, equal to the store's threads."""
     l3_l2_gbps: float
     l2_l1_gbps: float
     l2_l3_gbps: float
     first_prefetch_gbps: float
-    """Throughput of the first prompts, right after opening."""
+    """The read throughput in GB/s of the first prompts, right after the cache was opened."""
     limit_l3_l2_gbps: float
     limit_l2_l1_gbps: float
     limit_l2_l3_gbps: float
     limit_first_prefetch_gbps: float
-    """The limit of the first prefetch, into untouched memory."""
+    """The limit of the first prefetch in GB/s: bare reads into untouched memory."""
     l3_l2_ratio: float
     l2_l1_ratio: float
     l2_l3_ratio: float
@@ -56,13 +56,14 @@ class PathReport(TypedDict):
     l2_l3_cpu_s_per_gb: float
     limit_l2_l3_cpu_s_per_gb: float
     limit_device_gbps: float | None
-    """The device's throughput with many concurrent reads past the page cache; only if `cold`."""
+    """The storage device's throughput in GB/s with many concurrent reads past the page cache; None
+    unless `cold`."""
     limit_text: str
-    """The files on which the limits were measured."""
+    """A description of the files on which the limits were measured."""
     left_behind: bool
-    """Whether written pages remain, because the store cannot list or remove them."""
+    """Whether the written pages remain in the store, because the store cannot list or remove them."""
     open_s: float
-    """How long opening the cache took, until the first prefetch could start."""
+    """Seconds to open the cache, after which the first prefetch can start."""
     load: float
     python: str
     machine: str
@@ -72,8 +73,8 @@ class PathReport(TypedDict):
 def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> PathReport:
     """Run the benchmark; leaves no pages in a store that can list its contents.
 
-    Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
-    refuses pages. `say` receives progress messages.
+    Raises `ConfigError` if the store cannot be opened, and `StorageError` if the store loses or refuses
+    pages. `say` receives progress messages.
     """
     from .rank import measure, read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
 
@@ -96,7 +97,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
             say(f"starting {settings.ranks} ranks that read")
             read = _run(settings, partial(measure, read_prompts, settings, namespace), say)
         except BaseException:
-            # Report the original error, not a clean-up error with the same cause.
+            # If the clean-up fails, too, report the original error.
             with suppress(LockstepError, OSError):
                 _tidy(settings, namespace)
             raise
@@ -105,7 +106,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
 
 
 def _require_memory(settings: PathSettings) -> None:
-    """Raise `ConfigError` if the machine lacks memory for the caches and their limits."""
+    """Raise `ConfigError` if the machine lacks memory for the ranks' caches and the bare calls."""
     needed = 3 * settings.ranks * settings.rank_bytes
     available, where = available_host_memory()
     if needed > available:
@@ -123,7 +124,7 @@ def _run(
 
 
 def _tidy(settings: PathSettings, namespace: str) -> bool:
-    """Remove everything that the ranks wrote; return whether nothing remains."""
+    """Remove everything that the ranks wrote to the store; return whether nothing remains."""
     for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
         shutil.rmtree(left, ignore_errors=True)
     return asyncio.run(_remove(settings, namespace))
@@ -204,5 +205,5 @@ def _limit_text(settings: PathSettings) -> str:
 
 
 def _together_s(spans: "Sequence[TimedSpan]") -> float:
-    """Return the time from the first rank's start to the last rank's finish."""
+    """Return the seconds from the first rank's start to the last rank's finish."""
     return max(span.ended for span in spans) - min(span.began for span in spans)

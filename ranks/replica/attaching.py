@@ -5,9 +5,9 @@
 A proposal (a request to attach or detach, staged by each rank) is pending from the first verdict that
 reports it. It becomes a command, or is withdrawn, in the same step on every rank.
 
-A detach starts no new I/O and aborts I/O in flight through QUIESCE. Pages of I/O that never ends stay
-quarantined with the old store. A new store can be attached meanwhile, unless old stores keep more than
-half of host memory.
+A detach starts no new I/O and aborts I/O in flight through QUIESCE. If that I/O never ends, its pages
+stay in quarantine, counted against the detached store. A new store can be attached meanwhile, unless
+detached stores keep more than half of a host pool in quarantine.
 """
 
 from enum import StrEnum
@@ -63,7 +63,7 @@ class Attaching:
         self.proposal: int | None = None
         """The digest of the proposal that some rank has staged, or None; set by a verdict."""
         self.proposed_ms = 0
-        """The agreed time of the first verdict that reported the proposal."""
+        """Agreed time (ms) of the first verdict that reported the proposal; its timeout starts then."""
 
     @property
     def store_state(self) -> StoreState:
@@ -91,7 +91,7 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
-            # A detach without a store clears LOST: the operator goes on without one.
+            # By detaching again, the operator accepts the loss of the store, so the state LOST ends.
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
@@ -112,14 +112,14 @@ class Attaching:
             self._decide(Decision(proposed.proposal, self._tardiness(proposed)))
 
     def detach(self, reason: str = "") -> None:
-        """Start no new I/O for the store, and abort its I/O in flight."""
+        """Begin to detach the store: start no new I/O for it, and abort its I/O in flight."""
         if self._store.attached:
             self._store.detach(reason)
             self._prefetching.abandon()
             self._persisting.abandon()
 
     def _end_draining(self) -> None:
-        """Detach a draining store once only quarantined I/O is in flight."""
+        """Finish the detach of a draining store when its only I/O in flight is in quarantine."""
         if self._store.draining and not self._operation_table.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())
@@ -150,9 +150,10 @@ class Attaching:
         )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
-        """Return whether the proposal is a detach while no store is attached.
+        """Return whether the proposal is a detach although no store is attached.
 
-        Such a message came twice, or late to one rank. Completing it at once unblocks others.
+        Such a proposal was sent twice, or reached one rank late. It is completed at once, so that it
+        does not block other proposals.
         """
         detaches = change_of(proposed.proposal) is Change.DETACH and not proposed.differs
         return detaches and not self._store.attached

@@ -1,6 +1,6 @@
-"""Check the invariants of the replicated state by recomputing them from scratch.
+"""Check the invariants of the replicated state by recomputing its counts and sums from scratch.
 
-Their numbers are those of `docs/protocol.md`. A violation is a bug in Lockstep.
+The numbers of the invariants are those of `docs/protocol.md`. A violation is a bug in Lockstep.
 """
 
 from collections import Counter
@@ -89,7 +89,7 @@ def _check_node(tree: Tree, node: Node) -> None:
 
 
 def _check_whole(allocator: PageAllocator, node: Node) -> None:
-    """Check rule R15: a node is not divided from its only child without a reason."""
+    """Check that a node is merged with its only child unless both must stay separate (rule R15)."""
     parent = node.parent
     if parent is not None and parent.parent is not None and len(parent.children) == 1:
         divided = allocator.are_divided(parent, node)
@@ -125,9 +125,9 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
 
 
 def _check_locked(node: Node) -> None:
-    """Check that pages locked on the device exist, or that a copy in flight fills them.
+    """Check that a node locked on the device has pages there, or that a copy in flight fills it.
 
-    Callers skip nodes under a named pin, which may lock pages not on the device yet.
+    Callers skip nodes covered by a named pin, which may lock a node before its pages are on the device.
     """
     if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not node.is_to_have(DEVICE, 0):
         _violated(5, node, DEVICE, "is locked without pages, and no copy in flight fills it")
@@ -170,8 +170,8 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     for node in nodes:
         for tier in TIERS:
             if node.held[tier][0]:
-                # For full attention a node counts its held children and the lock handles that end at
-                # it.
+                # A node's refcount for full attention is its number of held children plus the number of
+                # lock handles that end at the node.
                 owed[id(node.parent), tier, 0] += 1
     for node in nodes:
         _require(node.ends == ends[id(node)], 5, f"node {node.id} has a wrong count `ends`")
@@ -235,7 +235,8 @@ def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
             every: list[int] = []
             for pages, _, _ in _owners(replica, nodes, tier, index):
                 every.extend(pages)
-            # Search for the page with two owners only if the totals show one: the search is slow.
+            # Search for a page with two owners only if the page totals are wrong, because the search is
+            # slow.
             if len(every) != len(set(every)):
                 _name_the_owners(replica, nodes, tier, index)
             missing = pool.capacity - len(every)

@@ -1,6 +1,6 @@
 """Explicit removal of cached pages: cache reset, dropped namespaces and lowered limits.
 
-Pages held by requests or operations are freed only after their release.
+A page that a request or operation holds is freed only when it is released.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,9 +38,10 @@ class Clearing:
         self._store = store
 
     def reset(self, weights_version: str | None) -> None:
-        """Hide all pages cached now from every request that is not admitted yet.
+        """Reset the cache: hide all cached pages from every request that is not admitted yet.
 
-        Stops the prefetches of those requests, ends all pins, and evicts all unheld pages.
+        Stops the prefetches of those requests, removes all named pins, and evicts all pages without
+        lock or pin.
         """
         requests = self._requests
         for request in requests:
@@ -53,7 +54,7 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict the unheld pages of one namespace, or of all; end their pins."""
+        """Remove the named pins of one namespace, or of all if None, and evict its pages not in use."""
         self._journal.record("drop", namespace)
         for pin in list(self._pinning.pins.values()):
             if namespace in {None, pin.node.place.namespace}:
@@ -66,14 +67,14 @@ class Clearing:
         return Dropped(before - held, held)
 
     def limit(self, limit: NamespaceLimit) -> None:
-        """Set a namespace's limit; pages beyond it are evicted with the next verdict."""
+        """Set a namespace's limit; the next verdict evicts the pages beyond the limit."""
         self._journal.record(
             "limit", limit.namespace, limit.device_pages, limit.host_pages, limit.ttl_s
         )
         self._prefixes.allocator.limit(limit)
 
     def _nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return all nodes below the roots, children first, as eviction needs them."""
+        """Return all nodes below the roots, children before parents, which is the order of eviction."""
         return list(self._prefixes.tree.nodes(roots))[::-1]
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:

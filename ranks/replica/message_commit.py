@@ -1,9 +1,9 @@
-"""Commit of external messages: how many every rank has, and which have become commands.
+"""Commit of external messages: they become commands once every rank has received them.
 
-A message reaches each rank at a different time (rule R14). It is numbered outside the replica, and each
-rank votes how many consecutive messages it has. All messages up to the verdict's number become
-commands, applied in the same step on every rank. A hash of each enters the digest, so ranks with
-different bytes are detected.
+A message reaches each rank at a different time (rule R14). Messages are numbered outside the replica,
+and each rank votes how many consecutive messages it has. All messages up to the number in the verdict
+become commands, applied in the same step on every rank. A hash of each message enters the digest, so
+that a rank with different bytes is detected.
 """
 
 from hashlib import sha256
@@ -14,23 +14,23 @@ from .core.journal import Journal
 
 
 class MessageCommit:
-    """Counts the messages of an epoch, starting with number 1."""
+    """Counts the external messages of an epoch; the first message has number 1."""
 
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0
-        """Every rank has the messages up to this number."""
+        """Number of the last message up to which every rank has all messages."""
         self.heard = 0
-        """The messages up to this number have become commands."""
+        """Number of the last message that has become a command."""
         self._journal = journal
         self._outbox = outbox
 
     def reach(self, number: int) -> None:
-        """Apply the number of consecutive messages on every rank; it never decreases."""
+        """Record that every rank has all messages up to `number`; ignore a lower number."""
         if number > self.agreed:
             self.agreed = self._outbox.requests = number
 
     def hear(self, number: int, content: bytes | None) -> None:
-        """Apply a message as a command; `content` is None on a rank that has no inbox.
+        """Apply a message as a command by recording its hash; `content` is None without an inbox.
 
         Raises `UsageError`, and changes nothing, unless it is the next message and every rank has it.
         """

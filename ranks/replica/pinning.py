@@ -26,7 +26,7 @@ class PinnedPrefix:
     node: Node
     lock_handles: list[LockHandle]
     pages: tuple[int, ...]
-    """By component: how many pages the pin keeps."""
+    """By component: the number of pages that the pin keeps."""
     ttl_ms: int
     locks: list[LockHandle] = field(default_factory=list[LockHandle])
     """Locks on the pin's device pages, while host memory lacks some of the prefix."""
@@ -35,7 +35,7 @@ class PinnedPrefix:
 
 
 class Pinning:
-    """The pins by name. A step costs only the pins that end in it (rule R15)."""
+    """The named pins; a step costs in proportion to the pins that end in it (rule R15)."""
 
     def __init__(
         self, basis: ReplicaParts, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
@@ -49,9 +49,10 @@ class Pinning:
         self._journal = basis.journal
         self.pins: dict[str, PinnedPrefix] = {}
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
-        """By tier and component: how many pages the pins keep."""
+        """By tier and component: the number of pages that all pins keep."""
         self._awaiting: dict[Node, dict[str, PinnedPrefix]] = {}
-        """Pins that also lock device pages, by the node whose copy to host memory each awaits."""
+        """Pins that still lock device pages, by the node whose copy to host memory they await, then by
+        name."""
         self._came: list[PinnedPrefix] = []
         """Pins whose awaited node has reached host memory since the last `look_after`."""
         self._deadlines: AgreedDeadlines[PinnedPrefix] = AgreedDeadlines()
@@ -128,9 +129,10 @@ class Pinning:
             self._came.append(pin)
 
     def _await(self, pin: PinnedPrefix) -> None:
-        """Wait for the pages of a pin that host memory lacks; release its device locks if none.
+        """Wait until the host has the deepest node of a pin that it lacks, or release device locks.
 
-        Backups go from the top down, so the deepest missing node comes last.
+        Backups go from the top down, so the deepest missing node comes last. If host memory lacks
+        nothing, the pin's device locks are released.
         """
         missing = self._lacking(pin.node)
         if not missing:
@@ -156,7 +158,7 @@ class Pinning:
             self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
-        """Return whether pins may keep so many more pages: half of a pool, or the configured bound."""
+        """Return whether pins may keep `pages` more, within half of a pool or the configured bound."""
         config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:

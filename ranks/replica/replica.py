@@ -52,7 +52,7 @@ def command(
         self.prefixes.mend()
         return answer, self.outbox.collect()
 
-    # Ignore the return value: its type would hide that the first argument is the replica.
+    # Ignore the result, because its type would hide that the first argument is the replica.
     update_wrapper(with_effects, method)
     return with_effects
 
@@ -66,7 +66,7 @@ class Replica:
     def __init__(self, config: ReplicaConfig, parts: Parts = SOUND) -> None:
         self.config = config
         self.lost: str | None = None
-        """Why the epoch must end, in the same words on all ranks; None while it can go on."""
+        """Why the epoch must end, as a text equal on all ranks; None while the epoch can go on."""
         pages = config.host_pages + config.device_pages + config.engine_pages
         basis = ReplicaParts(config, misses=Misses(pages))
         self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
@@ -132,12 +132,12 @@ class Replica:
 
     @property
     def leaving(self) -> list[str]:
-        """Released requests whose lent pages are still in use, possibly forever."""
+        """Names of released requests whose lent pages copies still use, perhaps forever."""
         return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
-        """Whether lent pages of released requests are in use and a verdict will free them."""
+        """Whether copies use lent pages of a released request and a later verdict will free them."""
         return self._lent.waits
 
     def prefetch_slots(self) -> PrefetchSlotTable:
@@ -194,7 +194,7 @@ class Replica:
         return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the copies in flight that touch pages lent by a request, or by any if None.
+        """Return the ids of the copies in flight that touch lent pages of a request, or of any if None.
 
         With `awaited`, quarantined copies are left out. Changes nothing.
         """
@@ -202,7 +202,7 @@ class Replica:
 
     @command
     def digest_facts(self, *facts: object) -> None:
-        """Add facts of the engine to the digest that must be equal on every rank."""
+        """Add to the digest facts of the engine that must be equal on every rank."""
         self.journal.record("engine", *facts)
 
     @command
@@ -254,7 +254,7 @@ class Replica:
 
     @command
     def retract(self, name: str, tokens: bytes) -> bool:
-        """Move a request off the device; return False if host memory has no room."""
+        """Move a request's pages to host memory (retract); return False if host memory has no room."""
         return self._owned.retract(self._owned_request(name), tokens)
 
     @command
@@ -266,8 +266,8 @@ class Replica:
     def release(self, name: str) -> bool:
         """Forget a request and free its pages; its prefetch keeps the pages that have landed.
 
-        Returns whether no copy on any rank touches its lent device pages. If False, a later verdict's
-        effects name the request as freed.
+        Returns True if its lent device pages are free. If a copy on some rank still touches them,
+        returns False, and the effects of a later verdict name the request as freed.
         """
         request = self.requests.known(name)
         self.prefetching.stop(request)
@@ -295,7 +295,7 @@ class Replica:
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
-        # The engine's cached tokens must be equal on every rank, or the batches differ.
+        # Add the engine's cached tokens to the digest: if they differ, the ranks run different batches.
         self.journal.record("hit", name, device_tokens)
         return lent.match_host(request, tokens, device_tokens)
 
@@ -330,8 +330,8 @@ class Replica:
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
-            # A fence after a reset moves the request to a new tree, while its prefetch fills the old
-            # one.
+            # The fence moves the request to the tree since the reset, but its prefetch fills the old
+            # tree.
             self.prefetching.stop(request)
         self._lent.fence(request)
 
@@ -346,7 +346,7 @@ class Replica:
         request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
-            # A request that lost its pages may move to another tree than the one its prefetch fills.
+            # A request that lost its pages may move to a new tree, but its prefetch fills the old tree.
             self.prefetching.stop(request)
         return answer
 
@@ -358,21 +358,21 @@ class Replica:
 
     @command
     def reset(self, weights_version: str | None = None) -> None:
-        """Hide all pages cached now from every request that is not admitted yet."""
+        """Reset the cache: hide all cached pages from every request that is not admitted yet."""
         self.clearing.reset(weights_version)
 
     @command
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict the pages of one namespace, or of all, that nothing holds."""
+        """Evict the pages of one namespace, or of all if None, that are not in use."""
         return self.clearing.drop(namespace)
 
     @command
     def limit(self, limit: NamespaceLimit) -> None:
-        """Set the limit of a namespace."""
+        """Set the quota and time to live of a namespace."""
         self.clearing.limit(limit)
 
     def apply(self, verdict: Verdict) -> Effects:
-        """Apply a verdict of all ranks: prefetches by id, then each queue in order."""
+        """Apply the verdict of a round: first prefetches by id, then each queue in order."""
         clock = self.clock
         clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
         self.store.forget_old_misses()
@@ -447,7 +447,8 @@ class Replica:
             self.prefetching.quarantined(operation)
         if operation.is_for_store:
             if self.quarantine.store_keeps_too_much():
-                # A store whose I/O never ends would use up the host pool page by page.
+                # Detach a store whose I/O never ends, because it would use up the host pool page by
+                # page.
                 self.attaching.detach(KEEPS_TOO_MUCH)
         elif excess := self.quarantine.exceeds_budget():
             what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"

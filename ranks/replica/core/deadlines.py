@@ -1,4 +1,4 @@
-"""Deadlines in agreed time, which therefore pass in the same step on every rank (rule R14)."""
+"""Deadlines in agreed time, so that each deadline passes in the same step on every rank (rule R14)."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
@@ -7,19 +7,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 _STALE_SPARE = 64
-"""Superseded heap entries allowed in addition to one per current entry."""
+"""Number of superseded heap entries allowed in addition to one per current entry."""
 
 
 class AgreedDeadlines(Generic[T]):
-    """One deadline per key. A step costs only the deadlines that pass in it (rule R15)."""
+    """One deadline per key; a step costs in proportion to the deadlines that pass in it (rule R15)."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, T]] = []
         """A heap of (deadline in ms, entry number, key)."""
         self._current: dict[T, int] = {}
-        """Each key's current entry number; 0 if set before any time was agreed on."""
+        """By key: the number of its current heap entry; 0 if the ranks had not agreed on a time yet."""
         self._undated: dict[T, int] = {}
-        """Durations (ms) of deadlines set before any time was agreed on."""
+        """By key: duration (ms) of a deadline that was set before the ranks first agreed on a time."""
         self._number = 0
 
     def __len__(self) -> int:
@@ -27,9 +27,10 @@ class AgreedDeadlines(Generic[T]):
         return len(self._entries)
 
     def set(self, whose: T, ttl_ms: int, now_ms: int) -> None:
-        """Set the deadline of `whose` to `now_ms + ttl_ms`, replacing an earlier one.
+        """Set the deadline of the key `whose` to `now_ms + ttl_ms`, replacing an earlier deadline.
 
-        If `now_ms` is 0 (no time agreed on yet), the duration starts at the first agreed time.
+        If `now_ms` is 0 (the ranks have not agreed on a time yet), the duration starts at the first
+        agreed time.
         """
         if not now_ms:
             self._undated[whose] = ttl_ms
@@ -41,7 +42,7 @@ class AgreedDeadlines(Generic[T]):
         self._forget_stale()
 
     def drop(self, whose: T) -> None:
-        """Remove the deadline of `whose`, if there is one."""
+        """Remove the deadline of the key `whose`, if it has one."""
         self._current.pop(whose, None)
         self._undated.pop(whose, None)
         self._forget_stale()

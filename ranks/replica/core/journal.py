@@ -1,8 +1,8 @@
 """The journal: every change of the replica, in order, as one rolling digest.
 
 The replica is deterministic, so equal journals give equal replicas. Each page allocation and free is an
-entry, so free lists that drift are detected in that round. The last entries are kept so that an error
-can name the first one that differs between ranks.
+entry, so that the next round detects ranks whose free lists differ. The most recent entries are kept,
+so that an error can name the first entry that differs between ranks.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ class Journal(Recorder):
         return self._digest.intdigest() >> 1
 
     def record(self, *entry: object) -> None:
-        """Append one change: a word, then the numbers and names that determine it.
+        """Append one change of the replica: a word for its kind, then the values that determine it.
 
-        Raises `UsageError`, and appends nothing, for an engine value that has no bytes equal in every
-        process, such as an arbitrary object. Sets and mappings are encoded in sorted order.
+        Raises `UsageError`, and appends nothing, for a value from the engine whose encoding may differ
+        between processes, such as an arbitrary object. Sets and mappings are encoded in sorted order.
         """
         try:
-            # Encode now: the values may change later. The encoding delimits the parts.
+            # Encode the values now, because the caller may change them later.
             packed = self._pack(entry)
         except (TypeError, ValueError, OverflowError, BufferError) as error:
             raise UsageError(
@@ -50,12 +50,12 @@ class Journal(Recorder):
         self.count += 1
 
     def parts(self, entry: object) -> Sequence[object]:
-        """See `Recorder`; returns the parts as they were when the entry was recorded."""
+        """Return the parts of an entry with the values that they had when the entry was recorded."""
         return cast("list[object]", msgspec.msgpack.decode(cast("bytes", entry)))
 
 
 def _culprit(entry: tuple[object, ...]) -> str:
-    """Return, as bounded text, the first part of an entry that cannot be packed."""
+    """Return a short text with type and value of the first part of an entry that cannot be encoded."""
     for part in entry:
         try:
             _ENCODER.encode(part)

@@ -1,14 +1,14 @@
 """Attribution of cache misses: why a request's tokens are in no tier.
 
 Prefixes that were requested, computed or stored are remembered as 64-bit digests in a table of fixed
-size. The table follows from commands and verdicts, so it is equal on every rank. Prefixes are computed
+size. Only commands and verdicts change the table, so it is equal on every rank. Prefixes are computed
 and stored from their beginning, so one remembered page implies all pages before it:
 
     lost        storage or host memory has, or had, the page, and did not deliver it: missing, corrupt,
                 late, absent on a rank, or the copy failed
     evicted     requested or computed in the same namespace, and in no tier any more
     other_key   requested only in other namespaces (tenants, adapters, former weights)
-    never_seen  everything else, including pages whose slots newer digests have overwritten
+    never_seen  everything else, including pages whose table slots newer digests have overwritten
 
 The digests of a missed prefix are computed at admission and recorded once the request computes. Pages
 beyond the prompt are recorded up to the last whole page of each `insert` or `back_up`.
@@ -27,14 +27,14 @@ from ...protocol.events import MissedTokens
 Digests: TypeAlias = npt.NDArray[np.uint64]
 
 SLOTS_A_PAGE: Final = 16
-"""Table slots (8 bytes each) per page of capacity; a requested page takes two."""
+"""Number of table slots (8 bytes each) per page of cache capacity; a requested page takes two slots."""
 SLOTS_MIN: Final = 1 << 12
 _TOKEN_BYTES: Final = 4
 """Bytes of one token id; must equal `TOKEN_BYTES` of `tree.tokens`."""
 
 
 class Sought(NamedTuple):
-    """Pages that a request has searched in lower tiers before it computes."""
+    """The pages that a request looked for in storage and host memory before it computes."""
 
     first: int = 0
     """The position of the first page that was requested from storage."""
@@ -42,7 +42,8 @@ class Sought(NamedTuple):
     no_room: bool = False
     """Whether host memory had no room for pages that storage has."""
     failed: int = 0
-    """The position after the last page that a load failed to copy to the device."""
+    """The position after the last page that a load failed to copy to the device; 0 if no load failed.
+    """
 
 
 NOTHING_SOUGHT: Final = Sought()
@@ -52,14 +53,14 @@ class Misses:
     """Remembers prefixes seen before, and counts a request's missed tokens by cause."""
 
     def __init__(self, pages: int = 0) -> None:
-        """Size the table for `pages`, the pages that fit in all tiers together."""
+        """Size the table for `pages`, the number of pages that all tiers together can hold."""
         slots = 1 << (max(SLOTS_MIN, SLOTS_A_PAGE * pages) - 1).bit_length()
         self._slots: Digests = np.zeros(slots, dtype=np.uint64)
         self._mask = np.uint64(slots - 1)
         self._asked: list[Digests] = []
-        """The digests of the pages that requests have missed since the last verdict."""
+        """Digests of the pages that requests have missed since the last verdict."""
         self._computed: list[tuple[object, int]] = []
-        """The places (trees) and digests of the prefixes computed since the last verdict."""
+        """Tree identity and digest of each prefix computed since the last verdict."""
         self._salted: tuple[object, int] = None, 0
 
     def count(
@@ -88,9 +89,9 @@ class Misses:
         return MissedTokens(*by_cause), (here, anywhere)
 
     def asked(self, digests: Sequence[Digests]) -> None:
-        """Record digests that `count` returned, from the next verdict on.
+        """Record the digests that `count` returned; they enter the table with the next verdict.
 
-        The delay gives requests that arrive together the same miss cause.
+        Because of this delay, requests that arrive together get the same cause for a missed page.
         """
         self._asked += digests
 
@@ -117,7 +118,7 @@ class Misses:
         self._slots[digests & self._mask] = digests
 
     def _end(self, digests: Digests, first: int) -> int:
-        """Return the position after the last remembered page; 0 if none is remembered."""
+        """Return the position after the last page whose digest is in the table; 0 if there is none."""
         found = np.flatnonzero(self._slots[digests & self._mask] == digests)
         return first + int(found[-1]) + 1 if len(found) else 0
 

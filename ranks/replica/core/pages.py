@@ -27,7 +27,7 @@ def page_run(pages: Iterable[int] = ()) -> PageRun:
 
 
 class PagePool:
-    """The free list of one pool, last freed, first allocated."""
+    """The free list of one pool; the page freed last is allocated first."""
 
     def __init__(self, name: str, capacity: int, journal: Journal) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""State shared by all parts of a replica: settings, clocks, journal, outbox, misses."""
+"""State shared by all parts of a replica: settings, clocks, journal, outgoing effects, misses."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ from .misses import Misses
 
 @dataclass(slots=True)
 class Clock:
-    """A logical clock, which orders uses of pages, and agreed time, for deadlines.
+    """Two replicated clocks: logical time, which orders uses of pages, and agreed time, for deadlines.
 
-    Both are replicated: neither reads this rank's wall clock.
+    Neither clock reads the rank's wall clock.
     """
 
     uses: int = 0

@@ -1,7 +1,8 @@
 """The interface to device pages, owned by the replica or lent by an engine.
 
 The implementations are `owned.OwnedDevice` and `lent_device.LentDevice`. Both support every component
-of a model. An engine with an allocator names its pages; other engines receive them.
+of a model. An engine with a page allocator names device pages in its commands (lent). For other engines
+the replica allocates device pages (owned).
 """
 
 from collections.abc import Callable
@@ -18,14 +19,15 @@ def _never(operation: Operation) -> None:
 
 
 class Follows(NamedTuple):
-    """Handlers for the outcome, on all ranks, of operations of one kind."""
+    """Handlers for the outcomes of one kind of operation, as agreed on by all ranks."""
 
     quiet: Callable[[Any], None]
-    """Called for a stopped operation when no rank's I/O touches its pages."""
+    """Called for a stopped operation when no rank's I/O touches its pages any more."""
     ended: Callable[[Any], None] = _never
     """Called when the operation has succeeded on every rank."""
     failed: Callable[[Any], None] = _never
-    """Called when the operation failed on some rank; `quiet` follows when its I/O has ended."""
+    """Called when the operation failed on some rank; `quiet` is called later, when its I/O has ended.
+    """
 
 
 class Device(Protocol):
@@ -36,17 +38,17 @@ class Device(Protocol):
         ...
 
     def load_state(self, request: Request) -> LoadState:
-        """Return the state of the loads of a request's pages."""
+        """Return the state of the copies of a request's pages."""
         ...
 
     def release(self, request: Request) -> bool:
-        """Forget a request; return whether no copy in flight touches the pages that it lent."""
+        """Forget a request; return False if a copy in flight still touches pages that it lent."""
         ...
 
     def quarantined(self, operation: Copy) -> None:
-        """Stop waiting for a hanging copy; never called for one that writes lent pages."""
+        """Let a request stop waiting for its quarantined copy, unless the copy writes lent pages."""
         ...
 
     def after_verdict(self) -> None:
-        """Report requests whose lent pages have become free since the last verdict."""
+        """Report in the effects the released requests whose lent pages no copy touches any more."""
         ...

@@ -4,9 +4,10 @@ The engine names a request's pages in a command and keeps their contents until t
 on every rank. Page numbers are opaque and may differ between ranks, so they appear only in orders,
 never in the digest.
 
-    before computing     `hit` returns what host memory can restore, `load` copies it, `admit` counts it
+    before computing     `match_host` returns how many tokens host memory can restore, `load` copies
+                         their pages, and `admit` counts hits and misses
     after computing      `back_up` copies whole pages to the host
-    before overwriting   `fence` ends the backups that read the request's pages, on this rank
+    before overwriting   `fence` ends this rank's copies of the request's pages
     under pressure       `retract` saves all of a request's pages, and `resume` restores them
     at the end           `release` returns whether the pages are free; else a later effect reports it
 """
@@ -79,7 +80,7 @@ class LentDevice:
         self._seen = basis.misses
         self._operations = operation_table.in_flight
         self.leaving: dict[str, LentRequest] = {}
-        """Released requests with copies in flight that still touch their device pages."""
+        """By name: released requests whose lent device pages a copy in flight still touches."""
 
     def follows(self) -> dict[OperationKind, Follows]:
         return {
@@ -89,13 +90,14 @@ class LentDevice:
         }
 
     def load_state(self, request: Request) -> LoadState:
-        """See `Device`. A request without a load is ready to compute.
+        """Return the state of a request's page copies; a request without a copy is ready to compute.
 
         A failed load is reported only when no rank's copy touches the lent pages any more.
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # A backup started earlier still reads the saved request's pages.
+            # The request's pages are saved, but a backup that started earlier still reads its device
+            # pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
@@ -110,7 +112,7 @@ class LentDevice:
     def admit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> None:
         """Publish a request's hit event: how many of `tokens` are cached and missed.
 
-        The engine has the first `device_tokens` on the device, including loaded ones.
+        The engine has the first `device_tokens` on the device, including tokens that `load` copied.
         """
         self._requests.digest_tokens("admit", request.id, tokens, device_tokens)
         unit, asked = self._config.page_tokens, len(tokens) // TOKEN_BYTES
@@ -129,7 +131,10 @@ class LentDevice:
     def require_loadable(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Raise `UsageError` if `load` lacks host pages or lent pages. Changes nothing."""
+        """Raise `UsageError` if host memory lacks a page to load, or the request lends too few pages.
+
+        Changes nothing.
+        """
         self.require_no_copy(request)
         unit = self._config.page_tokens
         first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
@@ -175,10 +180,10 @@ class LentDevice:
         require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
     def back_up(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Copy whole pages of `tokens` that the host lacks; return the tokens that it then covers.
+        """Back up whole pages of `tokens`; return how many tokens the host has or is being sent.
 
-        `runs` are the device pages of the whole prefix. The request keeps them until its copies have
-        finished.
+        `runs` are, by component, the device pages of the whole prefix. The engine must keep their
+        contents until the copies have finished.
         """
         self.require_no_copy(request)
         digest = self._requests.digest_pages("back up", request.id, tokens)
@@ -195,9 +200,10 @@ class LentDevice:
         return last * self._config.page_tokens
 
     def fence(self, request: LentRequest) -> None:
-        """Let the engine overwrite the request's pages: its copies on this rank finish or vote failed.
+        """Fence a request's pages: this rank's copies of them end, so the engine may overwrite them.
 
-        Afterwards the request counts as having computed nothing.
+        A copy that does not finish in time votes failed. Afterwards the request counts as having
+        computed nothing.
         """
         self.require_no_copy(request)
         self._backing_up.engine_gave_up(request.id)
@@ -241,8 +247,8 @@ class LentDevice:
         self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
-        # The saved positions depend on the engine's pages and must be equal on every rank, so record
-        # them.
+        # Record the saved positions: they depend on the engine's pages, and must be equal on every
+        # rank.
         self._journal.record("saved from", request.id, starts)
         return True
 
@@ -261,7 +267,8 @@ class LentDevice:
         assert request.node is not None
         wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
-            # A backup of the shared prefix, started by another request, has failed.
+            # Host memory lacks a page of the shared prefix, because another request's backup of it has
+            # failed.
             self._saving.lose(request, RequestEvent.LOSE)
         return wait
 
@@ -276,7 +283,7 @@ class LentDevice:
         return not copies
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`. Only a `Retract` has a waiting request: its copy only reads lent pages."""
+        """Let a request stop waiting for its quarantined `Retract`, which only reads lent pages."""
         if isinstance(operation, Retract):
             self._wait_no_more(operation)
 
@@ -286,7 +293,7 @@ class LentDevice:
             self._outbox.freed.append(name)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the copies in flight that touch pages lent by a request, or by any if None.
+        """Return the ids of the copies in flight that touch lent pages of a request, or of any if None.
 
         With `awaited`, quarantined copies are left out. Changes nothing.
         """
@@ -304,9 +311,9 @@ class LentDevice:
 
     @property
     def waits(self) -> bool:
-        """Whether device pages of some released request are in use and will become free.
+        """Whether a released request's lent pages are still in use and will become free.
 
-        Requests with a quarantined copy do not count: their pages may never become free.
+        A request with a quarantined copy is not counted, because that copy may never end.
         """
         return any(not any(map(self._hangs, each.copies)) for each in self.leaving.values())
 
@@ -322,7 +329,7 @@ class LentDevice:
             request.copies = self._copies_of(request) | {copy}
 
     def _load_began(self, request: LentRequest, first: int, starts: Sequence[int]) -> None:
-        """Record the load that a request waits for, and the lent pages that it does not fill.
+        """Record the load that a request waits for, and the lent positions that it leaves unfilled.
 
         The engine lends pages from position `first` on; the load fills each component from `starts` on.
         """
@@ -330,7 +337,7 @@ class LentDevice:
         assert load is not None
         self._began(request, load)
         request.unfilled = unfilled_after(load, self._components, first, starts, before)
-        # Unfilled positions depend on the lent pages and must be equal on every rank, so record them.
+        # Record the unfilled positions: they depend on the lent pages, and must be equal on every rank.
         self._journal.record("unfilled", load, first, starts)
 
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:
@@ -367,7 +374,7 @@ class LentDevice:
         return None
 
     def _publish(self, request: LentRequest, tokens: bytes) -> Node:
-        """Return the node that ends the whole pages of `tokens`, added if needed, used now.
+        """Return the node at which the whole pages of `tokens` end, marked as used; add it if missing.
 
         The use counts even without a backup, so that a full host tier does not evict a prefix in use.
         """
@@ -381,7 +388,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return the lent pages that can be backed up: a state only if the last page is whole."""
+        """Return the lent pages to back up; a state only if `tokens` end at a page boundary."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
@@ -399,7 +406,7 @@ class LentDevice:
     def _lacking(
         self, components: Sequence[Component], node: Node, starts: Sequence[int]
     ) -> list[Missing]:
-        """Return the values missing on the device for the path to `node`, from `starts` on."""
+        """Return the values from `starts` on that the device lacks on the path to `node`."""
         lacks = lacking(components, node, DEVICE)
         return [(each, index) for each, index in lacks if each.start >= starts[index]]
 
@@ -423,10 +430,10 @@ class LentDevice:
             self._requests.move(request, RequestEvent.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # After a failed load, keep the pages copied by earlier loads.
+            # The pages copied by earlier loads stay valid although this load has failed.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
-            # The engine computes pages that the failed load lacks.
+            # The engine will compute the positions that the failed load left unfilled, so forget them.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:

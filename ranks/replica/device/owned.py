@@ -4,8 +4,9 @@
 the rest from host memory, and reserves pages to compute into. `insert` gives computed pages to the
 tree, where they are shared, backed up under the write policy, and locked for the request.
 
-A request updates its recurrent state in place, in a working slot. The tree keeps copies at checkpoints:
-each is made when an insert ends there, and copied again for each request that continues from it.
+A request updates its recurrent state in place, in a working slot. When an insert ends at a checkpoint,
+the working state is copied to the tree. A request that continues from a checkpoint copies that state to
+its working slot.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ class OwnedDevice:
         self._least_pages = min(
             self._allocator.pools[DEVICE][each.index].capacity for each in self._paged
         )
-        """The capacity of the smallest pool that has one page per page of tokens."""
+        """Capacity in pages of the smallest device pool among components with one page per page of
+        tokens."""
 
     def follows(self) -> dict[OperationKind, Follows]:
         finish = self._operation_table.finish
@@ -86,10 +88,10 @@ class OwnedDevice:
         return state
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`. No request waits for a failed copy, because the copy owns its pages."""
+        """Do nothing: no request waits for a quarantined copy, because that copy owns its pages."""
 
     def after_verdict(self) -> None:
-        """See `Device`. No pages are lent, so there is nothing to report."""
+        """Do nothing: without lent pages, the pages of a released request are free at once."""
 
     def release(self, request: Request) -> bool:
         self._saving.let_go(request)
@@ -101,8 +103,8 @@ class OwnedDevice:
     ) -> None:
         """Raise `UsageError` for a request that does not fit even an empty device.
 
-        Such a request would wait forever. Pools other than full attention count only the pages that a
-        match of the currently cached prefix needs. Changes nothing.
+        Such a request would wait forever. For windows, only the pages that a match of the currently
+        cached prefix needs are counted. Changes nothing.
         """
         reserved = -(-reserve_tokens // self._page_tokens)
         if max(len(tokens) // self._tree.page_bytes, reserved) > self._least_pages:
@@ -119,7 +121,7 @@ class OwnedDevice:
         on_device, end = self._reach(nodes)
         best = root if not end else next(node for node in reversed(nodes) if node.end == end)
         prefixes.cut_for(best)
-        # If the device has the whole prefix, nothing is missing.
+        # If the device has the whole prefix, skip the search for missing values.
         missing = [] if on_device == end else lacking(self._components, best, DEVICE)
         for node, index in missing:
             if node.is_to_have(DEVICE, index):
@@ -138,7 +140,8 @@ class OwnedDevice:
         prefixes.use(best, hits=1, priority=priority)
         self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
-            # Eviction may have split nodes, so list the missing ones again, in the same order.
+            # The allocation may have split nodes, so list the missing values again; their order stays
+            # the same.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
@@ -201,7 +204,7 @@ class OwnedDevice:
         return pages * self._page_tokens
 
     def page_table(self, request: OwnedRequest, pool: str) -> PageRun:
-        """Return the device pages of a request that is ready, in token order; see `Cache`."""
+        """Return the device pages of one pool for a ready request, in token order; see `Cache`."""
         self._require_ready(request)
         component = next((c for c in self._components if c.pool == pool), None)
         if component is None:
@@ -233,7 +236,7 @@ class OwnedDevice:
         pins = self._saving.begin(request, tokens, node, tail)
         if pins is None:
             return False
-        # The retract operation owns the partial last page and the state; `let_go` frees the rest.
+        # The retract operation owns the partial last page and the state, so take them from the request.
         request.own = [run[len(part) :] for run, part in zip(request.own, tail, strict=True)]
         self._saving.let_go(request)
         request.locks, request.node, request.prefix = pins, node, node.end
@@ -246,7 +249,8 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
-            # A backup of the shared prefix, started by another request, has failed.
+            # Host memory lacks a page of the shared prefix, because another request's backup of it has
+            # failed.
             self._saving.lose(request, RequestEvent.LOSE)
         if wait is not None:
             return wait
@@ -290,9 +294,10 @@ class OwnedDevice:
         return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
-        """Return the end of a path on the device, and the end that a load back can restore.
+        """Return two positions of a path: where its device pages end, and where a load back can end.
 
-        Incident B: the latter is `best_match_node`, where every component accepts a match.
+        The second is the end of `best_match_node`, because every component must accept a match there
+        (incident B).
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
@@ -354,7 +359,7 @@ class OwnedDevice:
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
         """Record where a request keeps a state, and where matches of other requests may end.
 
-        `branch` is the position at which its tokens diverge from the tree.
+        `branch` is the position at which the request's tokens diverge from the tree.
         """
         positions = frozenset((branch, len(tokens) // self._tree.page_bytes))
         if self._states:
@@ -363,7 +368,7 @@ class OwnedDevice:
             request.ends = positions - {0}
 
     def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
-        """Return the token counts after which a state can be kept, beyond the cached prefix."""
+        """Return the token counts beyond the cached prefix after which the tree can keep a state."""
         best, last = request.prefix, len(tokens) // self._tree.page_bytes
         positions = set(request.checkpoints)
         for component in self._states:
@@ -374,7 +379,7 @@ class OwnedDevice:
     def _keep_state(self, request: OwnedRequest, node: Node) -> None:
         """Copy the request's working state to the tree, if the node ends at a checkpoint.
 
-        Without a free slot the checkpoint is skipped, which only costs a later hit.
+        Without a free slot the checkpoint is skipped, so that a later request may miss there.
         """
         for component in self._states:
             index = component.index
@@ -410,7 +415,7 @@ class OwnedDevice:
             node.is_match_end = True
 
     def _publish(self, request: OwnedRequest, node: Node) -> None:
-        """Move the request's own pages for `node` to the node; free them if the node has pages."""
+        """Give a node the request's own pages for it; free them if the node already has pages."""
         count = node.end - request.prefix
         own = request.own = list(request.own)
         for component in self._paged:
@@ -445,7 +450,7 @@ class OwnedDevice:
         self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
-        """Invalidate the source of a failed load, and let the request compute again."""
+        """Remove the source pages of a failed load from the tree, and let the request compute again."""
         self._loading_back.note_failed(operation)
         self._lose(operation)
         self._loading_back.failed(operation)
@@ -460,7 +465,7 @@ class OwnedDevice:
             self._saving.lose(request, RequestEvent.FAIL)
 
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
-        """Return the request's own pages, by component, that contain data."""
+        """Return the request's own pages with data: by component, a partial last page or the state."""
         begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
         # With no tokens computed there is no state to save.
         has_state = int(computed_bytes > 0)
@@ -482,7 +487,7 @@ class OwnedDevice:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
             pool = self._allocator.pools[DEVICE][component.index]
-            # Full size check: the cached pages that a match needs, and new pages after them.
+            # Count the cached pages that a match needs, and the new pages after them.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:
                 raise UsageError(

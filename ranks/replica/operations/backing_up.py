@@ -1,16 +1,18 @@
-"""Backup: computed pages to host memory.
+"""Backup: copy computed pages to host memory.
 
-Under write-through, nodes touched by an insert and not on the host are backed up, parents first. Pages
-backed up on every rank are then persisted. Of full attention the whole path is backed up; of other
-components only the values for match ends: the end of the insert, of the prompt, of earlier turns, and
-points where prompts diverge. They are skipped unless the device has all of them, because a window with
-a gap, or without its state, restores nothing. A window gets one extra page, for a match one page
-earlier: a repeated prompt still computes its last token, and may diverge there. Of a lent window, all
-pages that the engine still has are backed up.
+Under write-through, an insert backs up the nodes of its path that the host lacks, parents first. Pages
+backed up on every rank are then persisted.
 
-A path without room gets an entry in `PageAllocator.not_on_host` and is retried (`Retrying`). If a path
-is longer than host memory, its excess pages are copied to temporary host pages, persisted from there,
-and freed.
+Full attention is backed up for the whole path. Windows and states are backed up only where a match may
+end: at the end of the insert, of the prompt and of earlier turns, and where prompts diverge. Such a
+match end is skipped unless the device has all values that it needs, because an incomplete window, or a
+window without its state, restores nothing. A window gets one extra page, so that a match may also end
+one page earlier: a repeated prompt still computes its last token, and may diverge there. From lent
+pages, all window pages that the engine still has are backed up.
+
+A path for which the host has no room gets an entry in `PageAllocator.not_on_host` and is retried
+(`Retrying`). If a path is longer than host memory, its excess pages are copied to temporary host pages,
+persisted from there, and freed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,9 +38,10 @@ from .persisting import Persisting, hold_pieces
 from .requests import LentRequest, Requests
 
 _ENDS_MAX = 4
-"""Number of earlier match ends of a path that a backup checks."""
+"""Maximum number of earlier match ends (positions where a match may end) that one backup checks."""
 _UNKEPT_SHARE = 4
-"""Inverse of the largest share of host memory for temporary pages (copied only to persist)."""
+"""At most 1 / this value of a host pool holds temporary pages, which are copied only to be persisted.
+"""
 
 
 class BackingUp:
@@ -61,12 +64,12 @@ class BackingUp:
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
-        """Pauses between retries of failed copies."""
+        """Backoff of copies to the host: pauses between retries after a failure."""
         if config.write_policy is WritePolicy.WRITE_BACK:
             prefixes.allocator.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
-        """Back up the path to an inserted `node`, if the write policy says so."""
+        """Back up the path to an inserted `node`, or persist it, as the write policy says."""
         if self._config.write_policy is WritePolicy.WRITE_THROUGH:
             self.write_through(node)
         elif node.values[HOST][0] is not None:
@@ -86,10 +89,11 @@ class BackingUp:
     ) -> tuple[int, ...]:
         """Back up the part of the path to `node` that is not on the host, from the top down.
 
-        Parents come first because a backed-up child implies a backed-up parent. Stops without room;
-        with `tells`, an event reports that. The source is the nodes' device pages or `lent`. With
-        `passes`, a path longer than host memory may go through temporary host pages. Pages on the host
-        are offered to the store. Returns the operations begun.
+        Parents come first because a backed-up child implies a backed-up parent. The backup stops where
+        host memory has no room; if `tells`, an event reports that. The pages are copied from the nodes'
+        device pages, or from `lent`. If `passes`, a path longer than host memory may use temporary host
+        pages. Pages that are already on the host are offered to the store. Returns the ids of the
+        operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -105,9 +109,10 @@ class BackingUp:
     def write_through_again(self, node: Node, lent: Lent | None = None) -> tuple[int, ...]:
         """Retry the backup of the path to `node`, one match end after the other.
 
-        Each end is copied whole or not at all, because waiting paths would otherwise evict parts of
-        each other forever. A whole end is offered to the store before it may be evicted. While the
-        store accepts nothing, no unwritten page is evicted. Returns the operations begun.
+        Each match end is copied completely or not at all, because waiting paths would otherwise evict
+        parts of each other forever. A complete match end is persisted before it may be evicted. While
+        the store accepts no writes, a retry that could evict unwritten pages is postponed. Returns the
+        ids of the operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -116,7 +121,8 @@ class BackingUp:
         if evicts_unwritten and self._persisting.pauses.blocks:
             self._postpone([node], lent)
             return ()
-        # Without a store, match ends that do not fit together would evict each other forever.
+        # Retry earlier match ends only with a store: without one, match ends that do not fit in host
+        # memory together would evict each other forever.
         several = lent is None and not too_long and self._persisting.keeps(node)
         ends = self._ends(node, lent, all_lacking=True) if several else [node]
         operations: tuple[int, ...] = ()
@@ -128,11 +134,13 @@ class BackingUp:
             pins += self.pin(end)
         self._prefixes.allocator.release(pins)
         if several:
-            # Queue these match ends again, because later ones may have taken their host pages.
+            # Queue again the earlier match ends that are still incomplete, because the copies of other
+            # match ends may have taken their host pages.
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # Retries must not renew the stored part of a too-long path, or they would never end.
+        # With `again`, the stored part of a too-long path is not written again. Otherwise its retries
+        # would never end.
         self._persisting.offer_path(node, again=True)
         return operations
 
@@ -145,13 +153,13 @@ class BackingUp:
         too_long: bool,
         whole: bool = False,
     ) -> tuple[tuple[int, ...], list[Node]]:
-        """Start to copy the values that `ends` on the path to `node` need.
+        """Start to copy to the host the values that matches at `ends`, on the path to `node`, need.
 
-        With `whole`, `node` is copied completely or not at all. Returns the operations and the ends
-        without room.
+        With `whole`, `node` is copied completely or not at all. Returns the ids of the operations
+        begun, and the match ends for which host memory has no room.
         """
         allocator = self._prefixes.allocator
-        # Pin the host part of the path, so that allocating pages does not evict it.
+        # Pin the part of the path that is on the host, so that the allocation does not evict it.
         pins = [pin for end in ends for pin in self.pin(end)]
         if lent is not None:
             for component in self._components[1:]:
@@ -181,7 +189,7 @@ class BackingUp:
     def pin(self, end: Node) -> list[LockHandle]:
         """Pin the host pages that matches at `end`, and one page before it, need.
 
-        Splits nodes where the interval begins, because a node is pinned as a whole.
+        Splits the node in which the needed pages begin, because a node is pinned as a whole.
         """
         if end.parent is None:
             return []
@@ -197,13 +205,13 @@ class BackingUp:
         return lock_handles
 
     def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:
-        """Back up the path to `node` from lent pages; return the operations that have begun.
+        """Back up the path to `node` from lent pages; return the ids of the operations begun.
 
-        Remaining work is recorded in `Backlog.awaited` until the engine lends the pages again.
+        `Backlog.awaited` records the pages that could not be copied, until the engine lends them again.
         """
         again = lent.request in self._prefixes.allocator.not_on_host.awaited
         if again:
-            # Start the next backoff pause if copies have failed.
+            # If copies have failed, this retry starts the next backoff pause.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
@@ -217,18 +225,18 @@ class BackingUp:
         return store_goes_on or awaited.ended != self._operation_table.ended
 
     def engine_gave_up(self, name: str) -> None:
-        """Count the pages of a request's unfinished backup as lost: it no longer lends them."""
+        """Count the pages of a request's unfinished backup as lost, because they are no longer lent."""
         self._prefixes.allocator.not_on_host.engine_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
-        """Return the device pages to copy for a value missing on the host, or None."""
+        """Return the device pages to copy a missing value from; None if the device lacks the value."""
         node, index = missing
         return (
             node.values[DEVICE][index] if lent is None else lent.of(node, self._components[index])
         )
 
     def transfers(self, segments: dict[Segment, PageRun], lent: Lent | None) -> list[CopyTransfer]:
-        """Return the copies for segments whose destination pages are on the host."""
+        """Return the transfers of segments (node, component) from the device to their host pages."""
         transfers: list[CopyTransfer] = []
         for segment, pages in segments.items():
             source = self.source(segment, lent)
@@ -253,7 +261,8 @@ class BackingUp:
                 settled.append(segment)
             elif node.values[HOST][component] is None:
                 orphaned.append(segment)
-        # Orphaned segments: the copy of their parents has failed meanwhile.
+        # A segment is orphaned if the copy of its parent node has failed meanwhile; queue it for a
+        # retry.
         self._copy_again(operation, orphaned)
         self._operation_table.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
@@ -266,7 +275,7 @@ class BackingUp:
     def _saves(self, node: Node, component: int) -> bool:
         """Back up a node before its pages of a component are evicted; return whether they must stay.
 
-        Each node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
+        A node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
         would evict each other's copies forever.
         """
         lost = any(
@@ -282,8 +291,9 @@ class BackingUp:
     def _ends(self, node: Node, lent: Lent | None, *, all_lacking: bool) -> list[Node]:
         """Return `node` and the match ends above it that are not fully on the host or in the store.
 
-        Stops at the first end that lacks nothing, unless `all_lacking`. With lent pages returns only
-        `node`, because its backup covers all pages above that the engine still has.
+        Unless `all_lacking`, the search stops at the first match end that lacks nothing. With lent
+        pages only `node` is returned, because its backup covers all pages above it that the engine
+        still has.
         """
         ends = [node]
         if lent is not None or len(self._components) == 1:
@@ -305,9 +315,10 @@ class BackingUp:
         return any(self._persisting.lacks(each, index) for each, index in pieces)
 
     def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
-        """Return the values of other components to copy to the host for matches at `end`.
+        """Return the window and state values to copy to the host for matches at `end`.
 
-        Includes one extra page of a window, if present. None if a needed value has no source.
+        Includes one extra page of a window, if present. Returns None if the device lacks a needed
+        value.
         """
         pieces: list[Missing] = []
         for component in self._components[1:]:
@@ -325,9 +336,9 @@ class BackingUp:
         return pieces
 
     def _first_kept(self, component: Component, end: Node) -> int:
-        """Return the first position of a component kept for matches at `end` and one page before it.
+        """Return the first position of a component that matches at `end`, or one page earlier, need.
 
-        With states there is no extra page: matches end at checkpoints only.
+        With recurrent states no extra page is counted, because matches end at checkpoints only.
         """
         room = self._config.pool_pages(HOST)[component.index]
         one_more = not self._has_states and (component.span or 0) < room
@@ -343,9 +354,10 @@ class BackingUp:
     def _full_attention(
         self, node: Node, room: int, *, tops_up: bool
     ) -> tuple[list[Missing], bool]:
-        """Return the full-attention pages to back up, and whether they complete the path.
+        """Return the full-attention pages to back up, and whether they complete the path on the host.
 
-        Without `tops_up`, stops at pages that were persisted through temporary pages.
+        Without `tops_up`, returns no pages if the first missing page is in the store already, because
+        it was persisted through a temporary page.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -367,7 +379,7 @@ class BackingUp:
     def _others(
         self, ends: Sequence[Node], room: list[int], lent: Lent | None
     ) -> tuple[list[Missing], list[Node]]:
-        """Return the values of other components that `ends` need, and the ends without room."""
+        """Return the window and state values that matches at `ends` need, and the ends without room."""
         found: dict[Missing, None] = {}
         left_out: list[Node] = []
         for end in ends:
@@ -401,14 +413,15 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return the lent window pages above those that a match at `end` needs, while there is room."""
+        """Return lent window pages above those that a match at `end` needs, as far as the host fits."""
         found: list[Missing] = []
         index = component.index
         for each in end.path():
             if each.end > component.needed_from(end.end):
                 continue
             if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
-                # Nodes above a node on the host were checked when that node was backed up.
+                # Stop at a node whose window is on the host, because the nodes above it were checked
+                # when that node was backed up.
                 break
             pages = component.pages_of(each.width)
             if pages > room[index] or lent.of(each, component) is None:
@@ -423,7 +436,8 @@ class BackingUp:
     def _passing(self, node: Node, lent: Lent | None) -> list[Missing]:
         """Return the values on the path to `node` to be persisted through temporary host pages.
 
-        They are on the device, and neither on the host nor in the store; some may already be in flight.
+        They are on the device, and neither on the host nor in the store. Writes of some may be in
+        flight.
         """
         wanted = [
             (each, 0)
@@ -442,13 +456,14 @@ class BackingUp:
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
-        """Start to persist the part of a too-long path that the host lacks.
+        """Start to copy, through temporary host pages, the part of a too-long path that the host lacks.
 
-        Returns the operation, and whether the path needs no other.
+        Returns the id of the operation, if one began, and whether the path needs no further operation.
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # A write to the store may still fail, and the engine cannot lend the pages again then.
+            # The writes in flight may still fail. A lent path must therefore not count as complete
+            # before them, because its engine could not lend the pages again.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
@@ -479,11 +494,12 @@ class BackingUp:
             for pool, run in zip(self._prefixes.allocator.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # With lent pages the path is not complete, because the engine must also wait for the writes.
+        # A lent path is not complete yet, because the engine must keep its pages until they are
+        # written.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
-        """Allocate temporary pages for a part of `wanted`; None if the first value gets none."""
+        """Allocate temporary host pages for some of `wanted`; None if the first value gets none."""
         allocator = self._prefixes.allocator
         counts = [0] * len(self._components)
         for node, index in wanted:
@@ -501,7 +517,7 @@ class BackingUp:
         self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
-        """Queue ends without room for a retry; lent pages must be lent again."""
+        """Queue match ends that the host has no room for; the engine must lend lent pages again."""
         not_on_host = self._prefixes.allocator.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:
@@ -518,7 +534,7 @@ class BackingUp:
                 not_on_host.add(node, Undone.NO_HOST_ROOM, self._pages_of(missing))
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
-        """Queue the pages of a failed copy for a retry; lent pages must be lent again."""
+        """Queue the pages of a failed copy for a retry; the engine must lend lent pages again."""
         not_on_host = self._prefixes.allocator.not_on_host
         pages = self._pages_of(lost)
         if lost and not operation.lent:
@@ -532,9 +548,9 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the match ends below a failed copy that need a window from that copy.
+        """Return the match ends below a failed copy that need window pages of that copy.
 
-        Their backups skipped the window because the copy was in flight.
+        Their backups did not copy these pages, because the failed copy was still in flight.
         """
         found: dict[Node, None] = {}
         for node, index in lost:
@@ -549,7 +565,7 @@ class BackingUp:
         return list(found)
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
-        """Return whether a request still lends an operation's source pages and has not fenced them."""
+        """Return whether a request still lends an operation's source pages, without a fence since."""
         request = self._requests.get(operation.lender)
         return isinstance(request, LentRequest) and operation.id in request.copies
 
@@ -570,10 +586,10 @@ class BackingUp:
     ) -> int:
         """Start a backup of the missing values on the path to `node`.
 
-        Pins the host pages of the path. `passing` are temporary host pages; unused ones are freed.
+        Pins the host pages of the path. `passing` are temporary host pages; those not needed are freed.
         """
         allocator = self._prefixes.allocator
-        # Lock the sources first, because the allocation below may evict.
+        # Lock the source pages first, because the allocation of host pages may evict.
         lock_handles = [] if lent is not None else hold_pieces(allocator, DEVICE, missing)
         counts = [0] * len(self._components)
         for each, index in missing:
@@ -597,7 +613,7 @@ class BackingUp:
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:
-        """Assign pages to missing values, first to last; the rest stays in `taken`."""
+        """Assign pages from `taken` to the missing values, in order; unused pages stay in `taken`."""
         segments: dict[Segment, PageRun] = {}
         for node, index in missing:
             width = self._components[index].pages_of(node.width)

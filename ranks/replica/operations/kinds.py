@@ -1,7 +1,7 @@
 """Operations in flight as every replica holds them: one class per kind.
 
-An operation owns the pages that it fills until they settle or are freed, and holds the lock handles for
-its sources and its place in the tree.
+An operation owns the pages that it fills until they are attached to the tree or freed. Its lock handles
+keep the pages that it reads, and the tree nodes that it refers to.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,15 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """The common part of all kinds of operation."""
+    """The fields and methods common to all kinds of operation."""
 
     kind: ClassVar[OperationKind]
     id: int = 0
     phase: Phase = field(init=False)
     lock_handles: list[LockHandle] = field(default_factory=list[LockHandle])
     ending: Outcome | None = None
-    """The outcome of a stopped operation that waits until its I/O has ended."""
+    """Outcome of a stopped operation that waits until its I/O has ended; None for any other operation.
+    """
 
     def __post_init__(self) -> None:
         self.phase = FIRST_PHASE[self.kind]
@@ -60,17 +61,20 @@ class Operation:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Moving(Operation):
-    """A copy or write of pages of tree nodes."""
+    """An operation that copies, writes or serves pages of tree nodes."""
 
     fills: ClassVar[int | None]
-    """The tier of the operation's own pages. Nodes get these pages, except from a `Persist`."""
+    """The tier of the pages that the operation owns; None if it owns none.
+
+    If the operation succeeds, tree nodes get these pages, except from a `Persist`.
+    """
     queue: ClassVar[Queue]
-    """The queue that holds the operation until it has ended."""
+    """The queue that holds the operation until a verdict settles it."""
     components: Sequence[Component]
     segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
-    """The segments read or filled, each with the operation's own pages; empty for a read."""
+    """By segment read or filled: the operation's own pages for it; no pages if it is only read."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
-    """By tier and component: owned pages other than those of segments."""
+    """By tier and component: pages that the operation owns and that belong to no segment."""
 
     def own(self, tier: int, component: int, pages: PageRun) -> None:
         """Add pages to those that the operation owns."""
@@ -78,16 +82,16 @@ class Moving(Operation):
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     def give(self, segment: Segment) -> PageRun:
-        """Return the operation's pages for a segment, which the caller owns from now on."""
+        """Return the operation's pages for a segment; the caller becomes their owner."""
         pages, self.segments[segment] = self.segments[segment], page_run()
         return pages
 
     def disown(self, tier: int, component: int) -> PageRun:
-        """Return owned pages other than those of segments; the caller owns them from now on."""
+        """Return the operation's pages that belong to no segment; the caller becomes their owner."""
         return self.owned.pop((tier, component), page_run())
 
     def in_order(self) -> list[Segment]:
-        """Return the segments by component and from the top of the tree down."""
+        """Return the segments by component, each component from the root down."""
         segments = list(self.segments)
         return segments if len(segments) == 1 else sorted(segments, key=_position)
 
@@ -96,13 +100,13 @@ class Moving(Operation):
         mark = frozenset((self,))
         for segment in self.segments:
             node = segment.node
-            # Fast path: nearly every node has no other mark.
+            # Nearly every node has no other mark, so that all these nodes share one set.
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
-        """Remove the operation from its nodes; it keeps only its lock handles and its pages.
+        """Remove the operation's marks from its nodes; keep only its lock handles and its pages.
 
-        `changed` collects the nodes.
+        The nodes are added to `changed`.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
@@ -114,7 +118,7 @@ class Moving(Operation):
         self.segments.clear()
 
     def was_split(self, lower: Node, upper: Node) -> None:
-        """Divide the segments of a node that was split; see `node.Mark`."""
+        """Divide the operation's segments of `lower`, whose first pages now belong to `upper`."""
         keeps_upper = False
         for component in self.components:
             index = component.index
@@ -159,9 +163,12 @@ class Copy(Moving):
     """A copy between device and host."""
 
     lent: int = 0
-    """The number of device pages that the engine must not change: those of the whole prefix."""
+    """Number of lent device pages that the engine must keep during the copy; 0 if none are lent.
+
+    For a backup these are the pages of the whole prefix.
+    """
     lender: str = ""
-    """The request that lends the device pages."""
+    """The request that lends the device pages of a backup or retract; otherwise empty."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -215,37 +222,41 @@ Loading = LoadBack | Resume
 class Persist(Moving):
     """A write of host pages to storage.
 
-    The pages belong to nodes, which are pinned. Pages given with a segment are temporary and belong to
-    the operation.
+    The pages belong to tree nodes, which are pinned. Only the pages in `segments` are temporary host
+    pages that belong to the operation.
     """
 
     kind = OperationKind.PERSIST
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """When the pages, or those before them, were last used; None until the write is ordered."""
+    """Store time of the last use of the pages, or of pages before them in the prefix if that is
+    earlier.
+
+    None until the write is ordered.
+    """
 
     @property
     def is_for_store(self) -> bool:
         return True
 
     def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
-        """See `node.Mark`. A write fills nothing."""
+        """Return False, because a write to the store fills no pages of nodes."""
         del node, tier, component
         return False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Serving(Moving):
-    """Host pages that other groups may read. They belong to nodes, which are pinned."""
+    """Serving: host pages that other groups may read; they belong to tree nodes, which are pinned."""
 
     kind = OperationKind.SERVE
     fills = None
     queue = Queue.QUIESCE
-    """The only queue that this kind ever enters."""
+    """The queue of a serving operation that has been stopped; until then it is in no queue."""
     request: str
     last: Node | None = None
-    """The last node whose full attention is served; that of its ancestors is served, too."""
+    """The deepest node whose full attention is served; that of its ancestors is served as well."""
 
     @property
     def end(self) -> int:
@@ -271,8 +282,9 @@ class WantedPages(NamedTuple):
 class Prefetch(Operation):
     """A prefetch: pages of one request that may come from storage or from another group.
 
-    Full-attention pages continue the path to `anchor` (`last_host_node`). Other components may also
-    fill nodes above it. `floor` is the end of `best_match_node`; a shorter length would gain nothing.
+    Full-attention pages continue the path to `anchor` (`last_host_node`). Pages of other components may
+    also fill nodes above the anchor. `floor` is the end of `best_match_node`, so that restoring fewer
+    pages would gain nothing.
     """
 
     kind = OperationKind.PREFETCH
@@ -282,35 +294,36 @@ class Prefetch(Operation):
     tokens: bytes
     """The tokens of the requested full-attention pages."""
     needs: tuple[Need, ...]
-    """The needs of the lookup, full attention first."""
+    """By component, full attention first: the objects that the lookup queries."""
     components: tuple[Component, ...]
-    """The components to read pages of, one for each need."""
+    """The components whose objects are queried and read, in the order of `needs`."""
     source: str = ""
-    """The group that the pages come from; empty for the store."""
+    """The group from which the pages are read; empty for the store."""
     waits_since_ms: int
-    """Agreed time (ms) at which the prefetch began to wait; 0 if none was agreed on."""
+    """Agreed time (ms) at which the prefetch began to wait; 0 if the ranks had not agreed on a time
+    yet."""
     prefetch_slot: int | None = None
-    """The prefetch slot in the ballot, held from QUERY to TRANSFER."""
+    """Number of the prefetch's slot in the ballot, held from QUERY to TRANSFER; None otherwise."""
     bound: int = UNBOUNDED
-    """The greatest length, from the floor, that a rank may vote for."""
+    """The greatest length in pages, counted from `floor`, that a rank may vote for."""
     votes: int = 0
-    """How many lengths have been voted on."""
+    """Number of times that the ranks had to vote again on the length."""
     goal: int = 0
-    """The position that the ranks agreed to restore.
+    """The position up to which the ranks agreed to restore the prefix.
 
-    May lie above the anchor if only other components are missing.
+    It may lie above the end of `anchor` if only windows or states are missing.
     """
     wanted: tuple[WantedPages, ...] = ()
     """The objects to read, in landing order: full attention first."""
     wanted_count: int = 0
     landed: int = 0
-    """How many objects have landed on every rank, by the last verdict."""
+    """Number of objects that have landed on every rank, by the last verdict."""
     budget: int = 0
-    """Pages that count against the bound on prefetching."""
+    """Number of host pages by which this prefetch counts against the prefetch budget."""
     keys: tuple[bytes, ...] = field(init=False)
     """The keys of the requested full-attention pages."""
     end: int = field(init=False)
-    """The position after the last requested page."""
+    """The position after the last requested full-attention page."""
 
     def __post_init__(self) -> None:
         super(Prefetch, self).__post_init__()
@@ -319,16 +332,16 @@ class Prefetch(Operation):
 
     @property
     def skips_known_misses(self) -> bool:
-        """Whether missing pages are not requested again for a while; false for a group's pages."""
+        """Whether objects found missing are skipped for a while; true only for the store."""
         return not self.source
 
     def assign(self, wanted: Sequence[WantedPages]) -> None:
-        """Set the objects to read; the operation owns exactly their pages."""
+        """Set the objects to read; the operation owns their destination pages and no others."""
         self.wanted = tuple(wanted)
         self.wanted_count = sum(len(each.keys) for each in wanted)
 
     def drop(self, count: int) -> None:
-        """Drop the first `count` objects and the ownership of their pages."""
+        """Remove the first `count` objects; the operation no longer owns their destination pages."""
         kept: list[WantedPages] = []
         for each in self.wanted:
             if count < len(each.keys):

@@ -17,7 +17,7 @@ NO_PAGE = -1
 
 
 class Unfilled(NamedTuple):
-    """Positions of a component whose lent pages a load leaves unfilled, because nothing reads them.
+    """Positions of a component whose lent pages a load leaves unfilled, because no token reads them.
 
     The pages keep their old contents, so no copy may treat them as part of the prefix.
     """
@@ -35,9 +35,9 @@ def unfilled_after(
     starts: Sequence[int],
     before: Iterable[Unfilled] = (),
 ) -> list[Unfilled]:
-    """Return the unfilled positions after a load of each component's pages from `starts` on.
+    """Return the unfilled positions after a load that fills each component from `starts` on.
 
-    The engine lends pages from `first` on, so only entries of `before` below `first` remain.
+    The engine lends pages from position `first` on, so entries of `before` remain only below `first`.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [
@@ -60,11 +60,11 @@ def without_unfilled(runs: Sequence[PageRun], unfilled: Iterable[Unfilled]) -> l
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """The device pages that a request lends, by component. Opaque, and in no digest (R3).
+    """The device pages that a request lends, by component; they enter no digest (R3).
 
     For a component with one page per page of tokens: the pages from position `first` on, with `NO_PAGE`
-    for missing ones. For a state: the slot of the state after `last`, or nothing. Page numbers differ
-    between ranks.
+    for missing ones. For a state: the slot of the state after page `last`, or nothing. Page numbers
+    differ between ranks.
     """
 
     request: str
@@ -73,7 +73,7 @@ class Lent:
     runs: Sequence[PageRun]
 
     def of(self, node: Node, component: Component) -> PageRun | None:
-        """Return the pages for a node, or None if the engine does not have all of them."""
+        """Return the lent pages of a component for a node; None if any of them is missing."""
         run = self.runs[component.index]
         if not component.per_page:
             there = len(run) == 1 and run[0] != NO_PAGE and node.end == self.last
@@ -84,7 +84,7 @@ class Lent:
     def pages_for(
         self, missing: Sequence[Missing], components: Sequence[Component]
     ) -> list[PageRun]:
-        """Return, by component, the lent pages for the missing values; all must be lent."""
+        """Return, by component, the lent pages for the values in `missing`; none may be absent."""
         pages = [page_run() for _ in components]
         for node, index in missing:
             run = self.of(node, components[index])
@@ -93,17 +93,17 @@ class Lent:
         return pages
 
     def needed_from(self, component: Component) -> int:
-        """Return the first position whose lent pages a request that continues after `last` uses.
+        """Return the first position of a component that the request still reads beyond page `last`.
 
-        A request that has already started a page after `last` reads less of the window, so the engine
-        may have freed more of it than a match at `last` tolerates.
+        A request that has already started a page after `last` reads less of the window. The engine may
+        therefore have freed window pages that a match ending at `last` would need.
         """
         if not component.per_page:
             return self.first
         return max(component.needed_from(self.last), self.whole_from(component))
 
     def whole_from(self, component: Component) -> int:
-        """Return the position from which on every page of a component is lent."""
+        """Return the first position from which on a component's pages are lent without a gap."""
         run = self.runs[component.index][: self.last - self.first]
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
         return max((self.first, *gaps[-1:]))

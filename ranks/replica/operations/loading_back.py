@@ -1,7 +1,7 @@
-"""Load back: cached pages from host memory to the device.
+"""Load back: copy cached pages from host memory to the device.
 
-Owned device pages are attached to the tree once filled on every rank. With lent device pages the
-operation only reads from the tree.
+Owned device pages are attached to the tree once every rank has filled them. Lent device pages are not
+attached, so that the operation only reads from the tree.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from .requests import Request, RequestEvent, Requests
 
 
 class TailPages(NamedTuple):
-    """The pages of a request that belong to no tree node, by component, on both tiers."""
+    """By component and tier: the pages of a request that belong to no tree node."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
-    """Host pages whose checksums were sealed when saved; see `orders.CopyTransfer`."""
+    """Host pages that were saved with a checksum, which the copy verifies; see `orders.CopyTransfer`.
+    """
 
 
 class LoadingBack:
@@ -57,8 +58,9 @@ class LoadingBack:
     ) -> None:
         """Copy the values missing on the path to `last` from the host; the request waits for the copy.
 
-        `pages` are as many device pages by component as are missing, lent or owned by the operation
-        from now on. With a `tail`, which the operation then owns as well, it is a `Resume`.
+        `pages` are, by component, the device pages to fill: lent, or owned by the operation from now
+        on. With a `tail` (the unshared pages of a retracted request), the operation is a `Resume` and
+        owns the tail, too.
         """
         lock_handles = self._allocator.hold(HOST, last)
         if not lent:
@@ -70,7 +72,8 @@ class LoadingBack:
             component = self._prefixes.components[index]
             start, at[index] = at[index], at[index] + component.pages_of(node.width)
             destinations = pages[index][start : at[index]]
-            # Lent pages are not replicated state, so they appear only in the order.
+            # Lent page numbers differ between ranks, so they appear only in the order, not in the
+            # operation.
             segments[Segment(node, index)] = page_run() if lent else destinations
             transfers.append(self._transfer(node, component, destinations))
         kind = LoadBack if tail is None else Resume
@@ -104,20 +107,20 @@ class LoadingBack:
         return request
 
     def note_failed(self, operation: Loading) -> None:
-        """Record for the waiting request which pages a failed load lacks."""
+        """Record for the request's miss count which pages a load failed to copy."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             end = max((node.end for node, _ in operation.segments), default=0)
             request.sought = request.sought._replace(failed=end)
 
     def failed(self, operation: Loading) -> None:
-        """Remove the source of a failed load from the tree; keep it until no copy reads it."""
+        """Remove the host pages that a failed load read from the tree; free them after all reads."""
         allocator = self._allocator
         read = operation.in_order()
         self._operation_table.release_locks(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
-        # Pages that others need stay in the tree, pinned until no copy reads them.
+        # Host pages that others hold stay in the tree, pinned until no copy reads them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)
@@ -125,7 +128,7 @@ class LoadingBack:
         self._operation_table.stop(operation, Outcome.FAILED)
 
     def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
-        """Return the copy of a node's host pages to `destinations`."""
+        """Return the transfer from a node's host pages to the device pages `destinations`."""
         source = node.values[HOST][component.index]
         assert source is not None
         return CopyTransfer(component.pool, tuple(source), tuple(destinations))
@@ -139,8 +142,8 @@ class LoadingBack:
         ]
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
-        # A copy may still read the host pages, so the operation takes them over instead of freeing
-        # them. A node that others hold on the host keeps them.
+        # A copy may still read the host pages, so the operation takes their ownership instead of
+        # freeing them. A node that is pinned by others keeps its pages.
         allocator = self._allocator
         if node.parent is None or node.values[HOST][component] is None:
             return

@@ -1,6 +1,6 @@
 """The operation table: how operations of every kind begin, change phase and end.
 
-Only this module writes ids, phases, prefetch slots and queue tickets.
+Only this module assigns operation ids, phases, prefetch slots and queue tickets.
 """
 
 from collections import Counter, deque
@@ -43,15 +43,15 @@ class OperationTable:
         self._next_ticket = 1
         self.in_flight: dict[int, Operation] = {}
         self.working: Counter[OperationKind] = Counter()
-        """Operations in flight per kind, excluding quarantined and serving ones."""
+        """Number of operations in flight by kind, excluding quarantined and serving ones."""
         self.working_for_store = 0
-        """How many of the operations in `working` are for the store."""
+        """Number of the operations counted in `working` that read from or write to the store."""
         self.ended = 0
         self.next_id = 1
         """The id of the next operation; ids are never reused."""
 
     def begin(self, operation: Operation, *facts: object) -> None:
-        """Add a new operation in the first phase of its kind, and record it with `facts`."""
+        """Add an operation in the first phase of its kind; record it with `facts` in the journal."""
         operation.id = self.next_id
         self.next_id += 1
         self.in_flight[operation.id] = operation
@@ -67,7 +67,7 @@ class OperationTable:
         return operation is not None and operation.phase not in _AT_REST
 
     def copy(self, operation: Copy, transfers: Sequence[CopyTransfer], *facts: object) -> None:
-        """Begin a copy and send its order."""
+        """Begin a copy, and order the executor to carry it out."""
         self.begin(operation, *facts)
         self._enqueue(operation.queue, operation)
         order = CopyToHost if operation.kind in _TO_HOST else CopyToDevice
@@ -77,18 +77,18 @@ class OperationTable:
     def persist(
         self, operation: Persist, transfers: Sequence[ObjectTransfer], after: bytes, distance: int
     ) -> None:
-        """Order a persist that left the waiting line; `Put` describes `after` and `distance`."""
+        """Order the write of a waiting persist; see `Put` for `after` and `distance`."""
         self._advance(operation, Phase.ISSUED)
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
         self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s, after, distance))
 
     def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
-        """Order that pages be served, in addition to those served already."""
+        """Order the executor to let other groups read more pages of a serving operation."""
         self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
-        """Start a vote on a prefetch, in this phase and on lengths up to `bound`.
+        """Put a prefetch into a phase, and start a vote of the ranks on its length, up to `bound`.
 
         Takes a prefetch slot in the ballot if the operation has none.
         """
@@ -118,9 +118,9 @@ class OperationTable:
         return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
-        """Remove and yield the operations that a watermark settles, each with its success.
+        """Remove and yield the operations that a watermark settles, each with whether it succeeded.
 
-        Stops after the first failed operation: the watermark says nothing about later ones.
+        Stops after the first failed operation, because the watermark says nothing about later ones.
         """
         queue, line = watermark.queue, self._queues[watermark.queue]
         while line:
@@ -135,9 +135,9 @@ class OperationTable:
                 return
 
     def stop(self, operation: Operation, outcome: Outcome) -> None:
-        """Stop an operation whose I/O may still be running; its pages wait in QUIESCE.
+        """Stop an operation whose I/O may still run; its pages stay in QUIESCE until the I/O ends.
 
-        Afterwards it refers to the tree only by its lock handles.
+        Afterwards the operation refers to the tree only by its lock handles.
         """
         operation.ending = outcome
         if isinstance(operation, Moving):
@@ -157,7 +157,7 @@ class OperationTable:
             self.stop(self.in_flight[number], outcome)
 
     def drop_lookup(self, operation: Prefetch, outcome: Outcome) -> None:
-        """End a prefetch in its lookup, which touches no pages, so no I/O has to end first."""
+        """End a prefetch during its lookup at once, because a lookup touches no pages."""
         self._outbox.orders.append(Cancel(operation.id, self._timeouts.quiesce_s))
         self.finish(operation, outcome)
 
@@ -168,7 +168,7 @@ class OperationTable:
         self._outbox.events.append(Quarantined(operation.id, operation.kind, rank))
 
     def requeue_behind_others(self) -> None:
-        """Requeue the first quarantined operation last, because others may become quiet before it."""
+        """Move the first quarantined operation to the end of its queue: others may finish first."""
         line = self._queues[_QUARANTINE]
         if len(line) > 1:
             queue_index, number = line.popleft()
@@ -176,7 +176,7 @@ class OperationTable:
             self._enqueue(_QUARANTINE, self.in_flight[number])
 
     def release_locks(self, operation: Operation) -> None:
-        """Release an operation's locks and pins, and remove nodes kept only by them."""
+        """Release an operation's locks and pins, and remove the tree nodes that only they kept."""
         allocator, lock_handles = self._allocator, operation.lock_handles
         allocator.release(lock_handles)
         for lock_handle in lock_handles:
@@ -186,7 +186,7 @@ class OperationTable:
     def finish(self, operation: Operation, outcome: Outcome | None = None) -> None:
         """End an operation: free its pages and release its locks and pins.
 
-        The default outcome is the one with which it was stopped.
+        `outcome` defaults to the one with which the operation was stopped.
         """
         ended = operation.ending if outcome is None else outcome
         assert ended is not None

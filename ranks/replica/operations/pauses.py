@@ -9,23 +9,24 @@ LONGEST_MS = 30_000
 class Pauses:
     """Exponential backoff: after a failure, one try is allowed after each pause, until one succeeds.
 
-    Pauses double up to `LONGEST_MS`, in agreed time, so they are equal on every rank.
+    Pauses double up to `LONGEST_MS`. They are measured in agreed time, so that they are equal on every
+    rank.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._length_ms = 0
-        """The current pause; 0 if there was no failure since the last success."""
+        """The current pause in ms; 0 if there was no failure since the last success."""
         self._until_ms = 0
 
     @property
     def are_on(self) -> bool:
-        """Whether nothing has succeeded since the last failure."""
+        """Whether the backoff is on: there was a failure, and no success since."""
         return self._length_ms > 0
 
     @property
     def blocks(self) -> bool:
-        """Whether no try may begin now."""
+        """Whether a backoff pause is running, so that no try may begin now."""
         return self._length_ms > 0 and self._clock.agreed_ms < self._until_ms
 
     def allow(self) -> bool:

@@ -21,14 +21,14 @@ from .requests import Requests
 from .store import Store
 
 _PIECE_PAGES = 8
-"""A failed write is retried in pieces of at most this many pages."""
+"""Maximum number of pages in one piece of a failed write that is retried."""
 
 
 class Persisting:
     """Starts persists, a bounded number at a time, and records which pages the store has.
 
-    Unwritten paths get an entry in `PageAllocator.not_stored`. While the store fails, new paths get one
-    at once, and one write is tried after each pause.
+    A path that cannot be written now gets an entry in the backlog `PageAllocator.not_stored`. While the
+    store fails, new paths go to the backlog at once, and one write is tried after each backoff pause.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Persisting:
         self._seen = basis.misses
         self.waiting: deque[Persist] = deque()
         self.issued = 0
-        """Persists that have been ordered and have not settled."""
+        """Number of persists that have been ordered and have not settled."""
         self.pauses = Pauses(basis.clock)
 
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
-        """Persist the part of `settled` that the store lacks. Host memory has all of it.
+        """Persist the segments of `settled` that the store lacks; host memory has all of them.
 
-        These pages serve a match at `last`, or at the deepest node written if `last` is None.
+        They are written for a match at `last`; None means at the deepest node written.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -67,8 +67,8 @@ class Persisting:
     def offer_path(self, node: Node, *, again: bool = False) -> None:
         """Persist the pages that a match at `node` needs, host memory has and the store lacks.
 
-        Costs one lookup if the store has everything. With `again` (a retry), pages last seen in the
-        store long ago are not checked again.
+        If the store has everything, this costs one lookup. With `again` (a retry), records of pages
+        seen in the store long ago stay valid, so these pages are not written again.
         """
         if not self._keeps(node):
             return
@@ -84,8 +84,9 @@ class Persisting:
     def offer_again(self, node: Node, cause: Undone) -> None:
         """Persist one small piece of the path to `node` that host memory has and the store lacks.
 
-        A store too slow for the whole path may accept a piece. The rest gets a new backlog entry.
-        Failed pages may lie above pages written since.
+        A store that is too slow for a write of the whole path may accept a piece. The rest gets a new
+        backlog entry. The search starts at the root, because pages whose write failed may lie above
+        pages written since.
         """
         if not self._keeps(node):
             return
@@ -113,9 +114,9 @@ class Persisting:
                 self._postpone(filter(self._is_lacking, every), Undone.NEW_STORE)
 
     def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
-        """Persist temporary host pages, which the operation owns from now on.
+        """Persist temporary host pages; the operation becomes their owner.
 
-        The pages are freed if the write cannot begin.
+        If the write cannot begin, the pages are freed.
         """
         if not (self._keeps(last) and self._write(pages, last)):
             pools = self._prefixes.allocator.pools[HOST]
@@ -136,8 +137,9 @@ class Persisting:
     def remember_written(self, node: Node) -> None:
         """Mark nodes on the path to `node` as stored if their pages were written recently.
 
-        Nodes without pages are removed from the tree, with lent pages even while the rest of a too-long
-        path is unwritten. Their keys are therefore remembered, and each call renews that memory.
+        A node without pages is removed from the tree. With lent pages this happens even before the rest
+        of a too-long path is written. The keys of written pages are therefore remembered for a while;
+        each call restarts that time.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
@@ -160,7 +162,7 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # A node now known as stored may be mergeable with its neighbours.
+        # A node that is now known to be stored may be mergeable with its neighbours.
         self._prefixes.allocator.changed[node] = None
 
     def keeps(self, node: Node) -> bool:
@@ -242,10 +244,10 @@ class Persisting:
         return self._store.keeps(node.place, self._requests.generation)
 
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
-        """Return the part of `settled` that the store lacks, after missing pages further up the path.
+        """Return missing pages further up the path, then the part of `settled` that the store lacks.
 
-        Pages further up may be missing after a later attach or a failed write. Without its beginning, a
-        stored prefix cannot be found.
+        The store may lack pages further up because their write failed, or because it was attached
+        later. They must be written, because a stored prefix cannot be found without its beginning.
         """
         for node, _ in settled:
             self._doubt_old(node)
@@ -261,9 +263,10 @@ class Persisting:
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
         """Return, from the top, the full attention that host memory has and the store lacks.
 
-        Includes other components of nodes whose store record was invalidated. Stops at the first node
-        that the store has: a persist includes missing pages above it, a failed one leaves a backlog
-        entry, and nodes further up were seen in the store as recently.
+        Includes other components of nodes whose store record was invalidated. The search goes up from
+        `node` and stops at the first node that the store has. Nodes above it need no check: a persist
+        includes missing pages above, a failed persist leaves a backlog entry, and the store was seen to
+        have them as recently.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -286,7 +289,10 @@ class Persisting:
         return doubted
 
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
-        """Return the stored node that a persist continues, and the distance to it in pages."""
+        """Return the nearest stored node above a persist's first page, and the distance in pages.
+
+        Returns None and 0 if the store has no such node.
+        """
         segments = operation.in_order()
         if not segments:
             return None, 0
@@ -368,7 +374,7 @@ class Persisting:
 def hold_pieces(
     allocator: PageAllocator, tier: int, pieces: Iterable[tuple[Node, int]]
 ) -> list[LockHandle]:
-    """Lock or pin nodes of one path for one component each, and its full attention."""
+    """Lock or pin each of `pieces` (node, component) on one path, and the path's full attention."""
     acquire = allocator.ref_counts.acquire
     pieces = list(pieces)
     deepest = max((node for node, _ in pieces), key=lambda node: node.end)
@@ -379,7 +385,7 @@ def hold_pieces(
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
-    """Yield the nodes from the deepest one written up to `above`, or to the root."""
+    """Yield the nodes from the deepest one that a persist writes up to `above`, or to the root."""
     last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
     for node in () if last is None else last.path():
         yield node

@@ -18,10 +18,10 @@ from .operation_table import OperationTable
 from .store import Store
 
 KEEPS_TOO_MUCH = "its calls that do not return keep too many host pages"
-"""The reason reported when a store is detached without a proposal."""
+"""The reason reported when the group detaches a store because of its quarantined pages."""
 
 Kept = tuple[list[int], list[int]]
-"""Page counts by tier and component."""
+"""Numbers of pages by tier and component."""
 
 
 class Quarantine:
@@ -40,7 +40,7 @@ class Quarantine:
         self._store = store
 
     def store_keeps_too_much(self) -> bool:
-        """Return whether the current or last store keeps too many pages of a pool in quarantine."""
+        """Return whether the attached (or last) store keeps too many pages of a pool in quarantine."""
         kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
         return any(
             pages > self._most(pool, 4)
@@ -48,7 +48,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Return a text that names a pool of which stores keep more than half, or None."""
+        """Return how much of a host pool stores keep, as text, if it is more than half; else None."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:
@@ -56,9 +56,9 @@ class Quarantine:
         return None
 
     def exceeds_budget(self) -> str | None:
-        """Return a text that names a pool of which other I/O keeps too many pages, or None.
+        """Return an error text if I/O other than a store's keeps too many pages of a pool, else None.
 
-        Other I/O (copies, reads between groups) has no store to detach.
+        Such I/O (copies, reads between groups) cannot be ended by detaching a store.
         """
         hung = [each for each in self._apart() if not each.is_for_store]
         kept = self._kept(hung)
@@ -67,7 +67,7 @@ class Quarantine:
                 most = self._most(pool, 2)
                 if pages > most:
                     return _too_much(len(hung), pages, pool.capacity, pool.name, most)
-        # A request lends the same pages to several copies, so count each lender once.
+        # A request lends the same pages to several copies, so count the pages of each lender once.
         lenders: dict[str, int] = {}
         for each in (each for each in hung if isinstance(each, Copy)):
             lenders[each.lender] = max(each.lent, lenders.get(each.lender, 0))
@@ -78,9 +78,9 @@ class Quarantine:
         return None
 
     def _most(self, pool: PagePool, share: int) -> int:
-        """Return how many pages of a pool may be kept: `1 / share` of it, or `quarantine_pages`.
+        """Return how many pages of a pool may be in quarantine: `1 / share`, or `quarantine_pages`.
 
-        A configured bound is capped at half of the pool.
+        A configured `quarantine_pages` is capped at half of the pool.
         """
         bound = self._config.bounds.quarantine_pages
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)

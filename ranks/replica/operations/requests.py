@@ -1,7 +1,7 @@
 """The engine's requests: their stages, and the events that change a stage.
 
-`STAGES` lists all transitions. Invalid calls of the engine are refused before, so a missing entry is a
-bug in Lockstep.
+`STAGES` lists all transitions. Invalid calls of the engine are refused earlier, so a transition missing
+from the table is a bug in Lockstep.
 
     KNOWN     the request waits, perhaps with a prefetch
     LOADING   its cached prefix is being copied to the device
@@ -141,38 +141,38 @@ class Request:
     stage: Stage = Stage.KNOWN
     """The request's stage; only `Requests.move` changes it."""
     waits_for: int | None = None
-    """The id of the copy that the request waits for."""
+    """The id of the copy that the request waits for, or None."""
     prefetch: int | None = None
-    """The id of the request's prefetch in flight."""
+    """The id of the request's prefetch in flight, or None."""
     fetched: tuple[int, int] = (0, 0)
-    """The page positions that the prefetch brought from storage, until they are counted."""
+    """First and end position of the pages that prefetches brought, until a hit event counts them."""
     source: str = ""
     """The group that the last prefetched pages came from, if known; empty for the store."""
     refused: bool = False
     """Whether some rank could not connect to the group that the last prefetch was to read from."""
     prefix: int = 0
-    """Pages of the request's prefix that are in the tree and locked for it."""
+    """Number of pages of the request's prefix that are in the tree and locked for the request."""
     node: Node | None = None
     """The node at which the request's cached prefix ends."""
     locks: Sequence[LockHandle] = ()
-    """Locks on the device; pins on the host while the request is retracted."""
+    """Lock handles of the prefix: locks on the device, or pins on the host while retracted."""
     saved: list[PageRun] | None = None
     """By component, while retracted: host pages that belong to the request alone."""
     served_to: int = 0
-    """The position of the prefix up to which `serve` last started a backup."""
+    """The end position of the prefix for which `serve` last started a backup."""
     computed: int = 0
     """How many tokens the request had computed when it was retracted."""
     sought: Sought = NOTHING_SOUGHT
-    """The pages that the last prefetch and load were to bring, until they are counted."""
+    """Pages that the last prefetch and load looked for, until the request's misses are counted."""
 
     @property
     def admitted(self) -> bool:
-        """Whether the request has or lends device pages; a reset does not move it to a new tree."""
+        """Whether the request has or lends device pages, so that a reset leaves it in its tree."""
         return self.stage not in _WAITING
 
     @property
     def load_state(self) -> LoadState | None:
-        """The state of its page copies; None for a request that was never admitted."""
+        """The state of the request's page copies; None for a request that was never admitted."""
         return _LOAD_STATES.get(self.stage)
 
     @property
@@ -181,10 +181,10 @@ class Request:
         return ()
 
     def drop_device_pages(self) -> None:
-        """Forget the request's device pages, which have a new owner."""
+        """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget where the request's tokens came from: they are counted, or belong to an old tree."""
+        """Forget where the request's tokens came from: they are counted, or its tree is outdated."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -198,11 +198,13 @@ class OwnedRequest(Request):
     Empty unless the request is admitted.
     """
     priority: int = 0
-    """Pages used by this request are evicted after pages used only with lower priority."""
+    """Priority of the request. Pages that it uses are evicted after pages used only with lower
+    priority."""
     checkpoints: frozenset[int] = frozenset()
     """Page positions at which a recurrent state is kept in addition to the regular checkpoints."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """The request's hit and missed tokens, published when its load has succeeded."""
+    """The hit event to publish when the request's load succeeds, and the digests of its missed pages.
+    """
     ends: frozenset[int] = frozenset()
     """Page positions at which matches of other requests may end; used for models with a window.
 
@@ -222,13 +224,13 @@ class LentRequest(Request):
     """A request whose device pages the engine owns and lends for copies."""
 
     loaded: tuple[int, int] = (0, 0)
-    """The page positions that loads have copied, or are copying, to lent pages."""
+    """First and end position of the pages that loads have copied, or are copying, to lent pages."""
     saved_from: Sequence[int] = ()
     """By component, while retracted: the first position of the prefix that the request needs."""
     unfilled: Sequence[Unfilled] = ()
     """Positions of the prefix that neither the request nor a load has filled."""
     copies: frozenset[int] = frozenset()
-    """Copies to and from the request's lent device pages; some may have finished."""
+    """Ids of copies to and from the request's lent device pages; some may have finished."""
 
     @property
     def copy_failed(self) -> bool:
@@ -244,25 +246,28 @@ def require_name(what: str, name: object) -> None:
 
 @lru_cache(maxsize=256)
 def _shown(namespace: str) -> str:
-    """Return a hash of a namespace for entries that errors show: it may be a tenant's secret salt."""
+    """Return a hash to show in errors for a namespace, which may be a tenant's secret salt."""
     return sha256(namespace.encode()).hexdigest()[:16]
 
 
 class Requests:
-    """The requests by name, and the places (trees) that they use."""
+    """The requests by name, and the tree identities of the current generation."""
 
     def __init__(self, prefixes: Prefixes, journal: Journal, kind: type[Request]) -> None:
-        """`kind` is the class of all requests, for owned or lent device pages."""
+        """`kind` is the class of request to create: `OwnedRequest` or `LentRequest`."""
         self._prefixes = prefixes
         self._journal = journal
         self._kind = kind
         self._known: dict[str, Request] = {}
         self._place = TreeIdentity("")
-        """The last place returned since the last reset, as a cache: usually there is only one."""
+        """The tree identity that `place` returned last, as a cache: usually there is one namespace.
+
+        Its generation and weights version are those of the last reset.
+        """
 
     @property
     def generation(self) -> int:
-        """The number of resets so far."""
+        """The number of cache resets so far."""
         return self._place.generation
 
     @property
@@ -310,7 +315,7 @@ class Requests:
             self._known[name] = request = self._kind(name, self.place(namespace))
             self._prefixes.join(request.place)
         elif request.place.namespace != namespace:
-            # A namespace may be a tenant's secret salt, so the message shows neither.
+            # A namespace may be a tenant's secret salt, so the message shows neither of the two.
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
         return request
 
@@ -324,24 +329,24 @@ class Requests:
             ) from None
 
     def leave(self, request: Request) -> None:
-        """Forget a request that holds nothing any more."""
+        """Forget a request that holds no pages, locks or pins any more."""
         self._journal.record("release", request.id)
         del self._known[request.id]
         self._prefixes.leave(request.place)
 
     def place(self, namespace: str) -> TreeIdentity:
-        """Return the place (tree) of a namespace since the last reset."""
+        """Return the identity of the tree that a namespace uses since the last cache reset."""
         last = self._place
         if namespace != last.namespace:
             self._place = last = last._replace(namespace=namespace)
         return last
 
     def is_current(self, place: TreeIdentity) -> bool:
-        """Return whether a place was created since the last reset."""
+        """Return whether a tree belongs to the generation since the last cache reset."""
         return place.generation == self.generation
 
     def renew(self, request: Request) -> None:
-        """Move a request that starts again to its namespace's current tree."""
+        """Move a request that starts from the beginning again to its namespace's current tree."""
         before = request.place
         if isinstance(request, LentRequest):
             request.unfilled = ()
@@ -352,7 +357,7 @@ class Requests:
             self._prefixes.leave(before)
 
     def reset(self, weights_version: str | None) -> None:
-        """Begin a new generation, and move all requests to it that are not admitted yet."""
+        """Begin a new cache generation; move every request that is not admitted yet to it."""
         self._journal.record("reset", self.generation + 1, weights_version)
         self._place = TreeIdentity("", self.generation + 1, weights_version)
         for request in self._known.values():
@@ -360,10 +365,10 @@ class Requests:
                 self.renew(request)
 
     def digest_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Add a command and its tokens for a request or pin to the digest (R2).
+        """Add a command's tokens, for a request or pin, to the digest (R2).
 
-        Ranks whose engines sampled different tokens are then detected in the next round. Returns the
-        tokens' `token_hash`.
+        Therefore the next round detects ranks whose engines sampled different tokens. Returns the
+        `token_hash` of the tokens.
         """
         count = len(tokens) // TOKEN_BYTES
         digest = token_hash(tokens)
@@ -371,7 +376,7 @@ class Requests:
         return digest
 
     def digest_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Do as `digest_tokens`, but return the `token_hash` of the whole pages of `tokens`."""
+        """Add a command's tokens to the digest; return the `token_hash` of their whole pages."""
         digest = self.digest_tokens(command, name, tokens, *facts)
         rest = len(tokens) % self._prefixes.tree.page_bytes
         return token_hash(tokens[:-rest]) if rest else digest

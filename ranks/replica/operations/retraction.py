@@ -1,9 +1,9 @@
 """Retraction: copy all pages of a request to host memory, where they stay until it resumes.
 
 Pages shared with the tree are backed up as usual, and pinned. Unshared pages (partial last page,
-working state) are copied to host pages that the request owns. Incident E: the copy is complete over all
-pools, belongs to the request alone, treats every pool alike (as pages), and is verified when loaded
-back. If that fails, the request computes again.
+working state) are copied to host pages that the request owns. Incident E: the copy covers all pools,
+treats every pool alike (as pages), belongs to the request alone, and is verified when it is loaded
+back. If the verification fails, the request computes again.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from .requests import Request, RequestEvent, Requests
 
 
 class Retraction:
-    """Starts to save requests, and frees saved pages, for owned and lent device pages."""
+    """Starts retractions, and frees the pages of requests, for owned and lent device pages."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Retraction:
         self._requests = requests
         self._backing_up = backing_up
         self.shared = [each for each in prefixes.components if each.held_by_requests]
-        """The components whose values in the tree a request uses in place."""
+        """The components whose values in the tree a request uses in place while it computes."""
 
     def begin(
         self,
@@ -121,7 +121,7 @@ class Retraction:
         request.saved, request.locks, request.node, request.prefix = None, (), None, 0
 
     def lose(self, request: Request, event: RequestEvent) -> None:
-        """Free all pages of a request, which is not admitted any more."""
+        """Free all pages of a request that loses its admission because a copy failed."""
         self._requests.move(request, event)
         self.let_go(request)
         request.waits_for = None
@@ -129,7 +129,7 @@ class Retraction:
         self._requests.renew(request)
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return the values that a resume needs, without those on the host or being copied there."""
+        """Return the values that a resume needs and that are neither on the host nor on their way."""
         missing = lacking(self.shared, node, HOST)
         if lent is not None:
             starts = [lent.needed_from(each) for each in self._prefixes.components]

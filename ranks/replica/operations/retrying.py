@@ -18,8 +18,8 @@ _TRIES = 4
 class Retrying:
     """Retries entries of the two backlogs of `PageAllocator` after each verdict.
 
-    Room in host memory appears only when an operation ends, so each path waiting for it is retried once
-    after that. An engine that lends device pages repeats its backups itself.
+    Host memory gets room only when an operation ends, so each path that waits for room is retried once
+    after each such end. An engine that lends device pages repeats its backups itself.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Retrying:
         self._persisting = persisting
         self._ended = 0
         self._to_try = 0
-        """How many paths have not been retried since an operation last ended."""
+        """Number of backlog paths that have not been retried since an operation last ended."""
 
     @property
     def is_due(self) -> bool:
-        """Whether a path is to be retried in the next step."""
+        """Whether a backlog path is to be retried in the next step."""
         not_on_host, not_stored = self._allocator.backlogs
         if not_stored and self._store_takes_more():
             return True
@@ -53,7 +53,7 @@ class Retrying:
         return bool(not_on_host) and has_changed and not self._backing_up.pauses.blocks
 
     def after_verdict(self) -> None:
-        """Retry paths that may succeed now."""
+        """Retry backlog paths that may succeed now, a bounded number per verdict."""
         not_on_host, not_stored = self._allocator.backlogs
         if not_on_host:
             if self._ended != self._operation_table.ended:
@@ -65,7 +65,7 @@ class Retrying:
             self._try(not_stored, self._store_takes_more, most)
 
     def now(self) -> None:
-        """Retry everything, regardless of earlier failures."""
+        """Retry every backlog path at once, even during a backoff pause."""
         self._persisting.postpone_older()
         for pauses in (self._backing_up.pauses, self._persisting.pauses):
             pauses.succeeded()
@@ -89,11 +89,12 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # Match ends that have left the device may need window pages further up that it still has.
+        # Back up to `node` itself if the host has the nodes below the device's part: their matches may
+        # need window pages further up that the device still has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
-            # Pin the path's host pages so that copying its upper part does not evict them. A path
-            # longer than host memory needs their room.
+            # Pin the path's host pages so that copying its upper part does not evict them. Do not pin a
+            # path longer than host memory, because the copy needs the room of these pages.
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)

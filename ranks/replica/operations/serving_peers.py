@@ -1,8 +1,8 @@
 """Serving: host pages that other groups may read, pinned on every rank until the lease expires.
 
-The answer is a level: how much of the prefix can be read, by verdicts. Full attention is served as it
-arrives in host memory; the other values that a match needs at the end follow once all whole pages are
-there. One request may be served up to several ends.
+Each call of `serve` returns how much of the prefix can be read by now, according to verdicts. Full
+attention can be read once it is in host memory. The windows and states that a match needs at the end
+follow once all whole pages are there. One request may be served up to several ends.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""The largest share of a host pool that may be pinned when more pages are served."""
+"""Largest share of a host pool that may be pinned after serving more pages."""
 
 
 class ServingPeers:
@@ -45,7 +45,7 @@ class ServingPeers:
         self._backing_up = backing_up
         self._persisting = persisting
         self.served: dict[str, Serving] = {}
-        """The serving operation of each served request."""
+        """By request name: the operation that serves its pages."""
         self._deadlines: AgreedDeadlines[Serving] = AgreedDeadlines()
 
     def serve(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
@@ -68,7 +68,7 @@ class ServingPeers:
         there = [e for e in wanted if all_of_it or (not e.component and e.node.end <= end)]
         operation = self.served.get(request.id)
         if operation is not None and not _leads_on(operation.last, node):
-            # The request started again with other tokens; only one path per request is pinned.
+            # The request has started again with other tokens, and only one path per request is pinned.
             self.stop(request)
             operation = None
         if operation is None:
@@ -95,7 +95,7 @@ class ServingPeers:
             self.stop(self._requests.known(operation.request), Outcome.EXPIRED)
 
     def quiet(self, operation: Serving) -> None:
-        """Finish a stopped operation that no reader touches any more."""
+        """Finish a stopped serving operation whose pages no reader touches any more."""
         self._operation_table.finish(operation)
 
     def _last(self, request: Request, tokens: bytes) -> Node | None:
@@ -200,7 +200,7 @@ class ServingPeers:
 
 
 def _leads_on(served: Node | None, node: Node) -> bool:
-    """Return whether the served path and the path to `node` are prefixes of one another."""
+    """Return whether either path, the served one or that to `node`, is a prefix of the other."""
     if served is None or node.parent is None:
         return True
     last, first = (served, node) if served.end > node.end else (node, served)

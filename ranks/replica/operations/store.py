@@ -10,18 +10,19 @@ from .kinds import Operation
 from .remembered import Remembered
 
 RENEWED_S: Final = 60.0
-"""How long, in seconds, the group believes that the store still has a page."""
+"""Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""Inverse of the share of host memory after whose writing a record of stored pages is old.
+"""A record of stored pages is old once 1 / this value of host memory was written since.
 
-A full store has evicted as much. So at most this many stored pages are checked again per page written.
+A full store has evicted as many pages as were written. At most this many stored pages are checked again
+per page written.
 """
 _LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
 
 
 class Store:
-    """Facts about the current store. A node's record of one store does not apply to the next."""
+    """Facts about the current store; records of one store do not apply to the next store."""
 
     def __init__(self, basis: ReplicaParts) -> None:
         self._config = config = basis.config
@@ -29,7 +30,7 @@ class Store:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
-        """One-element sets per component, shared by nodes."""
+        """By component: the set that contains only its index, shared by nodes to save memory."""
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
         """Whether the store is detached while I/O for it is still in flight."""
@@ -42,17 +43,19 @@ class Store:
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
-        """The first operation that can involve the current store, or the last one after a detach."""
+        """Id of the first operation that can involve the current store, or the last one after a detach.
+        """
         times, most = config.timeouts, config.bounds.remembered_misses
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
         """Objects, by pool and key, whose read failed; not requested again for a while."""
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
         """Full-attention keys that some rank's store lacks, as all ranks have reported."""
         self.lately: Remembered[tuple[str, bytes]] = Remembered(RENEWED_S, most)
-        """Objects, by pool and key, written while a backup of lent pages waited for room."""
+        """Objects, by pool and key, written recently, while a backup of lent pages waited for host
+        memory."""
 
     def attach(self, next_operation: int) -> None:
-        """Attach another store. Pages quarantined by earlier stores do not count against it."""
+        """Attach another store; quarantined pages of earlier stores do not count against it."""
         self.attached = self.lacks_older = True
         self.lost = False
         self.number += 1
@@ -63,7 +66,7 @@ class Store:
         self._changed("attached")
 
     def detach(self, reason: str = "") -> None:
-        """Start no new I/O for the store; `reason` is set if the group detaches it by itself."""
+        """Begin a detach: start no new I/O. `reason` is set if no operator requested the detach."""
         self.attached, self.draining, self.lost = False, True, bool(reason)
         self._changed("draining", reason)
 
@@ -73,15 +76,15 @@ class Store:
         self._changed("detached")
 
     def concerns(self, operation: Operation) -> bool:
-        """Return whether an operation involves the current store, or the last one."""
+        """Return whether an operation began under the current store, or the last one if detached."""
         return operation.id >= self._first_operation
 
     def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
-        """Return whether pages of a place may be read from and written to storage.
+        """Return whether pages of a tree may be read from and written to storage.
 
-        With a `source`, whether they may be read from that group. False if a later run of the cache
-        could not find them, or if they precede the last reset: requests in flight may have computed
-        them with other weights than their keys name.
+        With a `source`, returns whether they may be read from that group. Returns False if a later run
+        of the cache could not find the pages. Also returns False for a tree from before the last reset,
+        because requests in flight may have computed its pages with other weights than the keys name.
         """
         there = self.attached or bool(source)
         return there and place.generation == generation and place.outlives
@@ -92,11 +95,11 @@ class Store:
 
     @property
     def time(self) -> StoreTime:
-        """The current time in the life of the store."""
+        """The current store time: pages written to the store so far, and agreed time."""
         return StoreTime(self._written, self._clock.agreed_ms)
 
     def seen_first(self, nodes: Iterable[Node]) -> StoreTime:
-        """Return when the store was first seen to have pages of `nodes`; now if it never was."""
+        """Return the earliest store time at which pages of `nodes` were seen in the store, or now."""
         return min((*filter(None, map(self._seen, nodes)), self.time))
 
     def had(self, node: Node) -> bool:
@@ -106,7 +109,8 @@ class Store:
     def note_written(self, node: Node, component: int, pages: int, at: StoreTime) -> None:
         """Record that the store has a node's pages of a component on every rank.
 
-        `at` is when these pages, or pages before them in the prefix, were used; the earlier counts.
+        `at` is the store time at which these pages, or pages before them in the prefix, were used. If
+        the node has an earlier time already, that one is kept.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)
@@ -114,12 +118,13 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        A read is no use of the path, so the record starts as old.
+        The record counts as old from the start, because reading these pages is no use of the path
+        before them.
         """
         self._note(node, component, _LONG_AGO)
 
     def invalidate_stored(self, node: Node) -> bool:
-        """Invalidate the record that the store has a node's pages if it is old; return whether it was.
+        """If the record that the store has a node's pages is old, invalidate it; return whether it was.
 
         A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
         pages are therefore persisted again at their next use.
@@ -165,7 +170,8 @@ class Store:
     def remember_absence(self, key: bytes) -> None:
         """Remember that not every rank's store has a full-attention page.
 
-        It and the pages after it are not requested for a short while; another group may write them.
+        This page and the pages after it are not requested for a short time only, because another group
+        may write them.
         """
         self.absences.add(key, self._clock.agreed_ms)
         self._journal.record("absent", key.hex()[:16])
@@ -173,7 +179,8 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # An object of another pool may have the same key; a miss forgotten too early costs one query.
+        # The key may be that of another pool's object; forgetting its absence too early costs one
+        # query.
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:
@@ -194,7 +201,7 @@ class Store:
         self.absences.clear()
 
     def forget_old_misses(self) -> None:
-        """Forget misses that have expired."""
+        """Forget misses, absences and recent writes whose time has passed."""
         self.misses.forget_old(self._clock.agreed_ms)
         self.lately.forget_old(self._clock.agreed_ms)
         self.absences.forget_old(self._clock.agreed_ms)

@@ -1,8 +1,8 @@
 """Lookups: the objects that a prefetch queries in storage, and those that it then reads.
 
 Positions are pages from the start of the prefix. Full attention is queried from `last_host_node` on. Of
-other components, a lookup names every object that some length beyond `best_match_node` could need and
-that host memory lacks.
+another component, a lookup names every object that host memory lacks and that a match at any length
+beyond `best_match_node` could need.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,8 @@ class LookupPlanner:
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
-        # Bound the tokens before hashing, which dominates a prefetch that finds nothing.
+        # Bound the tokens before they are hashed, because hashing dominates a prefetch that finds
+        # nothing.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
         request.sought = Sought(anchor.end, keys, failed=request.sought.failed)
         components = prefixes.components
@@ -85,7 +86,7 @@ class LookupPlanner:
         )
 
     def room_for(self, operation: Prefetch, length: int) -> int:
-        """Return the longest length, up to `length`, that host memory has room for."""
+        """Return the longest length, up to `length`, for which host memory has room."""
         allocator = self._prefixes.allocator
         available = [allocator.available(HOST, each.index) for each in self._prefixes.components]
         room = operation.anchor.end - operation.floor + available[0]
@@ -100,12 +101,13 @@ class LookupPlanner:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
             if short <= 0:
                 break
-            # A page less needs at most one object less, so no length in between fits.
+            # A length that is one page shorter needs at most one object less, so no length in between
+            # fits.
             fits = max(0, fits - short)
         return fits
 
     def positions(self, operation: Prefetch, length: int) -> list[Sequence[int]]:
-        """Return, by component, the positions to read for a length."""
+        """Return, by component, the page positions to read for `length` pages beyond the floor."""
         end = operation.floor + length
         wanted: list[Sequence[int]] = []
         for component, need in zip(operation.components, operation.needs, strict=True):
@@ -123,9 +125,9 @@ class LookupPlanner:
         *,
         heeds: bool,
     ) -> Need:
-        """Return the objects that a component needs for any length beyond `floor`.
+        """Return the objects that a component needs for a match at any length beyond `floor`.
 
-        With `heeds`, objects remembered as unreadable are left out.
+        With `heeds`, objects remembered as unreadable get an empty key, so that they are not queried.
         """
         first = component.needed_from(floor + 1)
         held: set[int] = set()
@@ -137,7 +139,7 @@ class LookupPlanner:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        # If the need begins after the path, skip the continuing keys before its start.
+        # If the component's need begins beyond the cached path, skip the keys before that position.
         asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:
@@ -146,7 +148,10 @@ class LookupPlanner:
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
-    """Return a function that counts the objects that an end (up to `last`) needs and the host lacks."""
+    """Return a function that counts the objects that a match needs and the host lacks.
+
+    The function's argument is the position at which the match ends, at most `last`.
+    """
     first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]
 

@@ -8,9 +8,10 @@
     TRANSFER    ends when all objects have landed, no more can land, or the deadline passes. Pages
                 landed on every rank are inserted into the tree; the rest waits in QUIESCE
 
-Full attention can be restored up to any length, so one vote is enough. Its pages are inserted under the
-anchor up to the first gap, and a later prefetch continues from there. Other components are inserted
-only if all objects have landed; their validators decide whether a match may end there.
+With full attention alone, one vote is enough, because it can be restored up to any length. Its pages
+are inserted under the anchor up to the first gap, and a later prefetch continues from there. Windows
+and states are inserted only if all objects have landed; their validators decide whether a match may end
+there.
 """
 
 from collections import deque
@@ -37,7 +38,7 @@ _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
-"""The number of lengths that ranks vote on for one prefetch; after that it is a miss."""
+"""Number of votes on a prefetch's length, without agreement, after which the prefetch is a miss."""
 
 
 class Prefetching:
@@ -62,7 +63,7 @@ class Prefetching:
         self._lookups = LookupPlanner(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.budget_used = 0
-        """Host pages that prefetches count against the bound on prefetching."""
+        """Number of host pages by which all prefetches count against the prefetch budget."""
 
     @property
     def active(self) -> list[Prefetch]:
@@ -90,7 +91,8 @@ class Prefetching:
         root = prefixes.tree.roots.get(request.place)
         nodes = [] if root is None else prefixes.walk_to(root, tokens)
         if nodes:
-            # Mark the path as used, so that pages prefetched for others are evicted before it.
+            # Mark the cached path as used, so that pages prefetched for other requests are evicted
+            # before it.
             self._clock.tick()
             prefixes.use(nodes[-1])
         keeps = self._store.keeps(request.place, self._requests.generation, source)
@@ -104,7 +106,8 @@ class Prefetching:
         where = source, operation.anchor.end, operation.floor, operation.end
         self._operation_table.begin(operation, request.id, *where)
         request.prefetch, request.refused = operation.id, False
-        # Prefetched pages go under this root, so keep it even if the request leaves.
+        # Prefetched pages go under this root, so keep the root even if the request is released
+        # meanwhile.
         self._prefixes.join(request.place)
         self.waiting.append(operation)
         self.begin_waiting()
@@ -130,7 +133,7 @@ class Prefetching:
     def expire_waiting(self) -> None:
         """End prefetches that have waited longer than the stop policy's cap.
 
-        Each prefetch before them has a deadline, but the sum grows with a slow store.
+        Each prefetch in front has a deadline, but with a slow store the deadlines add up.
         """
         now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
         while self.waiting:
@@ -170,7 +173,7 @@ class Prefetching:
     def arrived(self, verdict: PrefetchArrived) -> None:
         """Apply the progress of all ranks' reads.
 
-        Complete means every object of every pool, on every rank (incident C).
+        A prefetch is complete when every object of every pool has landed on every rank (incident C).
         """
         operation = self.has_slot(verdict.operation)
         if operation is None or operation.phase is not _TRANSFER:
@@ -215,7 +218,7 @@ class Prefetching:
         self.begin_waiting()
 
     def quarantined(self, operation: Prefetch) -> None:
-        """Stop counting the pages against the prefetch budget: quarantine has a separate bound."""
+        """Stop counting a prefetch against the prefetch budget: quarantine has a separate bound."""
         self._set_budget(operation, 0)
 
     def abandon(self) -> None:
@@ -235,7 +238,7 @@ class Prefetching:
             self._end_query(operation, Outcome.ABORTED, MissReason.ABANDONED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
-        """Vote again on lengths up to `bound`, because the ranks share no longer one."""
+        """Let the ranks vote on lengths up to `bound`, because they cannot all restore more."""
         operation.votes += 1
         if operation.votes >= VOTES_MAX:
             self._end_query(operation, Outcome.MISS, MissReason.ONE_RANK_LACKS_IT)
@@ -245,7 +248,7 @@ class Prefetching:
     def _transfer(self, operation: Prefetch, agreed: int, why: MissReason) -> None:
         """Allocate host pages for the agreed length, or as much as fits, and start to read.
 
-        `why` is the reason reported if that is less than the request asked for.
+        `why` is the reason to report if the agreed length is shorter than requested.
         """
         length = min(agreed, operation.end - operation.floor)
         fits = self._lookups.room_for(operation, length)
@@ -276,7 +279,7 @@ class Prefetching:
         self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s, operation.source))
 
     def _settle(self, operation: Prefetch, why: MissReason | None) -> None:
-        """Insert pages that landed on every rank; the others wait until I/O has ended.
+        """Insert pages that landed on every rank; free the others once no rank's I/O touches them.
 
         `why` is the reason if not all pages have landed, else None.
         """
@@ -300,7 +303,7 @@ class Prefetching:
     def _give_landed(self, operation: Prefetch) -> int:
         """Insert the landed pages; return the position that a match can now reach.
 
-        The operation keeps exactly the other pages.
+        The operation continues to own the pages that were not inserted.
         """
         anchor = operation.anchor
         landed, wanted = operation.landed, operation.wanted
@@ -335,7 +338,7 @@ class Prefetching:
     def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
         """Insert full-attention pages below `anchor`; return the node at which they end.
 
-        The path is used before the new node is added, so that the new node is evicted last.
+        The path is marked as used before the new node is added, so that the new node is evicted last.
         """
         prefixes, allocator = self._prefixes, self._prefixes.allocator
         step = prefixes.tree.page_bytes
@@ -356,7 +359,7 @@ class Prefetching:
     def _fill(
         self, operation: Prefetch, component: Component, last: Node, pages: dict[int, int]
     ) -> None:
-        """Attach a component's pages, given by position, to the nodes that lack them."""
+        """Attach a component's pages, keyed by position, to the nodes that lack them."""
         if not pages:
             return
         if component.per_page:
@@ -381,7 +384,7 @@ class Prefetching:
             allocator.pools[HOST][index].give_back(pages)
 
     def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
-        """Record that the store has a node's pages of a component, unless they came from a group."""
+        """Record that the store has a node's pages, unless they were read from another group."""
         if not operation.source:
             self._store.note_read(node, index)
 
@@ -424,7 +427,7 @@ class Prefetching:
         self.begin_waiting()
 
     def _step_down(self, operation: Prefetch) -> None:
-        """Detach an ended or stopped prefetch from its request and its place."""
+        """Detach an ended or stopped prefetch from its request, and stop keeping its tree's root."""
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:
@@ -446,7 +449,7 @@ class Prefetching:
             request.sought = request.sought._replace(no_room=True)
 
     def _note_first_lacking(self, operation: Prefetch, verdict: PrefetchFound) -> None:
-        """Record the first page that not every rank's store has, if the answers show it."""
+        """Record the first page that not every rank's store has, if the lookup results show it."""
         page = (verdict.pages or 0) + operation.floor - operation.anchor.end
         if not 0 <= page < len(operation.keys):
             return

@@ -23,36 +23,37 @@ class Undone(StrEnum):
 
 
 class Awaited(NamedTuple):
-    """An incomplete backup of pages that a request lends."""
+    """An incomplete backup of device pages that a request lends."""
 
     cause: Undone
     pages: int
     ended: int
-    """How many operations had ended at the last try."""
+    """Number of operations that had ended, in all, when the backup was last tried."""
     store_paused: bool
-    """Whether the last try had to wait for the store."""
+    """Whether the last try had to wait for room in the store's write queue or the end of a backoff."""
 
 
 class Backlog:
     """The last nodes of paths with unwritten pages, in retry order.
 
     An entry covers the whole path to its node, and moves to the parent when the node leaves the tree.
-    It counts one in `Node.ends`, so the node is not merged into its child.
+    The entry is counted in `Node.ends`, so that the node is not merged into its child.
     """
 
     def __init__(self, changed: dict[Node, None]) -> None:
-        """`changed` collects nodes that may be merged again after an entry was removed."""
+        """`changed` collects the nodes that may be mergeable after their entry was removed."""
         self._changed = changed
         self._entries: dict[Node, tuple[Undone, int]] = {}
         self.pages: Counter[Undone] = Counter()
         """How many pages the current entries count as unwritten, by cause."""
         self.lost: Counter[Undone] = Counter()
-        """Pages evicted before they were written, by cause."""
+        """Number of pages evicted before they were written, by cause."""
         self.awaited: dict[str, Awaited] = {}
-        """Incomplete backups of lent pages, by request; the engine lends the pages again."""
+        """Incomplete backups of lent pages, by request; each continues when the engine lends the pages
+        again."""
 
     def __contains__(self, node: Node) -> bool:
-        """Return whether a node has an entry."""
+        """Return whether a node has an entry in the backlog."""
         return node in self._entries
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class Backlog:
         return len(self._entries)
 
     def add(self, node: Node, cause: Undone, pages: int) -> None:
-        """Append the path to a node to the backlog, with its number of unwritten pages."""
+        """Append the path to a node to the backlog, with the path's number of unwritten pages."""
         parent = node.parent
         if parent is None:
             return
@@ -96,7 +97,7 @@ class Backlog:
         """Move the entry of a node that has left the tree to its parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
-            # Pages that the store has are missing only in host memory, so they are not lost.
+            # Pages that the store has are not lost: they are missing only in host memory.
             gone = 0 if 0 in node.persisted else min(pages, node.width)
             self.lost[cause] += gone
             self.add(parent, cause, pages - gone)

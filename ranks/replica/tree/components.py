@@ -22,7 +22,7 @@ class Component:
 
     name: ClassVar[str]
     per_page: ClassVar[bool] = True
-    """Whether a value has one page per page of tokens, instead of one for the node's end."""
+    """Whether a value has one page per page of tokens; otherwise it is one slot for the node's end."""
     held_by_requests: ClassVar[bool] = True
     """Whether a request uses the tree's device pages while it computes."""
 
@@ -32,7 +32,7 @@ class Component:
         self.pool = pool
         """The name of the component's pool on either tier."""
         self.span = span
-        """How many positions before its end a match needs; None means all."""
+        """How many pages before its end a match needs; None means all of them."""
 
     def needed_from(self, end: int) -> int:
         """Return the first position that a match ending at `end` needs."""
@@ -43,7 +43,7 @@ class Component:
         return width if self.per_page else 1
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Divide a node's value when its run is split after `pages` pages.
+        """Divide a node's value when the node is split after `pages` pages.
 
         Pages stay with their tokens; a state stays with the lower half, whose end it describes.
         """
@@ -53,8 +53,8 @@ class Component:
 class FullAttentionComponent(Component):
     """Full attention, the component of every model: attention reads every token from the start.
 
-    Its pages are evicted from the leaves up, together with other components on that tier, which need
-    them.
+    Its pages are evicted from the leaves up. A node's other components on that tier are evicted with
+    them, because they need full attention.
     """
 
     name = "full_attention"
@@ -66,9 +66,9 @@ class FullAttentionComponent(Component):
 class SlidingWindowComponent(Component):
     """The component of layers that attend only to the last tokens.
 
-    A match needs the whole window before its end and nothing earlier. A new window must start after an
-    evicted value. Values outside every request's window may be evicted in any order, those nearest to
-    the root first.
+    A match needs the whole window before its end and nothing earlier. After a position whose value was
+    evicted, a match is possible only once a whole window follows. Values that no request holds may be
+    evicted from any node; nodes near the root are evicted first.
     """
 
     name = "sliding_window"
@@ -78,8 +78,8 @@ class RecurrentComponent(Component):
     """The component of layers with a recurrent state: one slot represents a whole prefix.
 
     States exist only at checkpoints, and a match needs the state exactly at its end. A request computes
-    in a working slot. Checkpoints are copied to it and from it, so the tree's slots are never
-    overwritten.
+    in a working slot. Checkpoint states are copied to and from the working slot, so the tree's slots
+    are never overwritten.
     """
 
     name = "recurrent"
@@ -95,26 +95,29 @@ class RecurrentComponent(Component):
 class Needs:
     """The needs of a model's components for a match, precomputed as bits of `Node.there`.
 
-    Ancestors have full attention wherever a descendant has it, so its bit at the end covers the whole
-    path.
+    If a node has full attention, all its ancestors have it. Therefore its bit at the end of a path
+    covers the whole path.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
         self.components = len(components)
         self.every = sum(1 << each.index for each in components)
-        """The bits, on the device, of a node at which a match may end."""
+        """The bits of `Node.there`, for the device, that a node must have so that a match may end
+        there."""
         self.host = 1 << self.components
-        """The bit of full attention on the host."""
+        """The bit of `Node.there` for full attention on the host."""
         self.windows = tuple(
             (1 << each.index, each.span)
             for each in components
             if each.per_page and each.span is not None
         )
-        """For components that need only part of the path: their device bit and span in pages."""
+        """For each component that needs only part of the path: its device bit of `Node.there`, its span
+        in pages."""
         self.is_plain = len(components) == 1
         """Whether a match may end wherever full attention is present."""
         self.within_nodes = all(each.per_page for each in components)
-        """Whether a match may end inside a node; false with recurrent state, which is at node ends."""
+        """Whether a match may end inside a node; false with recurrent state, which exists only at node
+        ends."""
 
 
 _KINDS: dict[str, Callable[[int, str, int], Component]] = {

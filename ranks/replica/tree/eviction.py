@@ -1,9 +1,9 @@
 """The eviction queue of one component on one tier.
 
 Nodes are ordered by the policy's grade and, within a grade, by last use in the logical clock. Nearly
-every node enters with the newest stamp, so each grade has a line (ordered dict) with O(1) entry and
-use. Nodes with an older stamp, such as a node that became a leaf long after its last use, wait in a
-heap. The cost of an eviction does not grow with the tree.
+every node enters as the most recently used one. Each grade therefore has a line (ordered dict), in
+which entry and use cost O(1). A node with an older last use, such as a node that became a leaf long
+after it was used, waits in a heap. The cost of an eviction does not grow with the tree.
 """
 
 import heapq
@@ -25,52 +25,53 @@ class _Line(Generic[NodeT]):
     def __init__(self, grade: int) -> None:
         self.grade = grade
         self.newest = 0
-        """The stamp of the last node that entered; kept after that node has left."""
+        """Last use (logical time) of the node that entered last; kept after that node has left."""
         self.nodes: OrderedDict[NodeT, int] = OrderedDict()
-        """The nodes with their order of entry, which breaks ties between equal stamps."""
+        """The nodes with their order of entry, which breaks ties between equal last uses."""
 
     def __lt__(self, other: "_Line[NodeT]") -> bool:
         return self.grade < other.grade
 
 
 _Late: TypeAlias = tuple[int, int, int, NodeT]
-"""A heap entry of a node that entered late: grade, stamp, order of entry, node."""
+"""A heap entry of a node that entered with an old last use: grade, last use, order of entry, node."""
 
 STALE_SPARE = 64
-"""Stale entries that the heap may hold, in addition to one for every four valid ones."""
+"""Number of stale heap entries allowed in addition to one for every four valid entries."""
 
 
 class EvictionQueue(Generic[NodeT]):
     """The nodes that may be evicted, in exact order of grade and last use.
 
-    Callers that change `last_access`, `hits` or `priority` of a node must call `used`. Of equal nodes,
-    the one entered or used first is evicted first.
+    Callers that change `last_access`, `hits` or `priority` of a node must call `used`. Of nodes with
+    equal grade and last use, the one that entered or was used first is evicted first.
     """
 
     def __init__(self, policy: EvictionPolicy, evictable: Callable[[NodeT], bool]) -> None:
         self._grade = policy.grade
         self._evictable = evictable
         self._entered: dict[NodeT, _Line[NodeT] | _Late[NodeT]] = {}
-        """Where each node is: its line, or its own entry in the heap."""
+        """By node: the line that contains it, or its entry in the heap."""
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
         self._late: list[_Late[NodeT]] = []
-        """The late nodes, as a heap. An entry is stale unless `_entered` refers to it."""
+        """Heap of the nodes that entered with an old last use. An entry is stale unless `_entered`
+        refers to it."""
         self._late_count = 0
         """The number of heap entries that are not stale."""
         self._entries_made = 0
 
     def __contains__(self, node: NodeT) -> bool:
-        """Return whether the node has an entry, evictable or not."""
+        """Return whether the node is in the queue, even if it cannot be evicted now."""
         return node in self._entered
 
     def try_enter(self, node: NodeT) -> None:
-        """Enter `node` if it can be evicted and has no entry yet."""
+        """Add `node` to the queue if it can be evicted and is not in the queue yet."""
         if node not in self._entered and self._evictable(node):
             self.enter(node)
 
     def enter(self, node: NodeT) -> None:
-        """Enter a node that can be evicted and has no entry yet."""
+        """Add a node that can be evicted and is not in the queue yet."""
         grade, stamp = self._grade(node), node.last_access
         line = self._line_of.get(grade)
         if line is None:
@@ -88,7 +89,7 @@ class EvictionQueue(Generic[NodeT]):
             self._entered[node] = late
 
     def used(self, node: NodeT) -> None:
-        """Move a node whose stamp, hits or priority have changed, if it has an entry."""
+        """Move a node to its new position after its last use, hits or priority changed, if queued."""
         entry = self._entered.get(node)
         if entry is None:
             return
@@ -104,7 +105,7 @@ class EvictionQueue(Generic[NodeT]):
         self.enter(node)
 
     def discard(self, node: NodeT) -> None:
-        """Drop the entry of a node whose pages have left the tier, if it has one."""
+        """Remove a node whose pages have left the tier from the queue, if it is there."""
         entry = self._entered.get(node)
         if entry is None:
             return
@@ -117,11 +118,11 @@ class EvictionQueue(Generic[NodeT]):
     def next_victim(self) -> NodeT | None:
         """Remove and return the first node that can be evicted, or None if there is none.
 
-        Drops unevictable entries before it.
+        Also removes the nodes in front of it that cannot be evicted now.
         """
         evictable, entered = self._evictable, self._entered
         while not self._late and self._lines and self._lines[0].nodes:
-            # The usual case: with no late nodes, the head of the first line is the next victim.
+            # The usual case: if the heap is empty, the head of the first line is the next victim.
             node, _ = self._lines[0].nodes.popitem(last=False)
             del entered[node]
             if evictable(node):
@@ -132,7 +133,7 @@ class EvictionQueue(Generic[NodeT]):
         return None
 
     def entries(self) -> list[NodeT]:
-        """Return the nodes that have an entry, in an order that is equal on every rank."""
+        """Return the nodes in the queue, in an order that is equal on every rank."""
         return list(self._entered)
 
     def _leave(self, node: NodeT, entry: _Line[NodeT] | _Late[NodeT]) -> None:
@@ -144,7 +145,7 @@ class EvictionQueue(Generic[NodeT]):
         if len(self._late) > self._late_count * 5 // 4 + STALE_SPARE:
             self._late = [each for each in self._late if self._entered.get(each[3]) is each]
             heapq.heapify(self._late)
-        # Late nodes mostly leave from the front of the heap, so drop stale entries there at once.
+        # Nodes mostly leave the heap from its front, so drop stale entries there at once.
         self._drop_stale()
 
     def _drop_stale(self) -> None:

@@ -4,9 +4,9 @@ A namespace with a limit has additional eviction queues. Pages beyond its quota 
 time, rule R14) are evicted as soon as nothing holds them, least recently used first, under any eviction
 policy.
 
-A node that must be saved before eviction is *leaving*: the copy holds it on its tier, and its pages
-count as gone, so that nothing else is evicted instead. It stays leaving until nothing holds it, or
-until it is used or pinned.
+Under write-back, a node may have to be saved (backed up) before it is evicted. Until then the node is
+*leaving*: the copy holds it on its tier, and its pages count as evicted, so that nothing else is
+evicted instead. A node is leaving until nothing holds it, or until it is used or pinned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,17 +40,17 @@ class _Limited:
         return self.surplus(tier) > 0
 
     def surplus(self, tier: int) -> int:
-        """Return the pages above the quota on a tier, leaving pages excluded."""
+        """Return the pages above the quota on a tier, without pages being saved before eviction."""
         quota = self.quotas[tier]
         return 0 if quota is None else self.pages[tier] - self._leaving_pages[tier] - quota
 
     def leave(self, node: Node, tier: int) -> None:
-        """Count a node as leaving (being saved before eviction)."""
+        """Count a node as leaving: it is being saved before its eviction."""
         self.leaving[tier].add(node)
         self._leaving_pages[tier] += node.width
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as leaving; return whether it was."""
+        """Stop counting a node as being saved for eviction; return whether it was counted."""
         if node not in self.leaving[tier]:
             return False
         self.leaving[tier].remove(node)
@@ -59,9 +59,9 @@ class _Limited:
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
-    """Yield the nodes unused for longer than `ttl_ms`; the caller evicts each before the next."""
+    """Yield the nodes unused for over `ttl_ms`; the caller evicts each before it takes the next."""
     while (node := queue.next_victim()) is not None:
-        # A node last used before any time was agreed on starts to age now.
+        # A node that was last used before the ranks agreed on a time starts to age now.
         node.used_ms = node.used_ms or now_ms
         if now_ms - node.used_ms <= ttl_ms:
             queue.try_enter(node)
@@ -87,8 +87,8 @@ class Limits:
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
         """Return a copy with one namespace's limit replaced, or removed if `limit` bounds nothing.
 
-        Recounts `nodes`, which are all nodes of the tree. Leaving nodes stay leaving if their namespace
-        still has a limit.
+        Recounts `nodes`, which are all nodes of the tree. A node that is being saved before eviction
+        remains marked so if its namespace still has a limit.
         """
         limits = {**self._limits, limit.namespace: limit}
         if not limit.limits_anything:
@@ -121,7 +121,7 @@ class Limits:
         return set(self._known)
 
     def leaving(self, tier: int) -> list[Node]:
-        """Return the nodes being saved so that they can leave a tier, in no particular order."""
+        """Return the nodes on a tier that are being saved before eviction, in no particular order."""
         return [node for limited in self._known.values() for node in limited.leaving[tier]]
 
     def count(self, node: Node, tier: int, pages: int) -> None:
@@ -144,12 +144,12 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # If a leaving node was split before its backup began, this part may have no copy: evict it
-            # again.
+            # If a node that is being saved before eviction was split before its backup began, this part
+            # may have no copy: evict it again.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
-        """Update the queues after a use of a node; return whether the node was leaving."""
+        """Update the queues after a node's use; return whether it was being saved for eviction."""
         limited = self._of(node)
         if limited is None:
             return False
@@ -160,18 +160,18 @@ class Limits:
         return was_leaving
 
     def leave(self, node: Node, tier: int) -> None:
-        """Count a node as leaving: it is about to be saved because of its namespace's quota."""
+        """Count a node as leaving: it is being saved for eviction because of the namespace's quota."""
         limited = self._of(node)
         assert limited is not None
         limited.leave(node, tier)
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as leaving a tier; return whether it was."""
+        """Stop counting a node as being saved for eviction from a tier; return whether it was."""
         limited = self._of(node)
         return limited is not None and self._stay(limited, node, tier)
 
     def was_split(self, upper: Node) -> None:
-        """Mark the upper half of a split node as leaving if the lower half is."""
+        """Mark the upper half of a split node as being saved for eviction if the lower half is."""
         limited = self._of(upper)
         (lower,) = upper.children.values()
         for leaving in () if limited is None else limited.leaving:
@@ -179,14 +179,14 @@ class Limits:
                 leaving.add(upper)
 
     def divide(self, upper: Node, lower: Node) -> bool:
-        """Return whether only one of two nodes is leaving."""
+        """Return whether exactly one of two nodes is being saved for eviction."""
         limited = self._of(upper)
         return limited is not None and any(
             (upper in leaving) is not (lower in leaving) for leaving in limited.leaving
         )
 
     def discard(self, upper: Node, tier: int) -> None:
-        """Drop a node that is being merged with its only child, which then counts for both."""
+        """Remove a node that is being merged into its only child; the child then counts for both."""
         limited = self._of(upper)
         if limited is not None:
             limited.queues[tier].discard(upper)
@@ -195,7 +195,7 @@ class Limits:
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
         """Remove and return an evictable node of a namespace that exceeds its quota, or None.
 
-        Also returns by how many pages the namespace exceeds the quota.
+        The node comes with the number of pages by which the namespace exceeds the quota.
         """
         for name in list(self._over[tier]):
             limited = self._known.get(name)
@@ -204,15 +204,15 @@ class Limits:
                 victim = limited.queues[tier].next_victim()
             if limited is not None and victim is not None:
                 return victim, limited.surplus(tier)
-            # A namespace is checked again when its pages are added or released.
+            # Skip this namespace until pages of it are added or released.
             del self._over[tier][name]
         return None
 
     def expired(self, tier: int, now_ms: int) -> Iterator[Node]:
         """Yield the nodes whose time to live on a tier is over; the caller evicts each before the next.
 
-        Every namespace is checked, so this runs at most once in a sixteenth of the shortest time to
-        live, which is how late a node may be evicted.
+        The check visits every namespace, so it runs at most once per sixteenth of the shortest time to
+        live. A node may be evicted late by that much.
         """
         if not self._ttl_ms or now_ms < self._look_ms[tier]:
             return

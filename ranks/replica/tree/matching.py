@@ -17,11 +17,11 @@ class Match(NamedTuple):
     """How much of a token run is cached. Lengths are in tokens, always whole pages."""
 
     device_tokens: int
-    """The prefix usable on the device as it is; 0 if the engine owns the device pages."""
+    """Length of the prefix usable on the device as it is; 0 if the engine owns the device pages."""
     host_tokens: int
-    """The prefix that can be restored from device and host memory, up to `best_match_node`."""
+    """Length of the prefix restorable from device and host memory: the end of `best_match_node`."""
     last_host_tokens: int = 0
-    """The prefix whose full attention is in host memory, up to `last_host_node`."""
+    """Length of the prefix whose full attention is in host memory: the end of `last_host_node`."""
 
 
 def reach(
@@ -29,8 +29,8 @@ def reach(
 ) -> tuple[int, int, int]:
     """Return three lengths of a path in pages: usable on the device, restorable, on the host.
 
-    The third is that of full attention in host memory. Of `partial`, which continues `nodes`, only the
-    first `pages` pages count. Incident B: a match ends where every component accepts it, not at the
+    The third length counts only full attention. `partial` is a node after `nodes` of which only the
+    first `pages` pages match. Incident B: a match ends where every component accepts it, not at the
     deepest node.
     """
     path = nodes
@@ -45,7 +45,7 @@ def reach(
     if needs.is_plain and last.there & needs.every:
         return end, end, _last_host(needs.host, path, end) if path[0].there & needs.host else 0
     device = _deepest(needs, path, pages, partial is not None, 0)
-    # If the device alone covers the path to its end, both tiers together cannot cover more.
+    # If the device alone covers the path to its end, host memory cannot add anything.
     best = device
     if device != end:
         best = _deepest(needs, path, pages, partial is not None, needs.components)
@@ -53,7 +53,7 @@ def reach(
 
 
 def _last_host(bit: int, path: list[Node], end: int) -> int:
-    """Return where full attention on the host ends. A node has it there if one of its children has."""
+    """Return the position up to which a path has full attention on the host."""
     if path[-1].there & bit:
         return end
     if path[0].there & bit:
@@ -64,8 +64,8 @@ def _last_host(bit: int, path: list[Node], end: int) -> int:
 def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, shift: int) -> int:
     """Return the deepest position at which a match may end.
 
-    Of the last node only `last_pages` count. If `shift` is the number of components, values on the host
-    count, too.
+    Of the path's last node only the first `last_pages` pages match. If `shift` is the number of
+    components, values on the host count as well as values on the device; if it is 0, they do not.
     """
     every, windows = needs.every, needs.windows
     skipped = is_partial and not needs.within_nodes
@@ -105,7 +105,7 @@ def match(prefixes: Prefixes, place: TreeIdentity, tokens: bytes | memoryview) -
 _NO_MATCH = Match(0, 0, 0)
 
 Missing = tuple[Node, int]
-"""A node, and the index of a component that has no value there on some tier."""
+"""A value that a tier lacks: the node, and the index of the component."""
 
 
 def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Missing]:
@@ -121,7 +121,7 @@ def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Miss
             if each.values[tier][index] is None:
                 lacks.append((each, index))
             elif not index:
-                # A node with full attention on a tier has it on all ancestors.
+                # If a node has full attention on a tier, so have all its ancestors.
                 break
         missing += reversed(lacks)
     return missing

@@ -8,7 +8,7 @@ from ..core.pages import PageRun
 from .components import Component
 
 DEVICE, HOST = 0, 1
-"""Indices of the tiers in the tree."""
+"""Indices of the tiers in the value lists of a node."""
 
 NO_PERSIST_PREFIX = "\0"
 """Prefix of namespaces whose pages never go to storage, because no later run can use them."""
@@ -22,7 +22,8 @@ class TreeIdentity(NamedTuple):
     generation: int = 0
     """The number of cache resets before the tree was created."""
     weights_version: str | None = None
-    """The weights version that this reset named; None if it named none or before the first reset."""
+    """The weights version named by the last reset before the tree was created; None if there was none.
+    """
 
     @property
     def outlives(self) -> bool:
@@ -33,7 +34,7 @@ class TreeIdentity(NamedTuple):
 
 
 class StoreTime(NamedTuple):
-    """A point in the life of a store, as the group sees it."""
+    """A point in the life of a store: pages written to it so far, and agreed time."""
 
     written: int
     """Pages that the group had written to the store by this point."""
@@ -46,7 +47,7 @@ class OperationMark(Protocol):
     id: int
 
     def was_split(self, lower: "Node", upper: "Node") -> None:
-        """Handle a split: the first pages of `lower`, which has this mark, now belong to `upper`."""
+        """Update the operation after a split of `lower`: its first pages are now those of `upper`."""
         ...
 
     def is_to_fill(self, node: "Node", tier: int, component: int) -> bool:
@@ -59,7 +60,7 @@ UNMARKED: frozenset[OperationMark] = frozenset()
 
 @cache
 def not_held(components: int) -> tuple[list[int], list[int]]:
-    """Return zero counts, shared by all nodes without locks or pins, which are nearly all nodes."""
+    """Return zero refcounts, shared by all nodes without locks or pins to save memory."""
     return [0] * components, [0] * components
 
 
@@ -111,35 +112,36 @@ class Node:
         self.tokens: bytes | bytearray = tokens
         """The tokens of the run as bytes; a `bytearray` once the node has been merged."""
         self.first = b""
-        """The tokens of the first page, the key in the parent's children."""
+        """The tokens of the node's first page, as bytes: its key in the parent's `children`."""
         self.width = width
         self.start: int = 0 if parent is None else parent.end
         self.end: int = self.start + width
-        """The position after the last page. Constant: a split keeps this node as the lower half."""
+        """The position after the node's last page. Constant, because a split keeps this node as the
+        lower half."""
         self.children = CHILDLESS
         self.values: tuple[list[PageRun | None], list[PageRun | None]] = (
             [None] * components,
             [None] * components,
         )
-        """By tier and component: the pages, or None (a tombstone)."""
+        """By tier and component: the node's pages, or None (a tombstone)."""
         self.held = not_held(components)
-        """By tier and component: device locks and host pins, as `ref_counts.Holds` counts them."""
+        """By tier and component: the node's refcount of device locks or host pins; see `RefCounts`."""
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
         self.begins = 0
-        """How many locks and pins have this as their topmost node, those of full attention excluded."""
+        """Number of locks and pins that begin at this node, without those of full attention."""
         self.ends = 0
-        """How many locks, pins and other references have this as their last node."""
+        """Number of locks, pins, backlog entries and other references that end at this node."""
         self.there = 0
-        """Bitmap of the values present: bit `tier * components + component` for each."""
+        """Bitmap of the values that the node has: bit `tier * components + component` for each."""
         self.occupied_children = [0, 0]
-        """By tier: how many children have full-attention pages there."""
+        """By tier: the number of children that have full-attention pages there."""
         self.last_access = 0
         """The time of the last use, in the replica's logical clock."""
         self.hits = 0
         """How many requests have found the node cached."""
         self.is_match_end = False
-        """Whether matches may end here for models with other components than full attention.
+        """Whether matches may end at this node in a model with windows or recurrent states.
 
         True if a prompt or turn ended here, or prompts diverge here.
         """
@@ -147,23 +149,25 @@ class Node:
         """The highest priority of the requests that used the node."""
         self.keys: list[bytes] | None = None
         self.saved_at = -1
-        """The last use at the time of the backup for eviction from the device (write-back)."""
+        """Value of `last_access` when the node was last backed up for eviction (write-back); -1 if
+        never."""
         self.persisted: frozenset[int] = frozenset()
         """The components whose pages store number `store` is known to have on every rank."""
         self.place: TreeIdentity = parent.place if parent is not None else TreeIdentity("")
         """The tree that the node is in."""
         self.used_ms = 0
-        """The agreed time of the last use, in ms; 0 if no time had been agreed on."""
+        """Agreed time of the last use, in ms; 0 if the ranks had not agreed on a time yet."""
         self.store = 0
         """The number of the store that `persisted` refers to."""
         self.stored_at: StoreTime | None = None
-        """When store number `store` was seen to have the pages, or those before them; None if never."""
+        """Earliest time at which store number `store` was seen to have the pages, or pages before them,
+        or None."""
         self.marks = UNMARKED
         """Operations in flight that read or fill pages of this node."""
 
     @property
     def history(self) -> tuple[object, ...]:
-        """The node's uses, backups and writes, which decide its eviction and copies."""
+        """Last use, backup and store of the node; two nodes are merged only if theirs are equal."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property

@@ -5,8 +5,9 @@ unless locked or pinned. Full attention is evicted from the leaves up, with the 
 on that tier. Other components are evicted at any node and leave a tombstone. Ancestors made useless by
 a tombstone are evicted with it (the cascade), up to the first held node.
 
-The eviction policy decides the order when others need pages; pages beyond a namespace's limits are
-evicted without such need. Under write-back, pages are saved before they leave the device.
+The eviction policy decides the order when an allocation needs pages. Pages beyond a namespace's limits
+are evicted even if no allocation needs them. Under write-back, pages are saved before they leave the
+device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,9 +67,11 @@ class PageAllocator:
         self._emptied = emptied
         self._split = split
         self.saves: Callable[[Node, int], bool] | None = None
-        """Under write-back: called before a node's pages of a component leave the device.
+        """Under write-back: a callback that is called before a node's pages of a component leave the
+        device.
 
-        Starts a backup if needed, and returns whether the pages must stay for it.
+        It starts a backup if needed, and returns whether the pages must stay on the device for the
+        backup.
         """
         self.pools = tuple(
             tuple(
@@ -86,7 +89,7 @@ class PageAllocator:
             Backlog(self.changed),
             Backlog(self.changed),
         )
-        """Paths that wait for room in host memory, and paths that wait for the store."""
+        """Backlogs of paths that wait for room in host memory, and of paths that wait for the store."""
         policy = find_policy(config.eviction)
         self._grade = policy.grade
         selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
@@ -146,7 +149,7 @@ class PageAllocator:
         queue = self.queues[tier][component]
         if not component:
             parent.occupied_children[tier] += 1
-            # The parent is no longer a leaf of its tier, so later uses do not update its queue entry.
+            # The parent is no longer a leaf of its tier, so remove it from the queue of full attention.
             queue.discard(parent)
             if limited:
                 self.limits.count(node, tier, count)
@@ -166,7 +169,7 @@ class PageAllocator:
     def detach(self, node: Node, tier: int, component: int, leaving: LeavingPages) -> None:
         """Remove a node's pages of a component on a tier, and add them to `leaving`.
 
-        Full-attention pages must be removed last from a tier.
+        A node's full-attention pages must be removed after its other pages on that tier.
         """
         values = node.values[tier]
         pages = values[component]
@@ -191,7 +194,8 @@ class PageAllocator:
     def detach_all(self, node: Node, tier: int, leaving: LeavingPages) -> None:
         """Remove all pages of an unheld node on a tier, and add them to `leaving`.
 
-        A faster `detach` of all components: nearly all evictions take this path.
+        The result is that of `detach` for all components, but faster, because nearly all evictions need
+        it.
         """
         values, owned, queues = node.values[tier], self.tree_pages[tier], self.queues[tier]
         parent, base = node.parent, values[0]
@@ -213,7 +217,7 @@ class PageAllocator:
         self._name(node, tier, leaving)
 
     def has_free(self, tier: int, counts: Sequence[int]) -> bool:
-        """Return whether `take` can allocate without evicting."""
+        """Return whether each pool has enough free pages, so that `take` need not evict."""
         return all(map(PagePool.has, self.pools[tier], counts))
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
@@ -283,7 +287,7 @@ class PageAllocator:
                     self._outbox.events.append(told)
 
     def give_back(self, leaving: LeavingPages, tier: int, component: int = 0) -> None:
-        """Free the pages in `leaving`; record which pool (tier, component) needed pages."""
+        """Free the pages in `leaving`; record for which pool (tier, component) they were evicted."""
         self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
         for pools, runs in zip(self.pools, leaving.runs, strict=True):
             for pool, pages in zip(pools, runs, strict=True):
@@ -293,7 +297,7 @@ class PageAllocator:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Return whether a node and its only child must stay separate.
 
-        Policies may require it, because they evict or back up each node by its uses.
+        Eviction and write policies may require it, because they treat each node by its uses.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -303,7 +307,7 @@ class PageAllocator:
         return self.limits.divide(upper, lower)
 
     def merge(self, upper: Node, lower: Node) -> bool:
-        """Merge `upper` into its only child `lower` if nothing divides them; return whether merged."""
+        """Merge `upper` into its only child `lower` if nothing forbids it; return whether merged."""
         if self.are_divided(upper, lower):
             return False
         for tier in TIERS:
@@ -319,7 +323,7 @@ class PageAllocator:
         return True
 
     def was_split(self, upper: Node) -> None:
-        """Register the upper half of a node that was split."""
+        """Register the upper half of a node that was split, for eviction and for merging."""
         self.changed[upper] = None
         if self.limits.are_set:
             self.limits.was_split(upper)
@@ -331,7 +335,7 @@ class PageAllocator:
     def limit(self, limit: NamespaceLimit) -> None:
         """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # Leaving nodes may have been divided from others only because they were leaving.
+            # A node that was being saved for eviction may now be mergeable with its neighbours.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -343,8 +347,8 @@ class PageAllocator:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # Nodes used alike stay divided for another reason; other nodes may have become
-                # mergeable.
+                # This use may make the two nodes mergeable. If they were used alike before, something
+                # else keeps them separate.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -360,8 +364,8 @@ class PageAllocator:
                 on_host.used(each)
             each, above = above, above.parent
         if self._where_others:
-            # For other components every node is in the queue; the deepest is used last and evicted
-            # last.
+            # For other components every node is in the queue. Use the deepest node last, so that it is
+            # evicted last.
             for each in node.path_down():
                 for tier, component in self._where_others:
                     if each.values[tier][component] is not None:
@@ -370,7 +374,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Stop evictions for namespace limits on the path to `node`, on one tier, for now."""
+        """Let nodes on the path to `node` that a namespace limit is about to evict stay on one tier."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None
@@ -392,9 +396,9 @@ class PageAllocator:
         return lock_handles
 
     def extend(self, lock_handles: Iterable[LockHandle], node: Node) -> list[LockHandle]:
-        """Extend locks or pins down to `node`, below their end.
+        """Extend locks or pins down to `node`, below their end; return the new lock handles.
 
-        Each then begins where a match ending at `node` needs the component.
+        Each lock or pin then begins where a match ending at `node` needs its component.
         """
         extended: list[LockHandle] = []
         for lock_handle in lock_handles:
@@ -440,10 +444,10 @@ class PageAllocator:
             node = parent
 
     def cascade(self, node: Node, leaving: LeavingPages) -> None:
-        """Evict `node` and then its ancestors up to the first one at which a match can still end.
+        """Evict `node` and then its ancestors, up to the first one at which a match can still end.
 
-        Stops at a node that is locked, pinned, marked by an operation, or has children: a parent under
-        a prefetch or backup must not vanish (incident D).
+        Stops at a node that is locked, pinned, marked by an operation, or has children, because a
+        parent under a prefetch or backup must not vanish (incident D).
         """
         while node.parent is not None and not (node.children or node.hold_count or node.marks):
             if self._tree.is_whole(node):
@@ -458,7 +462,7 @@ class PageAllocator:
         return all(count <= self.available(tier, index) for index, count in enumerate(counts))
 
     def _have_to_wait(self, counts: Sequence[int], saves: Callable[[Node, int], bool]) -> bool:
-        """Return whether pages chosen for eviction from the device have to be backed up first."""
+        """Back up pages that would be evicted from the device; return whether eviction must wait."""
         waits = False
         for component, count in zip(self.components, counts, strict=True):
             queue = self.queues[DEVICE][component.index]
@@ -523,7 +527,7 @@ class PageAllocator:
 
 
 def _used_alike(one: Node, other: Node) -> bool:
-    """Return whether two nodes have equal use: last time, hits, priority, write-back backup."""
+    """Return whether two nodes have equal uses: last use, hits, priority and write-back backup."""
     return (
         one.last_access == other.last_access
         and one.used_ms == other.used_ms

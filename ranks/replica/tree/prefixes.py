@@ -1,4 +1,4 @@
-"""The cached prefixes: one tree per place (namespace, generation, weights version)."""
+"""The cached prefixes: one tree per identity (namespace, reset generation, weights version)."""
 
 from ..core.replica_parts import ReplicaParts
 from .components import Needs, components_of
@@ -9,7 +9,7 @@ from .tree import Tree
 
 
 class Prefixes:
-    """The trees of all places, and the elementary steps that change them."""
+    """All prefix trees, and the elementary steps that change them."""
 
     def __init__(self, basis: ReplicaParts, allocator: type[PageAllocator] = PageAllocator) -> None:
         self._config = config = basis.config
@@ -21,12 +21,12 @@ class Prefixes:
             basis, self.tree, emptied=self.drop_root_if_unused, split=self.split
         )
         self.users: dict[TreeIdentity, int] = {}
-        """The number of requests per place; places without requests have no entry."""
+        """Number of requests and prefetches that use each tree; trees without any have no entry."""
         self.begun = 0
-        """How many roots have been created."""
+        """Number of tree roots created so far."""
 
     def root(self, place: TreeIdentity) -> Node:
-        """Return the root of a place, created on first use."""
+        """Return the root of the tree with this identity, created on first use."""
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
@@ -38,11 +38,11 @@ class Prefixes:
         return namespace_seed(config.model_digest, namespace, generation, config.life, version)
 
     def join(self, place: TreeIdentity) -> None:
-        """Count a new request of a place."""
+        """Count a request or prefetch that uses a tree."""
         self.users[place] = self.users.get(place, 0) + 1
 
     def leave(self, place: TreeIdentity) -> None:
-        """Count down a place's requests; drop its root if the place is unused."""
+        """Stop counting a request or prefetch of a tree; drop the tree's root if it is unused."""
         left = self.users[place] - 1
         if left:
             self.users[place] = left
@@ -53,7 +53,7 @@ class Prefixes:
             self.drop_root_if_unused(root)
 
     def drop_root_if_unused(self, node: Node) -> None:
-        """Remove a root that has no children and whose place has no requests."""
+        """Remove a root that has no children and whose tree no request or prefetch uses."""
         # Each request may use its own salt, so unused roots would grow without bound.
         unused = not node.children and node.place not in self.users
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
@@ -73,7 +73,7 @@ class Prefixes:
         return (rest or [last])[-1]
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
-        """Mark the path to `node` as used now, with `hits` more hits, by a request of this priority."""
+        """Mark the path to `node` as used by a request of this priority; add `hits` to its hits."""
         self.allocator.touch(node, self._clock, hits, priority)
 
     def add(self, parent: Node, tokens: bytes) -> Node:
@@ -83,7 +83,7 @@ class Prefixes:
         return node
 
     def split(self, node: Node, pages: int) -> None:
-        """Split a node after its first `pages` pages; operations in flight on it keep both halves."""
+        """Split a node after its first `pages` pages; operations on it then refer to both halves."""
         upper = self.tree.split(node, pages)
         self.allocator.was_split(upper)
         for mark in node.marks:
@@ -103,7 +103,7 @@ class Prefixes:
         for each in nodes:
             node, parent = each, each.parent
             if parent is None:
-                # A changed node may be a root, have been removed, or have been merged with its child.
+                # Skip a node without a parent: it is a root, was removed, or was merged into its child.
                 continue
             while parent is not None and parent.parent is not None and len(parent.children) == 1:
                 if not merge(parent, node):
@@ -133,13 +133,13 @@ class Prefixes:
                 return
 
     def cut_for(self, node: Node) -> None:
-        """Split the path where the values begin that components need for a match ending at `node`."""
+        """Split the path to `node` where the windows begin that a match ending at `node` needs."""
         for _, span in self.needs.windows:
             if node.end > span:
                 self.cut(node, node.end - span)
 
     def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
-        """Return the nodes that hold `tokens`, as far as the tree has them, split to fit."""
+        """Return the nodes of the longest cached prefix of `tokens`; a partly matched node is split."""
         return self.cut_to(*self.tree.follow(root, tokens))
 
     def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
@@ -152,7 +152,7 @@ class Prefixes:
         return nodes
 
     def grow_to(self, root: Node, tokens: bytes) -> Node:
-        """Return the node at which the whole pages of `tokens` end, added if needed."""
+        """Return the node at which the whole pages of `tokens` end; add it if it is missing."""
         nodes = self.walk_to(root, tokens)
         node = nodes[-1] if nodes else root
         if node.end < self.tree.whole_pages(tokens):

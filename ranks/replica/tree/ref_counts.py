@@ -9,8 +9,8 @@ handle releases it, even if nodes of the interval were split meanwhile. There ar
 - For other components every node of the interval counts the handle, and a split copies the count to
   both halves.
 
-Nodes without a value are counted, too, so a value loaded back later is locked at once. A holder of any
-component holds full attention at least as far.
+Nodes without a value are counted, too, so that a value loaded back later is locked at once. If any
+component of a node is held, the full attention of that node and its ancestors is held as well.
 """
 
 from collections.abc import Callable

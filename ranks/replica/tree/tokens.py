@@ -22,7 +22,7 @@ _LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _INT32_ARRAY = np.dtype("<i4")
-"""numpy's own dtype object for little-endian int32; most arrays have this very object."""
+"""numpy's shared dtype object for little-endian int32; an identity check accepts most arrays fast."""
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 """The format strings of int32 in the buffer protocol."""
 
@@ -38,14 +38,15 @@ def token_hash(tokens: bytes) -> int:
 def as_token_view(tokens: Tokens) -> bytes | memoryview:
     """Return the tokens as bytes, without a copy if they are an int32 buffer.
 
-    The view is of the caller's memory and must not outlive the call. Otherwise like `as_token_bytes`.
+    Without a copy the result is a view of the caller's memory and must not outlive the call. Accepts
+    and refuses the same values as `as_token_bytes`.
     """
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]
         if view.format == "i" and view.ndim == 1 and _LITTLE:
             return view.cast("B")
     except (TypeError, ValueError):
-        # The token value is no buffer, is empty, or is not contiguous.
+        # The tokens are not a buffer, are empty, or are not contiguous, so copy them.
         pass
     return as_token_bytes(tokens)
 

@@ -13,17 +13,17 @@ from .node import CHILDLESS, DEVICE, HOST, Node, TreeIdentity, needed
 from .tokens import TOKEN_BYTES, page_keys
 
 COPIED_BYTES = 64 << 10
-"""Token runs up to this size are copied before a walk."""
+"""Token runs of up to this many bytes are copied before a walk, because slicing bytes is faster."""
 
 
 class Tree:
-    """One radix tree per place (namespace, generation, weights version)."""
+    """The radix trees, one per identity (namespace, reset generation, weights version)."""
 
     def __init__(self, page_tokens: int, components: Sequence[Component]) -> None:
         self.page_tokens = page_tokens
         self.components = tuple(components)
         self.page_bytes = page_tokens * TOKEN_BYTES
-        """The bytes of one page's token ids."""
+        """Number of bytes of one page's token ids."""
         per_page = sum(1 << each.index for each in components if each.per_page)
         self._in_pages = frozenset(each.index for each in components if each.per_page)
         self._per_page = per_page | per_page << len(components)
@@ -33,7 +33,7 @@ class Tree:
         self._next_id = 1
 
     def plant(self, place: TreeIdentity, seed: bytes) -> Node:
-        """Create and return the root of a place that has none."""
+        """Create and return the root of a tree that has no root yet."""
         root = Node(self._new_id(), None, b"", 0, len(self.components))
         root.keys = [seed]
         root.place = place
@@ -57,7 +57,7 @@ class Tree:
         stop = len(tokens) - len(tokens) % step
         at = 0
         if stop <= COPIED_BYTES:
-            # For a short run, one copy is cheaper than slicing a view at each node.
+            # For a short run, one copy is cheaper than slicing a memory view at each node.
             tokens = bytes(tokens)
         if isinstance(tokens, bytes):
             while at < stop:
@@ -117,7 +117,8 @@ class Tree:
         if node.hold_count:
             upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
             for held in upper.held:
-                # The upper half has one held child in full attention, and no lock handle ends at it.
+                # For full attention, the upper half counts one held child, and no lock handle ends at
+                # it.
                 held[0] = min(held[0], 1)
             upper.hold_count = sum(map(sum, upper.held))
         for tier in (DEVICE, HOST):
@@ -130,7 +131,8 @@ class Tree:
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         if isinstance(tokens, bytearray):
-            # Delete in place, because the node may be a long conversation whose end is being evicted.
+            # Delete the upper half's bytes in place, because the node may be a long conversation whose
+            # end is being evicted.
             del tokens[:cut]
         else:
             node.tokens = tokens[cut:]
@@ -152,14 +154,14 @@ class Tree:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True
-        # Only `lower` can have a state, so where a state is stored does not divide the two.
+        # Only `lower` can have a state, so a state's storage record does not keep the two separate.
         stored = upper.persisted ^ lower.persisted
         return upper.history != lower.history or bool(stored & self._in_pages)
 
     def merge(self, upper: Node, lower: Node) -> None:
-        """Merge two nodes that nothing divides into `lower`, which grows upwards.
+        """Merge two nodes that nothing divides into `lower`, which then begins where `upper` began.
 
-        Costs the size of `lower`, which is appended to the lists of `upper`.
+        The cost is proportional to `lower`, which is appended to the lists of `upper`.
         """
         parent = upper.parent
         assert parent is not None
@@ -213,7 +215,7 @@ class Tree:
         return self.keys(node.parent)[-1]
 
     def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
-        """Yield every node below `roots` (default: all), parents first, equally on all ranks."""
+        """Yield every node below `roots` (default: all), parents first; equal order on all ranks."""
         waiting = list(self.roots.values() if roots is None else roots)
         while waiting:
             node = waiting.pop()
@@ -223,7 +225,7 @@ class Tree:
 
     def is_whole(self, node: Node) -> bool:
         """Return whether a match may end at `node` with the values that its path has on either tier."""
-        # Ancestors have full attention wherever a descendant has it.
+        # If a node has full attention, so have all its ancestors.
         return node.has(0) and all(
             each.has(component.index)
             for component in self.components[1:]
@@ -243,13 +245,13 @@ class Tree:
 
 
 def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
-    """Return how many whole pages two runs share, at least the first. Reads each byte about twice."""
+    """Return how many whole pages two runs share, given that the first page is equal."""
     low, high = 1, len(view) // step
     if run.startswith(view[: high * step]):
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        # Slicing from `low`, which is known to match, needs no copy by `startswith`.
+        # Start at `low`, because the pages before it are known to match.
         if run.startswith(view[low * step : middle * step], low * step):
             low = middle
         else:

@@ -91,7 +91,8 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
-            # By detaching again, the operator accepts the loss of the store, so the state LOST ends.
+            # A detach request after the group has lost the store: the operator accepts the loss, so end
+            # the state LOST.
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:

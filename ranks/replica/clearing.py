@@ -1,6 +1,6 @@
 """Explicit removal of cached pages: cache reset, dropped namespaces and lowered limits.
 
-A page that a request or operation holds is freed only when it is released.
+Pages that a request or operation holds are freed only when the request or operation releases them.
 """
 
 from collections.abc import Iterable, Sequence

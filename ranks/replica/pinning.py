@@ -51,8 +51,8 @@ class Pinning:
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: the number of pages that all pins keep."""
         self._awaiting: dict[Node, dict[str, PinnedPrefix]] = {}
-        """Pins that still lock device pages, by the node whose copy to host memory they await, then by
-        name."""
+        """By node whose copy to host memory is awaited: the pins, by name, that lock device pages until
+        then."""
         self._came: list[PinnedPrefix] = []
         """Pins whose awaited node has reached host memory since the last `look_after`."""
         self._deadlines: AgreedDeadlines[PinnedPrefix] = AgreedDeadlines()
@@ -129,10 +129,9 @@ class Pinning:
             self._came.append(pin)
 
     def _await(self, pin: PinnedPrefix) -> None:
-        """Wait until the host has the deepest node of a pin that it lacks, or release device locks.
+        """Let a pin wait for its deepest node that the host lacks; if none, release device locks.
 
-        Backups go from the top down, so the deepest missing node comes last. If host memory lacks
-        nothing, the pin's device locks are released.
+        Backups go from the top down, so the deepest missing node comes last.
         """
         missing = self._lacking(pin.node)
         if not missing:

@@ -52,7 +52,8 @@ def command(
         self.prefixes.mend()
         return answer, self.outbox.collect()
 
-    # Ignore the result, because its type would hide that the first argument is the replica.
+    # Ignore the result of `update_wrapper`, because its type would hide that the first argument is the
+    # replica.
     update_wrapper(with_effects, method)
     return with_effects
 
@@ -202,7 +203,7 @@ class Replica:
 
     @command
     def digest_facts(self, *facts: object) -> None:
-        """Add to the digest facts of the engine that must be equal on every rank."""
+        """Add the engine's facts, which must be equal on every rank, to the digest."""
         self.journal.record("engine", *facts)
 
     @command
@@ -212,7 +213,7 @@ class Replica:
 
     @command
     def hear(self, number: int, content: bytes | None) -> None:
-        """Apply a message that every rank has as a command; the digest covers its hash."""
+        """Apply, as a command, a message that every rank has; the digest covers its hash."""
         self.hearing.hear(number, content)
 
     @command
@@ -317,7 +318,7 @@ class Replica:
 
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Copy the pages of `tokens` that host memory lacks from device pages that the engine lends."""
+        """Copy from lent device pages those pages of `tokens` that host memory lacks."""
         lent = self._lent
         lent.require_lent(name, tokens, runs)
         request = self._enter(name, namespace)
@@ -330,8 +331,8 @@ class Replica:
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
-            # The fence moves the request to the tree since the reset, but its prefetch fills the old
-            # tree.
+            # After a reset the fence moves the request to a new tree, so end its prefetch, which fills
+            # the old tree.
             self.prefetching.stop(request)
         self._lent.fence(request)
 
@@ -346,7 +347,8 @@ class Replica:
         request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
-            # A request that lost its pages may move to a new tree, but its prefetch fills the old tree.
+            # A request that lost its pages may move to a new tree, so end its prefetch, which fills the
+            # old tree.
             self.prefetching.stop(request)
         return answer
 

@@ -156,7 +156,7 @@ class LentDevice:
     def load(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Copy the whole pages of `tokens` from `start_tokens` on to the lent device pages `runs`."""
+        """Copy whole pages of `tokens`, from token `start_tokens` onwards, to the lent pages `runs`."""
         self._requests.digest_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
@@ -180,7 +180,7 @@ class LentDevice:
         require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
     def back_up(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Back up whole pages of `tokens`; return how many tokens the host has or is being sent.
+        """Back up whole pages of `tokens`; return how many tokens the host has or will get by copies.
 
         `runs` are, by component, the device pages of the whole prefix. The engine must keep their
         contents until the copies have finished.
@@ -247,8 +247,8 @@ class LentDevice:
         self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
-        # Record the saved positions: they depend on the engine's pages, and must be equal on every
-        # rank.
+        # Record the saved positions in the journal, because they depend on the engine's pages and must
+        # be equal on every rank.
         self._journal.record("saved from", request.id, starts)
         return True
 
@@ -337,7 +337,8 @@ class LentDevice:
         assert load is not None
         self._began(request, load)
         request.unfilled = unfilled_after(load, self._components, first, starts, before)
-        # Record the unfilled positions: they depend on the lent pages, and must be equal on every rank.
+        # Record the unfilled positions in the journal, because they depend on the lent pages and must
+        # be equal on every rank.
         self._journal.record("unfilled", load, first, starts)
 
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:

@@ -166,7 +166,7 @@ class OwnedDevice:
         return True
 
     def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
-        """Insert the whole pages of `tokens` into the tree; return how many tokens it now shares."""
+        """Insert whole pages of `tokens` into the tree; return how many tokens the request shares."""
         self._require_ready(request)
         prefixes, page_bytes, prefix = self._prefixes, self._tree.page_bytes, request.prefix
         pages = len(tokens) // page_bytes

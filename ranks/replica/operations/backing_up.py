@@ -139,8 +139,8 @@ class BackingUp:
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # With `again`, the stored part of a too-long path is not written again. Otherwise its retries
-        # would never end.
+        # With `again`, the stored part of a path longer than host memory is not written again.
+        # Otherwise the retries would never end.
         self._persisting.offer_path(node, again=True)
         return operations
 
@@ -153,7 +153,7 @@ class BackingUp:
         too_long: bool,
         whole: bool = False,
     ) -> tuple[tuple[int, ...], list[Node]]:
-        """Start to copy to the host the values that matches at `ends`, on the path to `node`, need.
+        """Start to back up the values on the path to `node` that matches ending at `ends` need.
 
         With `whole`, `node` is copied completely or not at all. Returns the ids of the operations
         begun, and the match ends for which host memory has no room.
@@ -187,7 +187,7 @@ class BackingUp:
         return operations, left_out
 
     def pin(self, end: Node) -> list[LockHandle]:
-        """Pin the host pages that matches at `end`, and one page before it, need.
+        """Pin the host pages needed by a match that ends at `end` or one page earlier.
 
         Splits the node in which the needed pages begin, because a node is pinned as a whole.
         """
@@ -336,7 +336,7 @@ class BackingUp:
         return pieces
 
     def _first_kept(self, component: Component, end: Node) -> int:
-        """Return the first position of a component that matches at `end`, or one page earlier, need.
+        """Return the first position needed by a match that ends at `end` or one page earlier.
 
         With recurrent states no extra page is counted, because matches end at checkpoints only.
         """
@@ -379,7 +379,7 @@ class BackingUp:
     def _others(
         self, ends: Sequence[Node], room: list[int], lent: Lent | None
     ) -> tuple[list[Missing], list[Node]]:
-        """Return the window and state values that matches at `ends` need, and the ends without room."""
+        """Return the window and state values for matches at `ends`, and the ends without host room."""
         found: dict[Missing, None] = {}
         left_out: list[Node] = []
         for end in ends:
@@ -413,7 +413,7 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return lent window pages above those that a match at `end` needs, as far as the host fits."""
+        """Return lent window pages above those that a match at `end` needs, if the host has room."""
         found: list[Missing] = []
         index = component.index
         for each in end.path():
@@ -456,14 +456,16 @@ class BackingUp:
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
-        """Start to copy, through temporary host pages, the part of a too-long path that the host lacks.
+        """Start to copy the pages that the host lacks of a path longer than host memory.
 
-        Returns the id of the operation, if one began, and whether the path needs no further operation.
+        They are copied to temporary host pages. Returns the id of the operation, if one began, and
+        whether the path needs no further operation.
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # The writes in flight may still fail. A lent path must therefore not count as complete
-            # before them, because its engine could not lend the pages again.
+            # Writes of the path's pages may still fail. With lent pages the path does not count as
+            # complete before they succeed, because the engine could not lend the pages again
+            # afterwards.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
@@ -494,8 +496,8 @@ class BackingUp:
             for pool, run in zip(self._prefixes.allocator.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # A lent path is not complete yet, because the engine must keep its pages until they are
-        # written.
+        # A path of lent pages is not complete yet, because the engine must keep the pages until they
+        # are written.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
@@ -517,7 +519,7 @@ class BackingUp:
         self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
-        """Queue match ends that the host has no room for; the engine must lend lent pages again."""
+        """Queue match ends without host room for a retry, or record a lent backup as incomplete."""
         not_on_host = self._prefixes.allocator.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:
@@ -534,7 +536,7 @@ class BackingUp:
                 not_on_host.add(node, Undone.NO_HOST_ROOM, self._pages_of(missing))
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
-        """Queue the pages of a failed copy for a retry; the engine must lend lent pages again."""
+        """Queue the pages of a failed copy for a retry, or record a lent backup as incomplete."""
         not_on_host = self._prefixes.allocator.not_on_host
         pages = self._pages_of(lost)
         if lost and not operation.lent:
@@ -565,7 +567,7 @@ class BackingUp:
         return list(found)
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
-        """Return whether a request still lends an operation's source pages, without a fence since."""
+        """Return whether a request still lends a copy's source pages: no fence or release since."""
         request = self._requests.get(operation.lender)
         return isinstance(request, LentRequest) and operation.id in request.copies
 

@@ -72,7 +72,8 @@ class Moving(Operation):
     """The queue that holds the operation until a verdict settles it."""
     components: Sequence[Component]
     segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
-    """By segment read or filled: the operation's own pages for it; no pages if it is only read."""
+    """By segment (node, component) that the operation reads or fills: the operation's own pages for it.
+    A segment that is only read has no such pages."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages that the operation owns and that belong to no segment."""
 
@@ -222,8 +223,8 @@ Loading = LoadBack | Resume
 class Persist(Moving):
     """A write of host pages to storage.
 
-    The pages belong to tree nodes, which are pinned. Only the pages in `segments` are temporary host
-    pages that belong to the operation.
+    The pages belong to tree nodes, which are pinned. Pages listed in `segments`, if any, are temporary
+    host pages that the operation owns.
     """
 
     kind = OperationKind.PERSIST
@@ -303,7 +304,7 @@ class Prefetch(Operation):
     """Agreed time (ms) at which the prefetch began to wait; 0 if the ranks had not agreed on a time
     yet."""
     prefetch_slot: int | None = None
-    """Number of the prefetch's slot in the ballot, held from QUERY to TRANSFER; None otherwise."""
+    """Index of the prefetch's slot in the ballot, held from QUERY to TRANSFER; None otherwise."""
     bound: int = UNBOUNDED
     """The greatest length in pages, counted from `floor`, that a rank may vote for."""
     votes: int = 0
@@ -311,7 +312,7 @@ class Prefetch(Operation):
     goal: int = 0
     """The position up to which the ranks agreed to restore the prefix.
 
-    It may lie above the end of `anchor` if only windows or states are missing.
+    It may lie before the end of `anchor` if only windows or states are missing.
     """
     wanted: tuple[WantedPages, ...] = ()
     """The objects to read, in landing order: full attention first."""
@@ -319,7 +320,7 @@ class Prefetch(Operation):
     landed: int = 0
     """Number of objects that have landed on every rank, by the last verdict."""
     budget: int = 0
-    """Number of host pages by which this prefetch counts against the prefetch budget."""
+    """Number of host pages that this prefetch takes from the prefetch budget."""
     keys: tuple[bytes, ...] = field(init=False)
     """The keys of the requested full-attention pages."""
     end: int = field(init=False)
@@ -332,7 +333,7 @@ class Prefetch(Operation):
 
     @property
     def skips_known_misses(self) -> bool:
-        """Whether objects found missing are skipped for a while; true only for the store."""
+        """Whether objects found missing are not queried again for a while; true only for the store."""
         return not self.source
 
     def assign(self, wanted: Sequence[WantedPages]) -> None:

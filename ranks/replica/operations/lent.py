@@ -13,7 +13,7 @@ from ..tree.matching import Missing
 from ..tree.node import Node
 
 NO_PAGE = -1
-"""Page table entry for a position at which a request has no page any more."""
+"""Page table entry for a position at which a request has no page, or none with valid contents."""
 
 
 class Unfilled(NamedTuple):
@@ -93,7 +93,7 @@ class Lent:
         return pages
 
     def needed_from(self, component: Component) -> int:
-        """Return the first position of a component that the request still reads beyond page `last`.
+        """Return the first position that a request continuing after page `last` reads of a component.
 
         A request that has already started a page after `last` reads less of the window. The engine may
         therefore have freed window pages that a match ending at `last` would need.

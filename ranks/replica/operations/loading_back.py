@@ -114,13 +114,14 @@ class LoadingBack:
             request.sought = request.sought._replace(failed=end)
 
     def failed(self, operation: Loading) -> None:
-        """Remove the host pages that a failed load read from the tree; free them after all reads."""
+        """Remove a failed load's source pages from the tree; free them once no copy reads them."""
         allocator = self._allocator
         read = operation.in_order()
         self._operation_table.release_locks(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
-        # Host pages that others hold stay in the tree, pinned until no copy reads them.
+        # Host pages that other requests or operations hold stay in the tree, pinned until no copy reads
+        # them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)
@@ -143,7 +144,7 @@ class LoadingBack:
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
         # A copy may still read the host pages, so the operation takes their ownership instead of
-        # freeing them. A node that is pinned by others keeps its pages.
+        # freeing them. A node that another request or operation pins keeps its pages.
         allocator = self._allocator
         if node.parent is None or node.values[HOST][component] is None:
             return

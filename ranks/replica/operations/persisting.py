@@ -21,7 +21,7 @@ from .requests import Requests
 from .store import Store
 
 _PIECE_PAGES = 8
-"""Maximum number of pages in one piece of a failed write that is retried."""
+"""Maximum number of pages written at once when a failed write is retried in pieces."""
 
 
 class Persisting:
@@ -137,9 +137,9 @@ class Persisting:
     def remember_written(self, node: Node) -> None:
         """Mark nodes on the path to `node` as stored if their pages were written recently.
 
-        A node without pages is removed from the tree. With lent pages this happens even before the rest
-        of a too-long path is written. The keys of written pages are therefore remembered for a while;
-        each call restarts that time.
+        A node without pages is removed from the tree. With lent pages this may happen before the rest
+        of a path longer than host memory is written. The keys of written pages are therefore remembered
+        for a while; each call restarts that time.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
@@ -246,8 +246,9 @@ class Persisting:
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
         """Return missing pages further up the path, then the part of `settled` that the store lacks.
 
-        The store may lack pages further up because their write failed, or because it was attached
-        later. They must be written, because a stored prefix cannot be found without its beginning.
+        The store may lack pages further up because their write failed, or because the store was
+        attached after they were cached. They must be written, because a stored prefix cannot be found
+        without its beginning.
         """
         for node, _ in settled:
             self._doubt_old(node)

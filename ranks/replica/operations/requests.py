@@ -184,7 +184,7 @@ class Request:
         """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget where the request's tokens came from: they are counted, or its tree is outdated."""
+        """Forget where the request's tokens came from, because they are counted or its tree is new."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -300,7 +300,7 @@ class Requests:
         return request
 
     def waiting_for(self, name: str, operation: Operation) -> Request | None:
-        """Return the request if it still waits for this copy, else None."""
+        """Return a request if it still waits for the given copy, else None."""
         request = self._known.get(name)
         return request if request is not None and request.waits_for == operation.id else None
 
@@ -315,7 +315,7 @@ class Requests:
             self._known[name] = request = self._kind(name, self.place(namespace))
             self._prefixes.join(request.place)
         elif request.place.namespace != namespace:
-            # A namespace may be a tenant's secret salt, so the message shows neither of the two.
+            # A namespace may be a tenant's secret salt, so the message names no namespace.
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
         return request
 

@@ -54,8 +54,8 @@ class Retraction:
         """Save a request that has computed `tokens`, whose whole pages end at `node`.
 
         `tail` are its unshared device pages by component, lent or owned by the operation from now on.
-        Returns pins of the shared pages on the host, which the caller must release. None if host memory
-        has no room or the device lacks a page.
+        Returns pins of the shared pages on the host, which the caller must release. Returns None if
+        host memory has no room or the device lacks a page.
         """
         if not self._config.host_pages:
             return None
@@ -129,7 +129,7 @@ class Retraction:
         self._requests.renew(request)
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return the values that a resume needs and that are neither on the host nor on their way."""
+        """Return the values that a resume needs, except those on the host or being copied there."""
         missing = lacking(self.shared, node, HOST)
         if lent is not None:
             starts = [lent.needed_from(each) for each in self._prefixes.components]

@@ -19,7 +19,7 @@ class Retrying:
     """Retries entries of the two backlogs of `PageAllocator` after each verdict.
 
     Host memory gets room only when an operation ends, so each path that waits for room is retried once
-    after each such end. An engine that lends device pages repeats its backups itself.
+    after an operation has ended. An engine that lends device pages repeats its backups itself.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # Back up to `node` itself if the host has the nodes below the device's part: their matches may
-        # need window pages further up that the device still has.
+        # If the host has the nodes that have left the device, back up to `node` itself, because a match
+        # there may need window pages further up that the device still has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
             # Pin the path's host pages so that copying its upper part does not evict them. Do not pin a

@@ -49,9 +49,9 @@ class ServingPeers:
         self._deadlines: AgreedDeadlines[Serving] = AgreedDeadlines()
 
     def serve(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
-        """Let other groups read the whole pages of `tokens`; return how many tokens they can read now.
+        """Let other groups read the whole pages of `tokens`; return how many tokens are readable now.
 
-        Includes all values that a match needs at their end: windows and states.
+        The groups can then also read the windows and states that a match at the end of `tokens` needs.
         """
         node = self._last(request, tokens)
         current = self._requests.is_current(request.place) and request.place.outlives
@@ -110,9 +110,9 @@ class ServingPeers:
         return nodes[-1] if nodes else root
 
     def _wanted(self, node: Node, *, whole: bool) -> tuple[list[Segment], list[Segment]]:
-        """Return the values that others must read for a prefix, and those of them not on the host.
+        """Return the values that others must read for a prefix, and those among them not on the host.
 
-        With `whole`, includes the values that a match needs at its end.
+        With `whole`, includes the windows and states that a match at the end of the prefix needs.
         """
         if whole:
             self._prefixes.cut_for(node)
@@ -192,7 +192,8 @@ class ServingPeers:
                 allocator.ref_counts.kept_pages[HOST][index],
                 allocator.pools[HOST][index].capacity,
             )
-            # In a small pool, the values for one end alone may exceed the share.
+            # In a small pool, the windows or states for one end may exceed the share, so allow them if
+            # nothing else is pinned.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:
                 return False

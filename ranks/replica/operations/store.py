@@ -12,7 +12,7 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""A record of stored pages is old once 1 / this value of host memory was written since.
+"""A record of stored pages is old once pages worth 1 / this value of host memory were written since.
 
 A full store has evicted as many pages as were written. At most this many stored pages are checked again
 per page written.
@@ -33,7 +33,7 @@ class Store:
         """By component: the set that contains only its index, shared by nodes to save memory."""
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
-        """Whether the store is detached while I/O for it is still in flight."""
+        """Whether a detach has begun and I/O for the store is still in flight."""
         self.lost = False
         """Whether the store was detached without an operator's request."""
         self.number = int(self.attached)
@@ -49,13 +49,13 @@ class Store:
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
         """Objects, by pool and key, whose read failed; not requested again for a while."""
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
-        """Full-attention keys that some rank's store lacks, as all ranks have reported."""
+        """Full-attention keys that some rank's store lacks, according to a verdict."""
         self.lately: Remembered[tuple[str, bytes]] = Remembered(RENEWED_S, most)
         """Objects, by pool and key, written recently, while a backup of lent pages waited for host
         memory."""
 
     def attach(self, next_operation: int) -> None:
-        """Attach another store; quarantined pages of earlier stores do not count against it."""
+        """Attach a new store; quarantined pages of earlier stores do not count against this store."""
         self.attached = self.lacks_older = True
         self.lost = False
         self.number += 1
@@ -118,8 +118,8 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        The record counts as old from the start, because reading these pages is no use of the path
-        before them.
+        The record counts as old from the start, because reading these pages does not use the pages
+        before them in the prefix.
         """
         self._note(node, component, _LONG_AGO)
 
@@ -170,7 +170,7 @@ class Store:
     def remember_absence(self, key: bytes) -> None:
         """Remember that not every rank's store has a full-attention page.
 
-        This page and the pages after it are not requested for a short time only, because another group
+        Prefetches skip this page and the pages after it for a short time only, because another group
         may write them.
         """
         self.absences.add(key, self._clock.agreed_ms)
@@ -179,8 +179,8 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # The key may be that of another pool's object; forgetting its absence too early costs one
-        # query.
+        # Another pool's object may have the same key, so an absence may be forgotten too early. That
+        # costs only one query.
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:

@@ -45,8 +45,8 @@ class LookupPlanner:
         root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
-            # Cached pages beyond the anchor are only on the device; their backup is in flight or found
-            # no room.
+            # Cached pages beyond the anchor are only on the device: their backup is in flight, or host
+            # memory had no room for it.
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)

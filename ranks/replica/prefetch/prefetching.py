@@ -63,7 +63,7 @@ class Prefetching:
         self._lookups = LookupPlanner(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.budget_used = 0
-        """Number of host pages by which all prefetches count against the prefetch budget."""
+        """Number of host pages that all prefetches together take from the prefetch budget."""
 
     @property
     def active(self) -> list[Prefetch]:
@@ -133,7 +133,7 @@ class Prefetching:
     def expire_waiting(self) -> None:
         """End prefetches that have waited longer than the stop policy's cap.
 
-        Each prefetch in front has a deadline, but with a slow store the deadlines add up.
+        Each prefetch ahead in the queue has a deadline, but with a slow store these deadlines add up.
         """
         now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
         while self.waiting:
@@ -281,7 +281,7 @@ class Prefetching:
     def _settle(self, operation: Prefetch, why: MissReason | None) -> None:
         """Insert pages that landed on every rank; free the others once no rank's I/O touches them.
 
-        `why` is the reason if not all pages have landed, else None.
+        `why` says why not all pages have landed; None if all have.
         """
         reached = self._give_landed(operation)
         request = self._requests.get(operation.request)
@@ -331,7 +331,7 @@ class Prefetching:
         return reached
 
     def _node_at(self, node: Node, end: int) -> Node:
-        """Return the node on the path to `node` that ends at `end`, split if needed."""
+        """Return the node on the path to `node` that ends at position `end`; split a node if needed."""
         self._prefixes.cut(node, end)
         return next((each for each in node.path() if each.end == end), node)
 
@@ -427,7 +427,7 @@ class Prefetching:
         self.begin_waiting()
 
     def _step_down(self, operation: Prefetch) -> None:
-        """Detach an ended or stopped prefetch from its request, and stop keeping its tree's root."""
+        """Detach an ended or stopped prefetch from its request, and release its tree's root."""
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:

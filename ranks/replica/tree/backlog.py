@@ -45,7 +45,7 @@ class Backlog:
         self._changed = changed
         self._entries: dict[Node, tuple[Undone, int]] = {}
         self.pages: Counter[Undone] = Counter()
-        """How many pages the current entries count as unwritten, by cause."""
+        """Number of unwritten pages of the current entries, by cause."""
         self.lost: Counter[Undone] = Counter()
         """Number of pages evicted before they were written, by cause."""
         self.awaited: dict[str, Awaited] = {}
@@ -94,7 +94,7 @@ class Backlog:
         return None if node is None else (node, *self._remove(node))
 
     def left(self, node: Node, parent: Node) -> None:
-        """Move the entry of a node that has left the tree to its parent."""
+        """Move the entry, if any, of a node that has left the tree to the node's parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
             # Pages that the store has are not lost: they are missing only in host memory.

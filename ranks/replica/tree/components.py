@@ -95,8 +95,8 @@ class RecurrentComponent(Component):
 class Needs:
     """The needs of a model's components for a match, precomputed as bits of `Node.there`.
 
-    If a node has full attention, all its ancestors have it. Therefore its bit at the end of a path
-    covers the whole path.
+    If a node has full attention, all its ancestors have it. Therefore the bit of full attention at the
+    end of a path covers the whole path.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
@@ -111,8 +111,8 @@ class Needs:
             for each in components
             if each.per_page and each.span is not None
         )
-        """For each component that needs only part of the path: its device bit of `Node.there`, its span
-        in pages."""
+        """For each component that needs only part of the path: its device bit of `Node.there`, and its
+        span in pages."""
         self.is_plain = len(components) == 1
         """Whether a match may end wherever full attention is present."""
         self.within_nodes = all(each.per_page for each in components)

@@ -4,9 +4,9 @@ A namespace with a limit has additional eviction queues. Pages beyond its quota 
 time, rule R14) are evicted as soon as nothing holds them, least recently used first, under any eviction
 policy.
 
-Under write-back, a node may have to be saved (backed up) before it is evicted. Until then the node is
-*leaving*: the copy holds it on its tier, and its pages count as evicted, so that nothing else is
-evicted instead. A node is leaving until nothing holds it, or until it is used or pinned.
+Under write-back, a node may have to be saved (backed up) before it is evicted. While it is saved, the
+node is *leaving*: the copy holds it on its tier, but its pages count as evicted, so that nothing else
+is evicted instead. A node is leaving until nothing holds it, or until it is used or pinned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ class _Limited:
         return self.surplus(tier) > 0
 
     def surplus(self, tier: int) -> int:
-        """Return the pages above the quota on a tier, without pages being saved before eviction."""
+        """Return how many pages exceed the quota on a tier; pages being saved do not count."""
         quota = self.quotas[tier]
         return 0 if quota is None else self.pages[tier] - self._leaving_pages[tier] - quota
 
@@ -144,8 +144,8 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # If a node that is being saved before eviction was split before its backup began, this part
-            # may have no copy: evict it again.
+            # A node that is being saved before eviction may have been split before its backup began.
+            # This half may have no copy, so evict it again.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
@@ -186,7 +186,7 @@ class Limits:
         )
 
     def discard(self, upper: Node, tier: int) -> None:
-        """Remove a node that is being merged into its only child; the child then counts for both."""
+        """Remove a node that is being merged into its only child; the child then represents both."""
         limited = self._of(upper)
         if limited is not None:
             limited.queues[tier].discard(upper)

@@ -121,7 +121,8 @@ def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Miss
             if each.values[tier][index] is None:
                 lacks.append((each, index))
             elif not index:
-                # If a node has full attention on a tier, so have all its ancestors.
+                # If a node has full attention on a tier, so have all its ancestors: nothing further up
+                # is missing.
                 break
         missing += reversed(lacks)
     return missing

@@ -47,7 +47,7 @@ class OperationMark(Protocol):
     id: int
 
     def was_split(self, lower: "Node", upper: "Node") -> None:
-        """Update the operation after a split of `lower`: its first pages are now those of `upper`."""
+        """Update the operation after a split: the first pages of `lower` now belong to `upper`."""
         ...
 
     def is_to_fill(self, node: "Node", tier: int, component: int) -> bool:
@@ -152,7 +152,10 @@ class Node:
         """Value of `last_access` when the node was last backed up for eviction (write-back); -1 if
         never."""
         self.persisted: frozenset[int] = frozenset()
-        """The components whose pages store number `store` is known to have on every rank."""
+        """Indices of the components whose pages the store is known to have on every rank.
+
+        The record is for the store with number `store`; another store may lack the pages.
+        """
         self.place: TreeIdentity = parent.place if parent is not None else TreeIdentity("")
         """The tree that the node is in."""
         self.used_ms = 0
@@ -160,8 +163,11 @@ class Node:
         self.store = 0
         """The number of the store that `persisted` refers to."""
         self.stored_at: StoreTime | None = None
-        """Earliest time at which store number `store` was seen to have the pages, or pages before them,
-        or None."""
+        """Earliest time at which the store was seen to have the pages, or pages before them; None if
+        never.
+
+        The record is for the store with number `store`.
+        """
         self.marks = UNMARKED
         """Operations in flight that read or fill pages of this node."""
 
@@ -211,7 +217,7 @@ class Node:
 
 
 def needed(component: Component, last: Node) -> Iterator[Node]:
-    """Yield, deepest first, the nodes whose value of a component a match ending at `last` needs."""
+    """Yield, deepest first, the nodes with a component's values that a match ending at `last` needs."""
     start = component.needed_from(last.end)
     for node in last.path():
         if node.end <= start:

@@ -39,7 +39,7 @@ class LeavingPages:
     runs: tuple[list[PageRun], list[PageRun]]
     """Pages that have left the tree, by tier and component."""
     keys: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
-    """The keys of the full-attention pages by tier, if the configuration asks for page names."""
+    """By tier: the keys of the removed full-attention pages, if events are to name pages."""
     victims: list[int] = field(default_factory=list[int])
     """The ids of the nodes that were chosen for eviction."""
 
@@ -335,7 +335,7 @@ class PageAllocator:
     def limit(self, limit: NamespaceLimit) -> None:
         """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # A node that was being saved for eviction may now be mergeable with its neighbours.
+            # After a change of limits, nodes that were being saved for eviction may be mergeable.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -374,7 +374,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Let nodes on the path to `node` that a namespace limit is about to evict stay on one tier."""
+        """Let nodes on the path to `node` stay on a tier, although a namespace limit evicts them."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None
@@ -382,7 +382,7 @@ class PageAllocator:
     def hold(self, tier: int, node: Node, *, requested: bool = False) -> list[LockHandle]:
         """Lock or pin everything that a match ending at `node` needs; return the lock handles.
 
-        `requested` leaves out components that requests do not use in place.
+        If `requested`, leaves out components that requests do not use in place.
         """
         lock_handles: list[LockHandle] = []
         if node.parent is None:
@@ -396,7 +396,7 @@ class PageAllocator:
         return lock_handles
 
     def extend(self, lock_handles: Iterable[LockHandle], node: Node) -> list[LockHandle]:
-        """Extend locks or pins down to `node`, below their end; return the new lock handles.
+        """Extend locks or pins to `node`, which lies below their end; return the new lock handles.
 
         Each lock or pin then begins where a match ending at `node` needs its component.
         """

@@ -54,7 +54,7 @@ class Prefixes:
 
     def drop_root_if_unused(self, node: Node) -> None:
         """Remove a root that has no children and whose tree no request or prefetch uses."""
-        # Each request may use its own salt, so unused roots would grow without bound.
+        # Each request may use its own salt, so the number of unused roots would grow without bound.
         unused = not node.children and node.place not in self.users
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]
@@ -116,7 +116,7 @@ class Prefixes:
                 node = child
 
     def cut(self, node: Node, position: int) -> None:
-        """Split a node of the path to `node`, if needed, so that some node begins at `position`."""
+        """Split a node on the path to `node`, if needed, so that some node begins at `position`."""
         for each in node.path():
             if each.start < position < each.end:
                 self.split(each, position - each.start)
@@ -143,7 +143,7 @@ class Prefixes:
         return self.cut_to(*self.tree.follow(root, tokens))
 
     def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
-        """Append to `nodes` the first `pages` pages of `partial`, split off; return `nodes`."""
+        """Split `pages` pages off the front of `partial`; return `nodes` with the new node appended."""
         if partial is not None:
             self.split(partial, pages)
             upper = partial.parent

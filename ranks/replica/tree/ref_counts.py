@@ -82,8 +82,8 @@ class RefCounts:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # The nodes below the old end were held already and count there as a held child, so
-                # remove the old end's own count.
+                # A node below the old end was held already, so the old end counts it as a held child.
+                # Remove the count that the old end has for this handle.
                 self._unlock_base(tier, old)
                 break
             each = each.parent

@@ -66,7 +66,8 @@ def as_token_bytes(tokens: Tokens) -> bytes:
                 f" with {tokens.ndim} dimensions"
             )
         if kind != np.int32 and tokens.size:
-            # A cast would wrap ids that do not fit, and match the pages of another prompt.
+            # A cast to int32 would wrap larger ids, so that the tokens could match the pages of another
+            # prompt.
             low, high = int(tokens.min()), int(tokens.max())
             if low < _SMALLEST or high > _LARGEST:
                 raise UsageError(f"tokens must be int32 token ids: from {low} to {high}")
@@ -97,7 +98,8 @@ def namespace_seed(
     """Return the seed of the key chain for one namespace (tenant salt, adapter) of one model.
 
     Each cache reset begins another generation. If the reset names a weights version, the keys depend on
-    that version only. Otherwise they are unique to the generation and the `life` of the cache.
+    that version only. Otherwise they are unique to the generation and to `life`, which identifies one
+    run of the cache.
     """
     seed = sha256(model_digest + namespace.encode()).digest()
     if weights_version is not None:

@@ -77,7 +77,8 @@ class Tree:
                 break
             run = child.tokens
             end = at + len(run)
-            # Compare in place: the whole run, or as much of it as the tokens have left.
+            # Compare the run in place; if fewer tokens are left than the run has, compare only its
+            # beginning.
             if end > stop or not run.startswith(view[at:end]):
                 pages = _common_pages(run, view[at : min(end, stop)], step)
                 return nodes, child, pages
@@ -87,7 +88,7 @@ class Tree:
         return nodes, None, 0
 
     def add(self, parent: Node, tokens: bytes) -> Node:
-        """Add a new node with a run of whole pages under `parent`, which must not have such a child."""
+        """Add a node with a run of whole pages; `parent` must have no child with that first page."""
         step = self.page_bytes
         node = Node(self._new_id(), parent, tokens, len(tokens) // step, len(self.components))
         self._hang(node, parent, tokens[:step])

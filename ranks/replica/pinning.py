@@ -157,7 +157,7 @@ class Pinning:
             self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
-        """Return whether pins may keep `pages` more, within half of a pool or the configured bound."""
+        """Return whether pins may keep `pages` more within the bound on pinned pages of each pool."""
         config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:

@@ -274,7 +274,7 @@ class WantedPages(NamedTuple):
     pages: PageRun
 
     def after(self, count: int) -> "WantedPages":
-        """Return all but the first `count` objects."""
+        """Return the objects to read without the first `count` of them."""
         component, positions, keys, pages = self
         return WantedPages(component, positions[count:], keys[count:], pages[count:])
 

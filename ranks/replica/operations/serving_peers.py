@@ -192,8 +192,8 @@ class ServingPeers:
                 allocator.ref_counts.kept_pages[HOST][index],
                 allocator.pools[HOST][index].capacity,
             )
-            # In a small pool, the windows or states for one end may exceed the share, so allow them if
-            # nothing else is pinned.
+            # In a small pool, the windows or states for one end may need more than the share that may
+            # be pinned. Allow them if nothing else of the pool is pinned.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:
                 return False

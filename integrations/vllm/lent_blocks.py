@@ -106,7 +106,7 @@ def load(
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    # Another `hit` would count as a second query in the statistics.
+    # Another `match_host` would count as a second query in the statistics.
     found = cache.match(taken, tracked.namespace).host_tokens
     if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)

@@ -147,7 +147,7 @@ class LentDevice:
         found = self._restorable(request, tokens) // unit
         if found < last:
             raise UsageError(
-                f"request {request.id!r} loads {last} pages, and host memory has {found}; call `hit`"
+                f"request {request.id!r} loads {last} pages, and host memory has {found}; call `match_host`"
                 " in the same step"
             )
         starts = self._starts(first, last)

@@ -36,7 +36,7 @@ def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> N
     assert started
     before = replica.digest
 
-    with pytest.raises(UsageError, match="host memory has 0; call `hit`"):
+    with pytest.raises(UsageError, match="host memory has 0; call `match_host`"):
         replica.load("r", TOKENS, 0, [page_run(range(4))])
 
     assert replica.digest == before

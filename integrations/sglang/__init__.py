@@ -7,6 +7,6 @@ SGLang finds the plug-in by its entry point and uses it only if it is selected b
         --hicache-storage-backend dynamic \
         --hicache-storage-backend-extra-config '{"store": "file:///mnt/kv"}'
 
-`engine/settings.py` has the keys of the extra configuration. Modules that need SGLang are imported only
-when SGLang calls the plug-in.
+`engine/sglang_settings.py` defines the keys of the extra configuration. Modules that need SGLang are
+imported only when SGLang calls the plug-in.
 """

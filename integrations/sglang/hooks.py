@@ -1,4 +1,4 @@
-"""SGLang hooks for events outside the cache that Lockstep must follow.
+"""Hooks into SGLang for events that Lockstep must follow but that reach no cache method.
 
 Each hook does nothing for an engine that does not use Lockstep's cache.
 """
@@ -30,27 +30,32 @@ _UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_t
 _LOADS_OF_ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 
 _FLUSH_REFUSED = "Weights were updated"
-"""Prefix of SGLang's message if an update succeeded but the cache flush was refused (engine busy)."""
+"""Start of SGLang's message if weights were updated but the flush was refused because the engine is
+busy."""
 _NOT_BEGUN = "Failed to get "
-"""Prefix of SGLang's message if no weight file was read."""
+"""Start of SGLang's message if a weight update failed before it read any weight file."""
 
 _ACTIVITY = "_lockstep_activity"
-"""Attribute of a session that holds its `_Activity`."""
+"""Name of the attribute that the hooks add to an SGLang chat session; its value is an `_Activity`."""
 
 
 @dataclass(slots=True)
 class _Activity:
-    """The time of a session's last activity, in agreed time."""
+    """The agreed time at which a chat session of SGLang was last active."""
 
     own_s: float
-    """This rank's clock at the activity; used only to recognise a new activity."""
+    """When the session was last active by this rank's clock; used only to detect newer activity."""
     since_s: float
     now_s: float
     unsure: int = 2
-    """Rounds that may have been in flight at the activity: their agreed times are too early."""
+    """Number of rounds that may still deliver an agreed time from before the session's last activity.
+
+    Until these rounds have completed, `since_s` follows agreed time, so that no session times out
+    early.
+    """
 
     def look(self, agreed_s: float) -> None:
-        """Record the current agreed time."""
+        """Record the current agreed time, and count it as the last activity while `unsure` is not 0."""
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -100,20 +105,20 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Make SGLang ask before each admission even without a store, as it does for LMCache."""
+    """Set `enable_lmcache`, so that SGLang asks the cache before each admission, store or not."""
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
 
 
 def after_order(outcome: Any, policy: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
-    """Pass the order in which SGLang will visit waiting requests to the cache."""
+    """Give the cache the order in which SGLang will visit waiting requests."""
     cache = _lockstep(policy)
     if cache is not None:
         cache.will_visit(queue)
 
 
 def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
-    """Pass the memory budget for the request that SGLang is about to admit to the cache."""
+    """Give the cache SGLang's memory budget just before SGLang visits a waiting request."""
     cache = _lockstep(adder)
     if cache is not None:
         cache.visits(adder.memory_budget, len(adder.can_run_list))
@@ -122,9 +127,10 @@ def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
 def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -> bool:
     """Preempt only for an admissible request, and requeue in the same order on every rank.
 
-    SGLang preempts before it asks whether the request may be admitted, so a request that waits for
+    SGLang preempts before it asks whether the new request may be admitted, so a request that waits for
     storage would preempt others in each iteration. SGLang also requeues preempted requests in set
-    order, which depends on addresses; they are sorted by request id here.
+    order, which depends on memory addresses and therefore differs between ranks. This hook sorts them
+    by request id.
     """
     cache = _lockstep(adder)
     if cache is None:
@@ -145,7 +151,7 @@ def on_idle(scheduler: Any) -> None:
 
 
 def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Finish loads before a flush, because SGLang refuses to flush while loads are in flight."""
+    """Finish loads from host memory before a flush, because SGLang refuses to flush during loads."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.settle()
@@ -179,7 +185,10 @@ def _taken(outcome: Any, *, of_files: bool) -> WeightsUpdate:
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Handle an update within a session like any other; outside a session SGLang refuses it."""
+    """Handle a weight update inside a weight-update session like any other update.
+
+    Outside such a session SGLang refuses this kind of update, so there is nothing to handle.
+    """
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)
     return around_update(original, updater, request)
@@ -188,14 +197,14 @@ def around_update_in_session(original: Callable[..., Any], updater: Any, request
 def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
     """Stop caching while the weights arrive in parts or another process writes them."""
     cache = _lockstep(updater.scheduler)
-    # SGLang refuses a session within a session.
+    # Do nothing during a weight-update session, because SGLang refuses to begin a second one.
     if cache is not None and updater._session is None:  # noqa: SLF001
         cache.weights_session_begins()
     return original(updater, request)
 
 
 def around_session_end(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Resume caching with the weights of the finished session."""
+    """Resume caching with the new weights after a weight-update session."""
     is_open = updater._session is not None  # noqa: SLF001
     outcome = original(updater, request)
     cache = _lockstep(updater.scheduler)
@@ -220,7 +229,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add the batch to the digest; if it fails, log whether all ranks computed the same batch."""
+    """Add the next batch to the state digest; after an error, log whether ranks' batches differed."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -235,14 +244,14 @@ def around_batch(
 def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any) -> bool:
     """Skip SGLang's second prefetch for a request that lost part of its device hit.
 
-    SGLang would read storage again and hold a state slot during the read. Lockstep has already
-    requested the whole prefix from storage.
+    SGLang would read storage again and hold a state slot meanwhile. This is unnecessary, because
+    Lockstep has already requested the whole prefix from storage.
     """
     return _lockstep(scheduler) is None and original(scheduler, request)
 
 
-# SGLang makes the following decisions by each rank's clock. Agreed time is equal on all ranks in one
-# iteration.
+# SGLang times out flushes and sessions by each rank's clock. The hooks below use agreed time instead,
+# because it is equal on all ranks in one iteration.
 
 
 def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
@@ -277,7 +286,7 @@ def _scheduler_of(wrapper: Any) -> Any:
 def around_reaping(
     original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
 ) -> Any:
-    """Time out sessions in the same iteration on every rank."""
+    """Time out SGLang's chat sessions in the same iteration on every rank."""
     if not hasattr(controller.tree_cache, "lockstep"):
         return original(controller, now, interval)
     agreed_s = controller.tree_cache.lockstep.agreed_s
@@ -291,7 +300,7 @@ def around_reaping(
 
 
 def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
-    """Return whether a session's inactivity, in agreed time, exceeds its timeout."""
+    """Return whether a chat session has been inactive for longer than its timeout, in agreed time."""
     activity: _Activity | None = getattr(session, _ACTIVITY, None)
     if activity is None or session.timeout is None:
         return original(session)

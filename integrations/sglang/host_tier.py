@@ -1,4 +1,4 @@
-"""The host tier below SGLang's tree on one rank, as assembled by `opening.py`."""
+"""The parts of the host tier below SGLang's tree on one rank; `sglang_opening.py` creates them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .weights import WeightsVersions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """The host-tier parts under the radix tree, and the settings that say how the tree uses them."""
+    """All parts of the host tier on one rank, and the settings for their use by the radix tree."""
 
     host: HostCache
     slots: AttentionSlots
@@ -30,10 +30,10 @@ class HostTier:
     """The CUDA stream of the forward pass, which writes the KV; None on a CPU."""
 
     def behind_forward(self) -> AbstractContextManager[Any]:
-        """Return a context in which copies run after the forward pass that may still use their slots.
+        """Return a context in which device copies are ordered after the forward pass in flight.
 
-        For a model with recurrent state, the context also waits for the current stream, because SGLang
-        copies states into the tree there and not on the forward stream.
+        For a model with recurrent state, the copies also wait for the current stream, because SGLang
+        copies states into the tree on that stream and not on the forward stream.
         """
         if self.stream is None:
             return nullcontext()

@@ -1,7 +1,8 @@
 """Multimodal items of an SGLang request's prompt, identified by the data that the model reads.
 
-SGLang replaces an item's placeholders by ids derived from a 64-bit hash, and a client may supply that
-hash. Lockstep therefore hashes the item's content itself and derives the ids in keys from this digest.
+SGLang replaces an item's placeholders by token ids derived from a 64-bit hash, which a client may
+supply. Lockstep therefore hashes the item's content itself and derives the ids in page keys from this
+digest.
 """
 
 import json
@@ -17,34 +18,36 @@ from ..items import Items, OncePerObject, RequestItem, content_digest, item_ids
 from .engine.contract import MultimodalInputs, MultimodalItem, SglangRequest
 
 TEXT_IDS = 1_000_000
-"""Text ids are below this value (SGLang's `MM_PAD_SHIFT_VALUE`); ids of items are not."""
+"""Ids of text tokens are below this value (SGLang's `MM_PAD_SHIFT_VALUE`); ids of multimodal items are
+not."""
 
 PLACEHOLDER = -1
-"""The id in keys of a placeholder that carries no part of a digest."""
+"""The id used in page keys for a placeholder that carries no part of an item's digest."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
-"""A request's token ids as SGLang has them."""
+"""A request's token ids in SGLang's form, where a multimodal item's ids come from SGLang's hash."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptItems:
-    """The items of a prompt, and the prompt's ids in keys."""
+    """The multimodal items of a prompt, and the ids that represent the prompt in page keys."""
 
     items: Items = ()
     head: bytes = b""
-    """The prompt's first ids in keys, as int32, up to and including the last placeholder."""
+    """The first of the prompt's ids in page keys, as int32, up to and including the last placeholder.
+    """
     padded: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """SGLang's token ids for the same positions as `head`."""
     in_ids: bool = True
-    """Whether the ids represent the items; otherwise the namespace must."""
+    """Whether the ids in page keys represent the items' contents; if not, the namespace must."""
 
     def ids(self, tokens: Tokens) -> bytes:
-        """Return the ids in keys for a request's first `tokens`."""
+        """Return the page-key ids of a request's first tokens, given SGLang's ids `tokens`."""
         return self.head[: len(tokens) * TOKEN_BYTES] + as_token_bytes(tokens[len(self.padded) :])
 
     def tokens(self, ids: bytes) -> Tokens:
-        """Return SGLang's token ids for a request's first ids in keys."""
+        """Return SGLang's token ids of a request's first tokens, given their page-key ids."""
         behind = np.frombuffer(ids, dtype=np.int32)[len(self.padded) :]
         return np.concatenate([self.padded[: len(ids) // TOKEN_BYTES], behind.astype(np.int64)])
 
@@ -53,14 +56,14 @@ TEXT_ALONE = PromptItems()
 
 
 class PromptsWithItems:
-    """Reads each request's items once, because SGLang drops their contents after computing them."""
+    """Reads each request's multimodal items once, before SGLang drops their contents."""
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._known = OncePerObject[PromptItems | None]()
 
     def of(self, request: SglangRequest) -> PromptItems | None:
-        """Return a request's items; None if the content of one of them is unknown here."""
+        """Return a request's multimodal items; None if this rank lacks some item's content."""
         inputs = request.multimodal_inputs
         if inputs is None:
             return TEXT_ALONE
@@ -81,7 +84,7 @@ class PromptsWithItems:
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER
-        # A separate encoder's items are not among the prompt's tokens, so their ids are unknown here.
+        # Tokens of items with a separate encoder are not in the prompt, so their ids are unknown here.
         if inputs.num_image_tokens is not None or ids.max(initial=0) >= TEXT_IDS:
             return None
         if not all(each.offsets for each in inputs.mm_items):

@@ -1,7 +1,8 @@
 """Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
 SGLang matches a request on arrival, when it orders the queue, and when it visits the request for
-admission. These matches must agree while nothing changes, or the order would change without a reason.
+admission. These matches must agree while nothing changes, because otherwise SGLang would reorder the
+queue without a reason.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from .weights import WeightsVersions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """Reports matches; `match_tree` is SGLang's own match."""
+    """Reports prefix matches to SGLang; `match_tree` is SGLang's own match."""
 
     match_tree: Callable[[MatchPrefixParams], MatchResult]
     waiting: WaitingRequests
@@ -31,7 +32,7 @@ class Matches:
     slots: AttentionSlots
 
     def report(self, result: MatchResult, params: MatchPrefixParams) -> MatchResult:
-        """Return the tree's match extended by Lockstep's host hit."""
+        """Return SGLang's match `result` with Lockstep's host hit added."""
         if params.req is None:
             return result
         device_tokens = result.device_prefix_len
@@ -40,7 +41,8 @@ class Matches:
             return result
         waiting.on_device = min(device_tokens, len(waiting))
         if self.is_held(waiting, device_tokens):
-            # The request cannot be admitted yet, but its load counts when SGLang orders the queue.
+            # The request cannot be admitted yet; report its load as a host hit so that SGLang orders
+            # the queue by it.
             coming = 0 if waiting.load is None else waiting.load.end - device_tokens
             return _with_hit(result, max(0, coming), 0, result.last_device_node)
         start, end = waiting.landed
@@ -49,7 +51,7 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # Only the whole match says where SGLang should keep a missing state.
+            # Take the position at which SGLang should keep a state from the match of the whole prefix.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)
@@ -60,20 +62,21 @@ class Matches:
         return _with_hit(result, hit, window, result.last_device_node)
 
     def is_held(self, waiting: Waiting, device_tokens: int) -> bool:
-        """Return whether a request must wait for its backup, its prefetch or its load."""
+        """Return whether a request must wait until its backup, prefetch or load has completed."""
         if waiting.held_by is not None and waiting.held_by not in self.running.backups:
             self.waiting.go_on(waiting, device_tokens)
         return self.waiting.is_busy(waiting)
 
     def _of(self, request: SglangRequest, key: RadixKey, device_tokens: int) -> Waiting | None:
-        """Return the waiting request, registering it at its first match; None if it is not cached."""
+        """Return the request's record, created at its first match; None if it is not to be cached."""
         handle, count = request.cache_request_handle, self._whole_pages(request, key)
         waiting = self.waiting.get(handle)
         if waiting is not None and len(waiting) != count:
-            # Another request with the same name, or the same request after it computed more.
+            # SGLang has reused the id for another request, or the request has computed more tokens
+            # since.
             self.waiting.forget(handle)
             waiting = None
-        # Read items even of an uncached request, because SGLang caches embeddings under their hashes.
+        # Note the items of uncached requests as well, because SGLang caches their embeddings by hash.
         prompt = None if waiting else self.weights.namespaces.items_of(request)
         if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)
@@ -91,10 +94,10 @@ class Matches:
         return waiting
 
     def _whole_pages(self, request: SglangRequest, key: RadixKey) -> int:
-        """Return how many tokens can be loaded, in whole pages.
+        """Return how many of a request's tokens can be loaded, in whole pages.
 
-        SGLang matches all tokens to order the queue, but leaves one token to compute when it admits a
-        request.
+        The length of `key` alone is too large: to order the queue SGLang matches all tokens, but it
+        leaves one token to compute when it admits the request.
         """
         asked: Any = request
         limit: int = asked._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001
@@ -103,7 +106,7 @@ class Matches:
 
 
 def _room_of(request: SglangRequest) -> int:
-    """Return a request's token count including the tokens that it may still decode."""
+    """Return a request's number of tokens, including those that it may still decode."""
     limit: int = request.sampling_params.max_new_tokens
     return _tokens_of(request) + max(0, limit - len(request.output_ids))
 
@@ -113,7 +116,7 @@ def _tokens_of(request: SglangRequest) -> int:
 
 
 def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return a match extended by `hit` host tokens that end at the node `best`."""
+    """Return a match with a host hit of `hit` tokens, continued from the tree node `best`."""
     return result._replace(
         host_hit_length=hit,
         swa_host_hit_length=window,

@@ -9,13 +9,13 @@ from ...ranks.group.host_cache import HostCache
 
 @dataclass(frozen=True, slots=True)
 class HostGauge:
-    """SGLang's host-pool metrics, in tokens; the same on every rank."""
+    """Size and free space of Lockstep's host pool in tokens, in the form that SGLang's metrics read."""
 
     host: HostCache
 
     @property
     def logical_size(self) -> int:
-        """Capacity of the host pool for full attention."""
+        """Capacity in tokens of the host pool for full attention."""
         sizes = self.host.inspection.config
         return sizes.host_pages * self.host.config.layout.page_tokens
 
@@ -26,7 +26,7 @@ class HostGauge:
 
 @dataclass(slots=True)
 class CopyCounters:
-    """Adds the bytes copied between device and host to SGLang's counters."""
+    """Adds the bytes that Lockstep copied between device and host to SGLang's counters."""
 
     host: HostCache
     told: BytesMoved = field(default_factory=BytesMoved)

@@ -17,21 +17,22 @@ NOT_KNOWN = (
     "not known on this rank: its files could not be read or have changed (see this rank's log);"
     " a version in adapter_versions avoids reading them"
 )
-"""Flight-recorder text for an adapter whose weights this rank could not identify."""
+"""Text in the flight recorder in place of the identity of an adapter that this rank could not read."""
 
 
 class Identifies(Protocol):
-    """Identifies adapters by their weights."""
+    """Identifies LoRA adapters by their weights; see `Adapters`."""
 
     def identify(self, lora_id: str) -> str | None: ...
     def look(self) -> Collection[str | None]: ...
 
 
 class Namespaces:
-    """Returns requests' namespaces for the current weights. Every rank calls it in the same order.
+    """Returns the namespace of each request, for the current weights.
 
-    The weights' version is part of the namespace. KV of other weights is therefore not found, and is
-    found again if its version returns. Exceptions are in `weights.py`.
+    Every rank calls it in the same order. The weights' version is part of the namespace. KV of other
+    weights is therefore not found, and is found again when its version returns. `weights.py` lists the
+    exceptions.
     """
 
     def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:
@@ -44,22 +45,26 @@ class Namespaces:
                 " not cached on the host"
             )
         )
-        """The item contents that belong to SGLang's item hashes."""
+        """Checks that SGLang's hash of each multimodal item has referred to one content only."""
         self._told = False
-        """Whether the warning about unknown items was logged."""
+        """Whether the warning about multimodal items of unknown content was logged."""
         self.weights = ""
-        """The weights' name since the last update; empty while they are the weights of the start."""
+        """Name of the weights since the last weight update; empty while the engine has its startup
+        weights."""
         self.cleared = ""
-        """Distinguishes namespaces after each `clear`; empty before the first."""
+        """Part of all namespaces that changes with each `clear`; empty before the first."""
 
     def look(self) -> None:
-        """Identify adapters loaded since the last call; every rank calls it."""
+        """Identify adapters loaded since the last call, and compare them across ranks.
+
+        Every rank calls it at the same point.
+        """
         found = [adapter or NOT_KNOWN for adapter in self._adapters.look()]
         if found:
             self._host.digest_facts("adapters are", *found)
 
     def items_of(self, request: SglangRequest) -> PromptItems | None:
-        """Return the items of a request to be computed; None if their contents are unknown."""
+        """Return a request's multimodal items, read before their use; None if contents are unknown."""
         found = self._items.of(request)
         if found is not None:
             self.names.note(found.items)
@@ -70,7 +75,7 @@ class Namespaces:
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None if the request must not be cached."""
         if request.input_embeds is not None or request.positional_embed_overrides is not None:
-            # Input embeddings replace tokens and have no ids.
+            # Input embeddings replace token ids, so the request's KV cannot be identified by ids.
             return None
         found = self.items_of(request)
         known = found is not None and self.names.trusted(found.items)
@@ -89,7 +94,8 @@ class Namespaces:
         parts["items"] = [] if found.in_ids else named_by_content(found.items)
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
-            # The digest exposes ranks that read different adapter files or could not read them.
+            # Ranks that read different adapter files, or could not read them, diverge here in the
+            # digest.
             self._host.digest_facts("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

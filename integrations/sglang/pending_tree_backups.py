@@ -1,9 +1,9 @@
 """Pending backups of device pages: SGLang's tree keeps the pages until all ranks have copied them.
 
-A lock on the tree path keeps the pages, so SGLang needs no fence. A retracted request is different:
-SGLang frees its pages at once, so they are copied first. A backup without room in host memory keeps its
-lock and is retried while it makes progress within every `PATIENCE_S`. Such locks together keep at most
-one in `SHARE` of the device's tokens.
+A lock on the tree path keeps a backup's pages, so SGLang needs no fence. For a retracted request SGLang
+frees the pages at once, so they are copied before that. A backup without room in host memory keeps its
+lock and is retried. It is given up after `PATIENCE_S` without progress. All such locks together keep at
+most 1/`SHARE` of the device's tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,16 +15,17 @@ from .engine.contract import Lock
 from .pools.slots import Pages
 
 PATIENCE_S = 10.0
-"""A backup without progress for this long, in agreed time, is given up."""
+"""Seconds of agreed time without progress after which a backup that waits for host memory is given up.
+"""
 SHARE = 8
 """Backups that wait for host memory keep at most 1/SHARE of the device's tokens."""
 TRIES_MAX = 4
-"""Maximum number of retries per step."""
+"""Maximum number of backups retried per step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Awaiting:
-    """A backup that waits for room in host memory."""
+    """A backup that waits for free pages in host memory."""
 
     tokens: bytes
     device_pages: Mapping[str, Pages]
@@ -41,10 +42,11 @@ class PendingTreeBackups:
     device_tokens: int
     """Capacity of the device pool, in tokens."""
     retracted: int = 0
-    """Number of retracted requests whose pages were copied before SGLang freed them."""
+    """Number of retracted requests whose computed tokens were saved to host memory before SGLang freed
+    them."""
     _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
     _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
-    """The subset of `_kept` that waits for host memory."""
+    """The backups in `_kept` that wait for host memory, by name."""
     _given: int = 0
 
     def __contains__(self, name: str) -> bool:
@@ -58,7 +60,7 @@ class PendingTreeBackups:
     def keep(
         self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str, lock: Lock
     ) -> None:
-        """Copy the part of a prefix that is not on the host; `lock` keeps its pages until then."""
+        """Back up the part of a prefix that is not on the host; `lock` keeps its pages meanwhile."""
         name = self._begin(tokens, device_pages, namespace)
         self._kept[name] = lock
         if self.host.waits_for_host_pages(name) and self._may_await(tokens):
@@ -68,10 +70,10 @@ class PendingTreeBackups:
             self._end(name)
 
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
-        """Copy the part of a prefix that is not on the host, and wait for this rank's copies.
+        """Back up the part of a prefix that is not on the host, and wait for this rank's copies.
 
-        Returns the name of the backup while other ranks still have to complete it, or None. The slots
-        may be overwritten on this rank after the return.
+        SGLang may overwrite the device slots on this rank after the return. Returns the backup's name
+        if other ranks must still complete it, else None.
         """
         self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)
@@ -90,12 +92,12 @@ class PendingTreeBackups:
             self._try_again()
 
     def give_up(self) -> None:
-        """Give up all backups that wait for room, and unlock their pages when their copies complete."""
+        """Give up all backups that wait for host memory; unlock their pages once no copy reads them."""
         for name in list(self._awaiting):
             self._end(name)
 
     def finish(self) -> None:
-        """Retry backups that wait for room while retries help, before the cache is closed."""
+        """Retry backups that wait for host memory, before the cache closes, while retries succeed."""
         host = self.host
 
         def over() -> bool:
@@ -107,7 +109,7 @@ class PendingTreeBackups:
         host.step_until(over, host.config.timeouts.flush_s)
 
     def drop(self) -> None:
-        """Drop all locks, because the tree that they belonged to is gone."""
+        """Forget all locks, because SGLang has emptied the tree that they belonged to."""
         self._kept = dict.fromkeys(self._kept)
 
     def _may_await(self, tokens: bytes) -> bool:
@@ -130,7 +132,7 @@ class PendingTreeBackups:
                 self._end(name)
 
     def _end(self, name: str) -> None:
-        """Release a backup; unlock its pages as soon as its copies have completed."""
+        """End a backup; unlock its pages now, or in `collect` if copies still read them."""
         self._awaiting.pop(name, None)
         if self.host.release(name):
             self.unlock(self._kept.pop(name))

@@ -1,7 +1,7 @@
-"""The entry point by which SGLang finds Lockstep, in each of its processes.
+"""The entry point by which SGLang finds Lockstep, in each of SGLang's processes.
 
-SGLang calls `register` whenever Lockstep is installed, even if it is not selected. Therefore this
-module imports nothing heavy until then.
+SGLang loads this module whenever Lockstep is installed, even if Lockstep is not selected. Therefore
+other modules are imported only when SGLang calls these functions.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Register Lockstep as a radix-cache backend, and its hooks."""
+    """Register Lockstep's radix-cache backend and its hooks with SGLang."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415
 
     from .hooks import NAME, register_hooks  # noqa: PLC0415
@@ -23,7 +23,7 @@ def register() -> None:
 
 
 def make(ctx: "TreeCacheBuildContext") -> "LockstepRadixCache":
-    """Create one rank's cache; SGLang calls it in the constructor of the rank's scheduler."""
+    """Create one rank's radix cache; SGLang calls it in the constructor of the rank's scheduler."""
     from .sglang_opening import open_radix_cache  # noqa: PLC0415
 
     return open_radix_cache(ctx)

@@ -1,12 +1,12 @@
 """SGLang's radix tree with Lockstep's host memory and storage below it.
 
-SGLang keeps its device tree, its allocator and its pools. Lockstep reports loadable tokens as a host
-hit. When a request fits including these tokens, slots are reserved, the load starts, and SGLang asks
-again later. After every rank has loaded them, the tokens are inserted into the tree. Computed tokens
-are backed up after the tree has taken them.
+SGLang keeps its device tree, its allocator and its pools. Lockstep reports loadable tokens to SGLang as
+a host hit. When a request fits including these tokens, Lockstep reserves device slots and starts the
+load, and SGLang asks again in later iterations. After every rank has loaded the tokens, they are
+inserted into the tree. Computed tokens are backed up after they are in the tree.
 
-SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. They become
-commands to this rank's replica. Each scheduler iteration is one step of the replica.
+SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. The calls
+become commands to this rank's replica. Each scheduler iteration is one step of the replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,13 @@ from .weights import WeightsUpdate
 
 
 class LockstepRadixCache(UnifiedRadixCache):
-    """One rank's radix tree, above one rank's replica."""
+    """SGLang's radix tree on one rank, with this rank's Lockstep cache below it."""
 
     _below: HostTier | None = None
     _queue: Sequence[SglangRequest] = ()
     """The waiting requests, in the order in which SGLang visits them in this iteration."""
     _room: SlotAllocator | None = None
-    """SGLang's memory budget for the request that it is visiting."""
+    """SGLang's memory budget for the request that it visits now; None before the first visit."""
     _admitted = 0
 
     def __init__(self, params: CacheInitParams, below: HostTier) -> None:
@@ -70,26 +70,26 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
         self._idle = False
         self._updating = False
-        """Whether a weight update is running; all copies finish before it starts."""
+        """Whether a weight update is in progress; all copies finish before it starts."""
         self.lockstep = SchedulerControls(
             host, compare_batches=below.compare_batches, write_policy=below.write_policy
         )
-        """Controls for hooks and endpoints, beyond the radix-cache methods."""
+        """Controls that hooks and endpoints use in addition to SGLang's radix-cache methods."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Match the tree, and report tokens that Lockstep can load beyond it as a host hit."""
+        """Return SGLang's match, with the tokens that Lockstep can load after it as a host hit."""
         result = super().match_prefix(params)
         return result if self._below is None else self._matches.report(result, params)
 
     def is_backuped(self, node: Node) -> bool:
-        """Return True: Lockstep looks up by tokens, so any node can be continued."""
+        """Return True, because Lockstep finds host pages by tokens and so can continue any node."""
         return True
 
     def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the prefetch started at the request's first match."""
+        """Do nothing, because Lockstep starts the prefetch at the request's first match."""
 
     def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
         """Return whether a request may be admitted in this step."""
@@ -102,7 +102,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
-        """Return how many tokens storage delivered for a request, and the first one's position."""
+        """Return how many tokens a request's prefetch has read from storage, and where they start."""
         waiting = self._waiting.get(handle)
         if waiting is None:
             return 0, None
@@ -110,7 +110,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         return (end - start, start) if end > start else (0, None)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
-        """Start to load a request that fits. None: SGLang must ask again in a later step."""
+        """Start the load of a request that fits; return None if SGLang must ask again later.
+
+        Otherwise return the number of loaded tokens and the tree node where they end.
+        """
         request = params.req
         assert request is not None
         waiting = self._waiting.get(request.cache_request_handle)
@@ -120,10 +123,11 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
-            # The tokens are already in the tree; SGLang still counts them as a host hit.
+            # The load has ended: its tokens are in the tree, and SGLang still counts them as a host
+            # hit.
             return params.host_hit_length, params.best_match_node
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
-            # Since the match, a retracted request has evicted some of these host pages.
+            # The backup of a retracted request has evicted some of the host pages since the match.
             return None
         anchor = self.lock(node)
         if not self._loads.begin(waiting, anchor, device_tokens, params.host_hit_length):
@@ -137,26 +141,26 @@ class LockstepRadixCache(UnifiedRadixCache):
         return None
 
     def will_visit(self, requests: Sequence[SglangRequest]) -> None:
-        """Record the order in which SGLang will visit waiting requests."""
+        """Record the order in which SGLang will visit waiting requests in this iteration."""
         self._queue = requests
 
     def visits(self, room: SlotAllocator, admitted: int) -> None:
-        """Record SGLang's memory budget for the request that it visits next and those after it.
+        """Record SGLang's memory budget just before SGLang visits a waiting request.
 
-        `admitted` counts the requests of this pass that have no rows yet.
+        `admitted` is the number of requests admitted in this pass that have no row yet.
         """
         self._room, self._admitted = room, admitted
 
     def finish_storage_prefetch_admission(
         self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
     ) -> None:
-        """Record that a request was admitted to the batch."""
+        """Record that SGLang has admitted a request to the next batch."""
         waiting = self._waiting.admitted(handle)
         if waiting is not None:
             self._running.admitted(handle, waiting)
 
     def release_aborted_request(self, request: CacheRequestHandle) -> None:
-        """Forget a request that will not be admitted."""
+        """Forget a request that was aborted while it waited."""
         self._waiting.forget(request)
         self._running.ended(request)
 
@@ -168,7 +172,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
-        """Evict; if no state slot is free, first finish the copies that keep states.
+        """Evict device tokens and states; if states are short, finish copies that lock some.
 
         SGLang treats a missing state slot as an error. Every rank calls this at the same point.
         """
@@ -185,7 +189,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def claim_kv_row(self, req: SglangRequest) -> bool:
         """Save a retracted request's computed tokens, because SGLang frees its slots at once."""
         if not req.finished():
-            # The device is full, so give up backups that only wait for host memory.
+            # The device is full, so unlock the pages of backups that wait for host memory.
             self._backups.give_up()
         if req.cache_request_handle in self._running and not req.finished():
             row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -199,13 +203,13 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
 
     def flush_pending_backups(self) -> None:
-        """Start the copies of the last batch's computed tokens."""
+        """Start the copies that back up the last batch's computed tokens."""
         with self._lower.behind_forward():
             self._lower.host.begin_backups()
 
     def check_hicache_events(self) -> None:
-        """Run this iteration's step: apply a verdict, follow it up, launch the next round."""
-        # Visited requests may have finished; do not keep them alive.
+        """Run this iteration's step: apply the round's verdict, start copies, launch the next round."""
+        # Drop the references to visited requests, so that finished requests are not kept alive.
         self._queue = ()
         below = self._lower
         below.host.begin_step()
@@ -219,7 +223,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 
     def ready_to_load_host_cache(self) -> int:
-        """Return -1: no layer-wise wait is needed, because loads end before admission."""
+        """Return -1 (no layer-wise wait), because loads end before their requests are admitted."""
         return -1
 
     def engine_idles(self) -> None:
@@ -227,7 +231,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._idle = True
 
     def settle(self) -> None:
-        """Run rounds until no copy accesses a slot; every rank calls it at the same point."""
+        """Run rounds until no copy accesses a device slot; every rank calls it at the same point."""
         if self._updating:
             return
         host, times = self._lower.host, self._lower.host.config.timeouts
@@ -253,7 +257,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Empty the device tree; host memory and storage keep their pages.
 
-        SGLang empties its allocator right after, so no copy may access a slot any more.
+        All copies finish first, because SGLang empties its slot allocator right after this call.
         """
         if self._below is not None:
             self.settle()
@@ -263,19 +267,20 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().reset()
 
     def weights_may_change(self) -> None:
-        """Finish all copies before a weight update; no round runs during the update.
+        """Finish all copies before a weight update, because no round runs during the update.
 
-        An update may fail on one rank only. SGLang then flushes on the other ranks but not on that one.
+        No round may run, because an update can fail on one rank alone: SGLang then flushes its cache on
+        the other ranks only.
         """
         self.settle()
         self._updating = True
 
     def weights_changed(self, taken: WeightsUpdate, update: Update) -> None:
-        """Stop finding KV of other weights than the current ones.
+        """Record the result of a weight update, and stop finding KV of other weights.
 
         Running requests are no longer backed up, because their KV mixes both weights. Nothing is cached
-        while the device holds KV of other weights. If the update ended differently on some ranks, this
-        raises on every rank.
+        while the device holds KV of other weights. If the update ended differently on some ranks, every
+        rank raises an error.
         """
         self._updating = False
         if taken is not WeightsUpdate.NOTHING:
@@ -284,53 +289,53 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep.compare_now()
 
     def weights_session_begins(self) -> None:
-        """Cache nothing until the end of a session in which weights arrive in parts."""
+        """Cache nothing until the end of a weight-update session, in which weights arrive in parts."""
         self.settle()
         self._forget_all()
         self._weights.begin_session()
 
     def weights_session_ends(self) -> None:
-        """Resume caching with the weights of the finished session."""
+        """Resume caching with the new weights after a weight-update session."""
         self._forget_all()
         self._weights.end_session(holds_nothing=self._holds_nothing)
 
     def adapters_were_loaded(self) -> None:
         """Hash adapters right after their load, before their files can change.
 
-        SGLang answers when rank 0 has loaded an adapter; this round delays the answer until every rank
-        has.
+        SGLang reports the load as done when rank 0 has loaded the adapter. The round that is run here
+        delays this report until every rank has loaded it.
         """
         self._lower.namespaces.look()
         self.lockstep.compare_now()
 
     def clear_storage_backend(self) -> bool:
-        """Start new namespaces, so that no current page in host memory or storage is found again."""
+        """Start new namespaces, so that no page now in host memory or storage is found again."""
         self._forget_all()
         self._weights.clear()
         return True
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-        """Attach a store; SGLang calls this on every rank in the same, idle iteration."""
+        """Attach a store; SGLang calls this on every rank in the same iteration, while it is idle."""
         return self.lockstep.attach(*args, **kwargs)
 
     def detach_storage_backend(self) -> tuple[bool, str]:
-        """Detach the store; SGLang calls this on every rank in the same, idle iteration."""
+        """Detach the store; SGLang calls this on every rank in the same iteration, while it is idle."""
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Check the tree, unless backups hold locks: the check would report these as a leak."""
+        """Run SGLang's check of the tree, which reports locks as leaks, unless backups hold locks."""
         if not len(self._backups):
             super().sanity_check()
 
     def release_host_resources(self) -> None:
-        """Flush pending backups together with the other ranks, and close the cache."""
+        """Finish pending backups together with the other ranks, and close the cache."""
         if self._below is not None:
             self._backups.finish()
             self._below.host.close()
         super().release_host_resources()
 
     def lockstep_state(self) -> Mapping[str, Any]:
-        """Return this rank's counters, for tests and debugging."""
+        """Return this rank's Lockstep counters by name, for tests and debugging."""
         stats = self._lower.host.stats(rounds=0)
         return {
             "rounds": stats.rounds,
@@ -354,22 +359,22 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     @property
     def _holds_nothing(self) -> bool:
-        """Whether neither the tree nor any request holds KV."""
+        """Whether the device holds no KV, neither in the tree nor of any request."""
         rows = self.req_to_token_pool
         kept = self.full_evictable_size() + self.full_protected_size()
         return not kept and rows.available_size() == rows.size
 
     @property
     def _free_states(self) -> int:
-        """Number of free state slots."""
+        """Number of free state slots on the device."""
         free: int = self.req_to_token_pool.mamba_allocator.available_size()
         return free
 
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
-        """Lock the first `count` tokens that the tree has of a request, in `slots`, or fewer.
+        """Lock the first `count` tokens of a request in the tree, or fewer if no node ends there.
 
-        A lock keeps only the window and the state at the end of its node, so fewer tokens need another
-        node.
+        `slots` are the slots of all tokens that the tree has of the request. The lock needs a node that
+        ends at `count`, because a lock keeps only the window and the state at the end of its node.
         """
         node = request.last_node
         if count < len(slots):
@@ -383,12 +388,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lock(node), slots[:count], state
 
     def _forget_all(self) -> None:
-        """Stop loads and backups for all requests known so far."""
+        """Discard the loads and stop the backups of all current requests."""
         self._waiting.forget_all()
         self._running.forget_all()
 
     def _follow(self) -> None:
-        """Unlock completed backups, and insert completed loads into the tree."""
+        """Unlock the pages of completed backups, and insert the tokens of completed loads."""
         self._backups.collect()
         self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))

@@ -46,11 +46,12 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("enable_flexkv", bool, "FlexKV replaces the same cache; remove it"),
     ("disable_radix_cache", bool, "Lockstep needs the radix cache; remove it"),
 )
-"""Each entry: name of a flag, predicate of refused values, reason."""
+"""Each entry: name of an SGLang flag, predicate that is True for refused values, reason of the refusal.
+"""
 
 
 def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
-    """Return the settings; raise `ConfigError` for any error that is visible before there is KV.
+    """Return the settings; raise `ConfigError` for any error that shows before pools exist.
 
     `resolved` has the flags with SGLang's defaults filled in.
     """

@@ -1,4 +1,4 @@
-"""Running requests: the tokens that are backed up, and the tokens saved on retraction."""
+"""Running requests: backup of their computed tokens, also when SGLang retracts them."""
 
 from array import array
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from .pools.slots import AttentionSlots
 from .waiting import Waiting
 
 Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]
-"""A lock handle on tokens in the tree, their slots, and the state slot after them, if any."""
+"""A lock on a request's first tokens in the tree, their slots, and the slot of the state after them."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request that was admitted."""
+    """A running request, from its admission until it finishes or is retracted."""
 
     namespace: str
     prompt: PromptItems
     shared: int
-    """How many of the request's leading tokens had already been computed for another request."""
+    """Number of the request's leading tokens that had been computed before, for another request."""
     backed_up: int = 0
-    """How many of the request's tokens were offered for backup."""
+    """Number of the request's leading tokens for which a backup was ordered."""
 
 
 @dataclass(slots=True)
 class RunningRequests:
-    """Running requests that may be cached, by SGLang's handles."""
+    """Running requests whose KV may be cached, by SGLang's request ids."""
 
     backups: PendingTreeBackups
     slots: AttentionSlots
@@ -42,22 +42,22 @@ class RunningRequests:
     names: ItemNames
     _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])
     _saved_by: dict[Handle, str] = field(default_factory=dict[Handle, str])
-    """Backups of retracted requests, until these wait again."""
+    """Names of backups of retracted requests, by request, until the requests are waiting again."""
 
     def __contains__(self, handle: Handle) -> bool:
         """Return whether a running request's pages may be backed up."""
         return handle in self._known
 
     def admitted(self, handle: Handle, waiting: Waiting) -> None:
-        """Record that a request was admitted to the batch."""
+        """Record that a waiting request was admitted to the batch."""
         self._known[handle] = _Running(waiting.namespace, waiting.prompt, waiting.prefix)
 
     def computed(
         self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
     ) -> None:
-        """Back up a request's tokens, of which the tree has `tree_tokens`.
+        """Back up a request's tokens; the tree has the first `tree_tokens` of them.
 
-        `keep` locks this many leading tokens, or fewer.
+        `keep` locks as many leading tokens as its argument says, or fewer.
         """
         running = self._known[request.cache_request_handle]
         count = tree_tokens
@@ -71,9 +71,9 @@ class RunningRequests:
         self.backups.keep(tokens, self.slots.pages_of(slots, state), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
-        """Save a request's computed tokens before SGLang frees the slots in its `row`.
+        """Save a request's computed tokens before SGLang frees the device slots in its `row`.
 
-        Slots can be overwritten on this rank after the return.
+        SGLang may overwrite the slots on this rank after the return.
         """
         running = self._known[request.cache_request_handle]
         count, state = self.slots.computed(request)
@@ -88,24 +88,27 @@ class RunningRequests:
             self._saved_by[request.cache_request_handle] = name
 
     def saved_by(self, handle: Handle) -> str | None:
-        """Return the backup that a retracted request must wait for; a second call returns None."""
+        """Return the backup that a retracted request must wait for, once; later calls return None."""
         return self._saved_by.pop(handle, None)
 
     def left(self, handle: Handle) -> None:
-        """Record that a request no longer runs: it finished or waits again."""
+        """Record that a request no longer runs, because it finished or was retracted."""
         self._known.pop(handle, None)
 
     def ended(self, handle: Handle) -> None:
-        """Forget a request that will not run again."""
+        """Forget a request that was aborted and will not run again."""
         self._known.pop(handle, None)
         self._saved_by.pop(handle, None)
 
     def forget_all(self) -> None:
-        """Stop backing up current requests, because their KV must not be found."""
+        """Stop backing up all current requests, because their KV must not be found."""
         self._known.clear()
         self._saved_by.clear()
 
 
 def token_bytes(tokens: "array[int]", count: int, prompt: PromptItems = TEXT_ALONE) -> bytes:
-    """Return a request's first tokens as ids in keys; `prompt` provides the leading ids."""
+    """Return the page-key ids of a request's first `count` tokens.
+
+    `prompt` provides the ids up to the prompt's last multimodal placeholder.
+    """
     return prompt.ids(np.frombuffer(tokens, dtype=np.int64)[:count])

@@ -1,4 +1,4 @@
-"""Lockstep's interface for SGLang's hooks and endpoints, beyond the radix-cache methods."""
+"""Calls that SGLang's hooks and endpoints make to Lockstep, besides the radix-cache methods."""
 
 import logging
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from .engine.sglang_settings import store_to_attach
 log = logging.getLogger(__name__)
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
-"""Facts of a batch that must be equal on every rank."""
+"""Description of a batch, for the digest; ranks whose descriptions differ have diverged."""
 
 COMPARE_S = 5.0
-"""How long a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
+"""Seconds that a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
 
 VERDICT_S = 1e-6
-"""I/O wait of a step that must return the verdict of its round: practically none."""
+"""I/O wait, in seconds, of a step that is run only to get its verdict: as short as possible."""
 
 
 class SchedulerControls:
@@ -40,18 +40,18 @@ class SchedulerControls:
         self._batch: Facts = ()
         store = host.config.store
         self.storage_scheme = "none" if store is None else parse_uri(store).scheme
-        """The store's name in the details of a request's cached tokens (`cached_tokens_details`)."""
+        """URI scheme of the attached store, or `none`; SGLang reports it in `cached_tokens_details`."""
 
     @property
     def agreed_s(self) -> float:
-        """The time that all ranks agreed on, in seconds; constant within a step."""
+        """Time in seconds that all ranks agreed on; constant within a step."""
         return self._host.inspection.agreed_ms / 1000
 
     def batch_is_next(self, batch: ForwardBatch) -> None:
-        """Add the next batch to the digest, so that ranks whose batches differ are named.
+        """Add the next batch to the state digest, so that an error names ranks whose batches differ.
 
-        With `compare_batches`, ranks compare before any of them computes the batch; otherwise in the
-        round of the next iteration.
+        With `compare_batches`, ranks compare the digest before any of them computes the batch,
+        otherwise in the round of the next iteration.
         """
         self._batch = batch_facts(batch, each=self._compare_batches)
         self._host.digest_facts("batch", *self._batch)
@@ -59,11 +59,11 @@ class SchedulerControls:
             self.compare_now()
 
     def compare_now(self) -> None:
-        """Run one round and wait for it; raise an error with the difference if ranks diverged."""
+        """Run one round and wait for its verdict; raise an error that says how ranks have diverged."""
         self._host.step(idle_s=VERDICT_S)
 
     def batch_failed(self) -> None:
-        """Log this rank's failed batch, and whether the other ranks computed the same one."""
+        """Log this rank's failed batch, and whether the other ranks' batches were the same."""
         rank = self._host.rank
         log.error("rank %d failed in the batch %s", rank, self._batch)
         found = self._host.compare(COMPARE_S)
@@ -108,7 +108,7 @@ class SchedulerControls:
         return True, ""
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
-        """Run rounds until all ranks have decided; return why they refused, or an empty string."""
+        """Run rounds until all ranks have decided on a proposal; return why it failed, or ""."""
         try:
             proposal = propose()
         except (ConfigError, UsageError) as error:
@@ -120,11 +120,11 @@ class SchedulerControls:
 
 
 def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
-    """Return the batch's mode and the share of each request that the batch computes.
+    """Return the batch's mode and the tokens of each request that the batch computes.
 
-    A prefill lists each request by id, with its cached and its computed tokens. Other modes give the
-    number of requests or, with `each`, every request with its output length: these change little
-    between passes.
+    A prefill lists each request's id, its cached tokens and its end. For other modes, which change
+    little between passes, the number of requests is enough; with `each`, every request is listed with
+    its output length.
     """
     mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
     if batch.forward_mode.is_extend():

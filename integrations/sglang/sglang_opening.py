@@ -1,4 +1,4 @@
-"""Opens Lockstep under one rank's SGLang scheduler; every rank does so in its constructor."""
+"""Opens Lockstep below one rank's SGLang tree, in the constructor of the rank's scheduler."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
-    """Return this rank's tree with Lockstep below it. Collective over the engine's ranks."""
+    """Return this rank's radix tree with Lockstep below it; every rank must call it."""
     settings = read_settings(ctx.server_args, get_memory(), sglang.__version__)
     params = ctx.params
     allocator = params.token_to_kv_pool_allocator
@@ -51,7 +51,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     if STATE_POOL in pools:
         components.append(ComponentType.MAMBA)
         slots = StateSlots(allocator, params.req_to_token_pool, params.page_size)
-    # SGLang would create HiCache in `create_unified_radix_cache`, so that function is not used.
+    # Create the tree here, because SGLang's `create_unified_radix_cache` would also create HiCache.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
     namespaces = Namespaces(host, identity.adapters(ctx.tp_worker), page_tokens=params.page_size)
@@ -119,7 +119,8 @@ def _components(
     if WINDOW_POOL in pools:
         window = SlidingWindow(
             pool=WINDOW_POOL,
-            # A draft model that attends further back retains more than the target model's window.
+            # SGLang may retain more than the target model's window, for a draft model with a longer
+            # window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
             host_pages=sizes[WINDOW_POOL],
@@ -128,7 +129,7 @@ def _components(
     if STATE_POOL in pools:
         state = Recurrent(
             pool=STATE_POOL,
-            # SGLang chooses where it keeps a state; any page boundary is possible.
+            # Allow a state at every page boundary, because SGLang chooses where it keeps states.
             checkpoint_tokens=params.page_size,
             layout=pools[STATE_POOL].layout,
             host_pages=sizes[STATE_POOL],

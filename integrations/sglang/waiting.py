@@ -1,7 +1,7 @@
 """Requests that wait for admission, with their prefetches and loads.
 
-A request is known from its first match until it is admitted or aborted. Meanwhile SGLang asks about it
-repeatedly, on every rank in the same step:
+A request is registered at its first match and forgotten when it is admitted or aborted. Meanwhile
+SGLang asks about it repeatedly, on every rank in the same step:
 
     match       which tokens can be loaded beyond those on the device
     load        starts once the request fits with these tokens; SGLang asks again in a later step
@@ -21,34 +21,35 @@ from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
-"""Number of steps that a loaded request waits for the loads that started with its own.
+"""Maximum number of steps that a loaded request waits for loads that started together with its load.
 
-Loads that start together end a step or two after each other. A rank reports a copy in the step after
-its end; at pipeline depth 1 the verdict is applied one step later.
+Loads that start together end within a step or two of each other. A rank reports a completed copy in the
+next step; at pipeline depth 1 the verdict is applied one step later.
 """
 
 LANDED_FIRST_STEPS = 8
-"""Number of steps that other requests wait for the admission of a loaded one."""
+"""Maximum number of steps that other requests wait until a request with a completed load is admitted.
+"""
 
 NEVER = -LANDED_FIRST_STEPS
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One load of a request: tokens `start` to `end`."""
+    """One load of a request's tokens `start` to `end` from host memory to the device."""
 
     start: int
     end: int
     reserved: Reserved
     anchor: Lock
-    """The lock on the device prefix that the load continues."""
+    """The lock on the tokens before `start`, which are in SGLang's tree."""
     step: int = 0
     """The step in which the load started."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One waiting request."""
+    """A request that waits for admission."""
 
     tokens: bytes
     """Token ids of the prompt's whole pages, as int32."""
@@ -56,12 +57,14 @@ class Waiting:
     extra_key: str | None = None
     cache_salt: str | None = None
     name: str = ""
-    """A name unique and equal on every rank, set on arrival (SGLang reuses handles)."""
+    """The request's name in the replica: unique, equal on every rank (SGLang reuses its request ids).
+    """
     prompt: PromptItems = TEXT_ALONE
     room: int = 0
-    """Device tokens needed in total, including the tokens to decode."""
+    """Number of device tokens that the request needs in total, including tokens still to be decoded."""
     held_by: str | None = None
-    """The backup of a retracted request, which must complete before the request is prefetched."""
+    """Name of the backup that must complete before a retracted request is prefetched; None if there is
+    none."""
     prefix: int = 0
     """How many of the request's tokens are on the device or loadable, as of the last match."""
     on_device: int = 0
@@ -69,49 +72,52 @@ class Waiting:
     load: Load | None = None
     """The request's load in flight."""
     landed: tuple[int, int] = (0, 0)
-    """The token range (start, end) that loads have brought to the device."""
+    """Token range (start, end) that this request's loads have brought to the device."""
     landed_at: int = NEVER
-    """The step in which the last load completed."""
+    """The step in which the request's last successful load completed."""
     dropped: bool = False
-    """Whether the request left (admission or abort) while its load was in flight."""
+    """Whether the request was admitted or aborted while its load was in flight."""
     unwanted: bool = False
-    """Whether the load in flight must be discarded because the weights changed."""
+    """Whether to discard the load in flight, because the weights have changed."""
 
     def __len__(self) -> int:
-        """Return the number of tokens in whole pages."""
+        """Return the request's number of tokens in whole pages."""
         return len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """Waiting requests, by SGLang's handles."""
+    """Requests that wait for admission, by SGLang's request ids."""
 
     host: HostCache
     prefetch_threshold_tokens: int
     loaded: int = 0
-    """Number of loads whose tokens were usable."""
+    """Number of loads that succeeded and were not discarded."""
     loaded_tokens: int = 0
     _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
     _loading: dict[Waiting, Load] = field(default_factory=dict[Waiting, Load])
-    """Loads in flight in start order, including those of aborted requests."""
+    """Loads in flight, in the order of their starts, including those of aborted requests."""
     _landed: list[Waiting] = field(default_factory=list[Waiting])
-    """Waiting requests whose loads have just completed."""
+    """Waiting requests whose loads completed within the last `LANDED_FIRST_STEPS` steps."""
     _arrivals: int = 0
     _steps: int = 0
 
     def get(self, handle: Handle) -> Waiting | None:
-        """Return a waiting request, or None if it is unknown."""
+        """Return a waiting request, or None if no such request is waiting."""
         return self._known.get(handle)
 
     def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
-        """Return the requests visited after `first`: those in `handles` in order, then the rest."""
+        """Return the waiting requests that SGLang visits after `first`.
+
+        These follow the order of `handles`; requests that are not in `handles` come last.
+        """
         known = self._known
         visited = {handle: known[handle] for handle in handles if handle in known}
         in_order = list((visited | known).values())
         return in_order[in_order.index(first) + 1 :]
 
     def arrive(self, handle: Handle, waiting: Waiting, device_tokens: int) -> None:
-        """Register a request, and prefetch its tokens from storage."""
+        """Register a request, and prefetch its tokens from storage unless it must wait for a backup."""
         self._arrivals += 1
         waiting.name = f"r{self._arrivals}"
         self._known[handle] = waiting
@@ -119,12 +125,12 @@ class WaitingRequests:
             self._prefetch(waiting, device_tokens)
 
     def go_on(self, waiting: Waiting, device_tokens: int) -> None:
-        """Start the prefetch of a retracted request after its backup has completed."""
+        """Start the prefetch of a retracted request, because its backup has completed."""
         waiting.held_by = None
         self._prefetch(waiting, device_tokens)
 
     def is_busy(self, waiting: Waiting) -> bool:
-        """Return whether a prefetch, a load or a backup keeps a request from admission."""
+        """Return whether a request cannot be admitted yet because of a prefetch, load or backup."""
         return (
             waiting.load is not None
             or waiting.held_by is not None
@@ -132,13 +138,13 @@ class WaitingRequests:
         )
 
     def waits_for_others(self, waiting: Waiting) -> bool:
-        """Return whether SGLang should skip a request in this step because of other loads.
+        """Return whether SGLang should skip a request in this step because of other requests' loads.
 
-        While loads are in flight, other requests would find no room, and SGLang would stop admitting
-        until a request finishes. Loaded tokens should be used before room is made for more. A loaded
-        request waits briefly for loads that started with its own, so that one batch computes them all.
-        Others wait at most `LANDED_FIRST_STEPS` for its admission; after that its tokens may have been
-        evicted.
+        While loads are in flight, other requests would find no room, and SGLang would then stop
+        admitting until a request finishes. Loaded tokens should also be used before they are evicted to
+        make room for more. A loaded request waits up to `TOGETHER_STEPS` for loads that started
+        together with its load, so that one batch computes all of them. Other requests wait up to
+        `LANDED_FIRST_STEPS` for its admission.
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
@@ -148,7 +154,7 @@ class WaitingRequests:
         return bool(self._landed) or any(not each.dropped for each in self._loading)
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
-        """Return how many tokens can be loaded beyond those on the device; whole pages."""
+        """Return how many tokens after those on the device can be loaded from host memory."""
         found = self.host.match_host(
             waiting.name, waiting.tokens, waiting.namespace, device_tokens=device_tokens
         )
@@ -156,7 +162,7 @@ class WaitingRequests:
         return found
 
     def begin_load(self, waiting: Waiting, load: Load) -> None:
-        """Start to load the tokens that `hit` reported, into the reserved slots."""
+        """Start to load the tokens that `hit` reported, into the device slots of `load`."""
         self.host.load(
             waiting.name,
             waiting.tokens[: load.end * TOKEN_BYTES],
@@ -167,9 +173,9 @@ class WaitingRequests:
         waiting.load = self._loading[waiting] = load
 
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
-        """Yield loads that ended on every rank, each with whether its tokens may be used.
+        """Yield each load that ended on every rank, and whether its tokens may be used.
 
-        No copy accesses their slots any more; the caller owns the slots from here on.
+        No copy accesses the load's slots any more, so the caller owns them from then on.
         """
         self._steps += 1
         self._landed = [each for each in self._landed if self._has_just_landed(each)]
@@ -192,7 +198,7 @@ class WaitingRequests:
             yield waiting, load, good
 
     def admitted(self, handle: Handle) -> Waiting | None:
-        """Count an admitted request's hit, and forget the request."""
+        """Count an admitted request's hit in the statistics, and forget the request."""
         waiting = self._known.get(handle)
         if waiting is not None and len(waiting):
             count = waiting.on_device
@@ -200,7 +206,7 @@ class WaitingRequests:
         return self.forget(handle)
 
     def forget(self, handle: Handle) -> Waiting | None:
-        """Forget an admitted or aborted request; a load in flight is still followed to its end."""
+        """Forget an admitted or aborted request; if a load is in flight, `ended` still yields it."""
         waiting = self._known.pop(handle, None)
         if waiting is None:
             return None
@@ -213,7 +219,7 @@ class WaitingRequests:
         return waiting
 
     def forget_all(self) -> None:
-        """Forget all requests, and discard the results of their prefetches and loads."""
+        """Forget all waiting requests, and discard the results of their prefetches and loads."""
         for handle in list(self._known):
             self.forget(handle)
         for waiting in self._loading:

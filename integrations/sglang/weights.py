@@ -1,9 +1,9 @@
-"""Versions of the weights: KV of other weights is neither found nor written (rule R16).
+"""Versions of the weights: KV of other weights than the current ones is not found (rule R16).
 
-A named version is part of every namespace. Its pages stay in host memory and storage, and are found if
-the version returns. Weights without a name could be anything: KV computed with them is found until the
-next update, and is not written to storage. An update to or from unnamed weights discards the host
-pages; storage keeps its objects.
+Weights with a name (a version or a digest) have it in every namespace. Their pages stay in host memory
+and storage, and are found if the same weights return. Weights without a name could be anything. KV
+computed with them is found until the next update, and is not written to storage. An update to or from
+weights without a name discards the host pages; storage keeps its objects.
 """
 
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsUpdate(Enum):
-    """Result of an update on this rank."""
+    """Result of a weight update on this rank."""
 
     ALL = "applied"
     NOTHING = "not applied"
@@ -28,7 +28,7 @@ class WeightsUpdate(Enum):
 
 @dataclass(slots=True)
 class _Session:
-    """A session of updates: weights arrive in parts and are complete at its end."""
+    """A weight-update session of SGLang: weights arrive in parts and are complete at its end."""
 
     versions: set[str] = field(default_factory=set[str])
     is_known: bool = True
@@ -43,29 +43,30 @@ class _Session:
 class WeightsVersions:
     """Follows one engine's weight updates. Every rank calls it in the same step.
 
-    `holds_nothing` says whether the device holds no KV at that moment.
+    The argument `holds_nothing` says whether the device holds no KV at the time of the call.
     """
 
     host: HostCache
     namespaces: Namespaces
     initial: str
-    """The name of the weights at startup."""
+    """The name of the weights at startup: the user's version or a digest of the weight files."""
     name: Callable[[Update], str | None]
-    """Returns the name of updated weights; None if they have no name."""
+    """Returns the name of the weights that an update brings; None if they have no name."""
     _name: str | None = ""
-    """The current weights' part of namespaces; empty for the weights at startup."""
+    """The part of namespaces for the current weights: empty for the startup weights, None without a
+    name."""
     _tree_is_stale: bool = False
-    """Whether the engine's tree may have KV of other weights than the current ones."""
+    """Whether SGLang's device tree may have KV of other weights than the current ones."""
     _session: _Session | None = None
     _cleared: int = 0
 
     @property
     def may_cache(self) -> bool:
-        """Whether the weights are complete and all device KV belongs to them."""
+        """Whether the weights are complete and all KV on the device was computed with them."""
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
-        """Record the result of an update; ranks with different results raise in the next round."""
+        """Record a weight update's result; if it differs between ranks, the next round raises."""
         self.host.digest_facts("result of a weight update is", taken.value)
         if taken is WeightsUpdate.NOTHING:
             return
@@ -77,25 +78,25 @@ class WeightsVersions:
             self._session.versions.add(update.version)
 
     def begin_session(self) -> None:
-        """Cache nothing from now on, because any part of the weights may change at any time."""
+        """Stop caching, because any part of the weights may change until the session's end."""
         self._session = _Session()
 
     def end_session(self, *, holds_nothing: bool) -> None:
-        """Name the weights after the session.
+        """End a weight-update session, and name the weights after it.
 
-        A name that the weights already had before the session would be ambiguous, so the result has no
-        name. Weights that another process wrote in place have no name either.
+        If the new name were that of the weights before the session, it would be ambiguous, so the
+        weights get no name. Weights that another process wrote in place have no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))
         self._become(None if self._part(name) == self._name else name, holds_nothing)
 
     def tree_is_new(self) -> None:
-        """Record that the engine has emptied its tree."""
+        """Record that SGLang has emptied its device tree."""
         self._tree_is_stale = False
 
     def clear(self) -> None:
-        """Start new namespaces, so that no current page in host memory or storage is found again."""
+        """Start new namespaces, so that no page now in host memory or storage is found again."""
         self._cleared += 1
         life = self.host.inspection.config.life.hex()
         self.namespaces.cleared = f"{life} {self._cleared}"
@@ -111,7 +112,7 @@ class WeightsVersions:
             self._tell(name)
 
     def _part(self, name: str | None) -> str | None:
-        """Return the weights' part of namespaces; empty for the weights at startup."""
+        """Return the part of namespaces for weights of this name; empty for the startup weights."""
         return "" if name == self.initial else name
 
     def _tell(self, name: str | None) -> None:

@@ -12,27 +12,29 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 Node: TypeAlias = Any
-"""SGLang's name for a tree node: an integer, except for sessions (which Lockstep refuses)."""
+"""SGLang's id of a node in its radix tree: an integer, except in the session caches that Lockstep
+refuses."""
 
 Lock: TypeAlias = Any
 """A lock handle: unlocks the tree path that it locked."""
 
 Handle: TypeAlias = Any
-"""SGLang's name for a waiting request; hashable, and the same on every rank."""
+"""SGLang's id of a waiting request; hashable, and the same on every rank."""
 
 
 class KvRow(Protocol):
-    """The location of a request's KV on the device."""
+    """The location of a request's KV on the device, as SGLang records it."""
 
     req_pool_idx: Any
     kv_committed_len: int
     mamba_pool_idx: torch.Tensor | None
-    """The slot of the recurrent state that the request's computation updates."""
+    """The state-pool slot whose recurrent state is updated as the request's tokens are computed."""
     mamba_ping_pong_track_buffer: Any
-    """Slots of tracked snapshots of the state, chosen by the indices below."""
+    """State-pool slots into which SGLang copies the request's recurrent state from time to time."""
     mamba_last_track_idx: Any
     mamba_last_track_seqlen: int | None
-    """The number of tokens that the last tracked state covers, until the tree takes that state."""
+    """Number of tokens that the last of these state copies covers; None after the tree has taken the
+    copy."""
     mamba_prev_track_seqlen: int | None
 
 
@@ -42,28 +44,31 @@ class MultimodalItem(Protocol):
     modality: Enum
     format: Enum
     hash: int | None
-    """The key under which SGLang caches the item's embeddings; a client may supply this hash."""
+    """The key under which SGLang caches the multimodal item's embeddings; a client may supply this
+    hash."""
     pad_value: int | None
     pad_values: Sequence[int] | None
-    """The ids that replace the item's placeholders, in turn; None if `pad_value` is the only one."""
+    """Token ids that replace the item's placeholders, in order; None if `pad_value` replaces all of
+    them."""
     offsets: Sequence[tuple[int, int]] | None
-    """The first and last position of each run of the item's placeholders."""
+    """The first and last token position of each run of the multimodal item's placeholders."""
     feature: object | None
-    """The encoder's input for the item; None after SGLang has consumed it."""
+    """The encoder's input for the multimodal item; None after SGLang has consumed it."""
     precomputed_embeddings: object | None
-    """Embeddings of the item that an encoder in another process computed."""
+    """Embeddings of the multimodal item, computed by an encoder in another process."""
     model_specific_data: dict[str, object]
 
 
 class MultimodalInputs(Protocol):
-    """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the items of a prompt."""
+    """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the multimodal items of a prompt."""
 
     num_image_tokens: int | None
-    """The number of tokens in a separate (cross-attention) encoder; None if the model has none."""
+    """Number of tokens that a separate (cross-attention) encoder computes; None if the model has none.
+    """
 
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
-        """The items; those of one modality are in the order of the prompt."""
+        """The prompt's multimodal items; items of one modality are in the order of the prompt."""
         ...
 
 
@@ -91,16 +96,16 @@ class SglangRequest(Protocol):
 
 
 class SlotAllocator(Protocol):
-    """The memory that SGLang can still allocate in one pass, after its existing commitments."""
+    """Device memory that SGLang's scheduler can still give to requests in one admission pass."""
 
     @property
     def remaining_total(self) -> float:
-        """Return the number of full-attention tokens that still fit."""
+        """Return for how many more full-attention tokens there is room."""
         ...
 
     @property
     def remaining_swa(self) -> float:
-        """Return the number of sliding-window tokens that still fit; 0 for a model without windows."""
+        """Return for how many sliding-window tokens there is room; 0 for a model without windows."""
         ...
 
 
@@ -115,7 +120,7 @@ class PagedAllocator(Protocol):
 
 
 class WindowAllocator(Protocol):
-    """Allocator of full-attention slots, and of window slots for some of their tokens."""
+    """Allocator of a windowed model: full-attention slots for all tokens, window slots for some."""
 
     full_to_swa_index_mapping: torch.Tensor
 
@@ -133,7 +138,7 @@ class WindowAllocator(Protocol):
 
 
 class StateRows(Protocol):
-    """Rows of running requests, and the allocator of state slots (requests' and the tree's)."""
+    """SGLang's table of running requests (one row each), with the allocator of state slots."""
 
     enable_mamba_extra_buffer: bool
     mamba_ping_pong_track_buffer_size: int
@@ -168,7 +173,8 @@ class LatentBuffers(Protocol):
     """Tensors and geometry of a latent-attention pool."""
 
     buffers: object
-    """A tuple with one tensor [tokens, 1, elements] per layer, or another object for other layouts."""
+    """A tuple with one tensor [tokens, 1, elements] per layer; any other type means an unsupported
+    layout."""
     device_layer_num: int
     page_size: int
     kv_cache_dim: int

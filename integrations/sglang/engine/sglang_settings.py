@@ -24,27 +24,27 @@ from ...plugin_settings import ServingSettings
 WHERE = "--hicache-storage-backend-extra-config"
 
 BACKEND = "dynamic"
-"""The storage backend that must be set in SGLang so that SGLang requests prefetches."""
+"""The value of `--hicache-storage-backend` with which SGLang requests prefetches from Lockstep."""
 
 log = logging.getLogger(__name__)
 
 FORMER_KEYS = {"witness": "compare_batches"}
 """Keys of the extra configuration that were renamed, by their former names."""
 NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-"""Keys by which SGLang would find a HiCache backend. Lockstep ignores them."""
+"""Keys by which SGLang would find a HiCache backend; Lockstep ignores these keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(Settings):
-    """SGLang's flags for HiCache, after SGLang has resolved them."""
+    """SGLang's command-line flags for HiCache, with SGLang's defaults filled in."""
 
     hicache_ratio: Annotated[float, Meta(gt=0, le=1e6)] | None
-    """Host pages per device page, used if no size is given."""
+    """Number of host pages per device page; used only if no host memory size is given."""
     hicache_size: Count
-    """Host memory for pages on each rank, in GB; 0 means that the ratio applies."""
+    """Host memory for pages on each rank, in GB; 0 means that `hicache_ratio` sets the size."""
     hicache_write_policy: WritePolicy
     hicache_host_memory_mode: Literal["cache"]
-    """The only mode that Lockstep supports: host memory is a cache."""
+    """SGLang's use of host memory; Lockstep supports only `cache`."""
     hicache_storage_backend: str | None
     hicache_storage_backend_extra_config: str | None
     hicache_storage_prefetch_policy: StopRule
@@ -66,18 +66,21 @@ class Flags(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraSettings(ServingSettings):
-    """The keys of the extra configuration; equal on every rank."""
+    """The keys of HiCache's extra configuration that Lockstep reads; equal on every rank."""
 
     where: ClassVar[str] = WHERE
 
     compare_batches: bool = False
-    """Whether ranks compare each batch before any of them computes it."""
+    """Whether ranks compare each batch with the other ranks before they compute the batch."""
     prefetch_threshold: Count = 0
-    """A request is prefetched only if it has at least this many tokens beyond those on the device."""
+    """Minimum number of a request's tokens that are not on the device, for the request to be
+    prefetched."""
     prefetch_timeout_base: StopTime | None = None
-    """Sets `base_s` of the stop policy if no stop policy is given."""
+    """SGLang's name for `base_s` of the prefetch stop policy, in seconds; mutually exclusive with
+    `stop_policy`."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """Sets `per_ki_token_s` of the stop policy if no stop policy is given."""
+    """SGLang's name for `per_ki_token_s` of the prefetch stop policy; mutually exclusive with
+    `stop_policy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class DevicePoolSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangSettings:
-    """All settings given by the user; equal on every rank."""
+    """All user settings of the plug-in under SGLang; equal on every rank."""
 
     plugin: ExtraSettings
     flags: Flags
@@ -109,7 +112,7 @@ class SglangSettings:
         """
         settings, device = self.plugin, pools[main].device_pages
         size_gb = self.flags.hicache_size
-        # SGLang fills in its own default before it creates a cache, so None is rare here.
+        # The ratio is rarely None, because SGLang fills in its own default before it creates a cache.
         ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
         if settings.host_pages is not None:
             ratio = settings.host_pages / device
@@ -123,7 +126,7 @@ class SglangSettings:
                     f" ({pools[main].page_bytes} bytes and its share of the other pools); raise"
                     " --hicache-size or host_memory_gib"
                 )
-        # The epsilon keeps rounding errors from making an exact page count one too small.
+        # The epsilon keeps a floating-point error in `ratio` from lowering an exact page count by one.
         return {
             name: max(1, math.floor(ratio * each.device_pages + 1e-6))
             for name, each in pools.items()
@@ -133,8 +136,8 @@ class SglangSettings:
 def parse(resolved: object) -> SglangSettings:
     """Return the settings; raise `ConfigError` with the invalid flag or key.
 
-    `resolved` has SGLang's flags as attributes. If the extra configuration is `@path`, that file is
-    read.
+    `resolved` has SGLang's flags as attributes, with defaults filled in. If the extra configuration is
+    `@path`, that JSON file is read.
     """
     found = {each.name: getattr(resolved, each.name) for each in fields(Flags)}
     flags = read_settings(Flags, found, "SGLang's flags")
@@ -166,8 +169,8 @@ def store_to_attach(
 ) -> str:
     """Return the URI of the store to attach while the engine runs.
 
-    `policies` maps a policy's name to the requested value and the value at startup. Raises
-    `ConfigError` if the request would change a policy or any other setting.
+    `policies` maps each policy's name to the requested value and the value at startup. Raises
+    `ConfigError` if the attach request would change a policy or any other setting.
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")
@@ -181,9 +184,9 @@ def store_to_attach(
 
 
 def _ours(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys that are not SGLang's own, under their present names.
+    """Return the extra configuration without SGLang's own keys, with former names replaced.
 
-    Logs a warning for a former name. Raises `ConfigError` if both names of a key are given.
+    Logs a warning for a former name. Raises `ConfigError` if a key is given under both names.
     """
     ours = {key: value for key, value in extra.items() if key not in NAMES_A_BACKEND}
     for former, name in FORMER_KEYS.items():

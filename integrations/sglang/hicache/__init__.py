@@ -1,1 +1,1 @@
-"""Any Lockstep store as the storage backend of SGLang's HiCache; HiCache keeps its own votes."""
+"""Any Lockstep store as HiCache's storage backend; ranks agree by HiCache's votes, not Lockstep's."""

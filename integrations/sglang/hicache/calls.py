@@ -1,8 +1,8 @@
 """HiCache's storage calls on a Lockstep store: any failure counts as a miss and is logged.
 
-SGLang calls from its own threads, and an exception would end them. Therefore no exception leaves this
-class after the store is open. A page's result is True only if the store verified the page (read) or
-confirmed that it has the page (write).
+SGLang calls the storage from its own threads, which an exception would end. Therefore no exception
+leaves this class after the store is open. A page's result is True only if the store has verified the
+page (read) or confirmed that it holds the page (write).
 """
 
 import logging
@@ -30,18 +30,19 @@ from .pages import PageBatch, PoolPages
 from .prefixes import LookupResult, names_asked, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
-"""Number of calls remembered until SGLang next collects metrics."""
+"""Maximum number of read calls, and of write calls, kept until SGLang next collects metrics."""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
-"""Outcomes that are logged here. Stores log corrupt pages themselves, and a missing page is normal."""
+"""Read and write outcomes that this module logs. Stores log corrupt pages; a missing page is no error.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MovedPages:
-    """Size and bandwidth of one call that moved pages."""
+    """Page count and bandwidth of one read or write call."""
 
     pages: int
     gb_per_s: float
@@ -55,7 +56,7 @@ class _Pool:
 
 
 class HiCacheCalls:
-    """Pages of one rank's host pools in one store. Thread-safe."""
+    """Reads and writes the pages of one rank's HiCache host pools in one store. Thread-safe."""
 
     def __init__(self, config: StorageConfig, facts: EngineFacts) -> None:
         """Check the settings without opening a store; raise `ConfigError` for invalid ones."""
@@ -76,7 +77,7 @@ class HiCacheCalls:
         self._written: deque[MovedPages] = deque(maxlen=_CALLS_KEPT)
 
     def open(self, pool: HicacheHostPool) -> None:
-        """Open the store for the main pool; raise `ConfigError` with the reason if that fails."""
+        """Register the main pool and open the store; raise `ConfigError` if either fails."""
         self.add_pool(KV, pool)
         pages, names = self._pools[KV].pages, self._pools[KV].names
         self._store.open(pages.memory, self._settings.open_timeout_s)
@@ -89,7 +90,7 @@ class HiCacheCalls:
         )
 
     def add_pool(self, name: str, pool: HicacheHostPool) -> None:
-        """Register a pool for later calls; raise `ConfigError` if its pages cannot be stored."""
+        """Register a host pool for later calls; raise `ConfigError` if its pages cannot be stored."""
         pages = PoolPages(name, pool)
         version = self._settings.weights_version
         names = pool_names(
@@ -107,7 +108,10 @@ class HiCacheCalls:
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:
-        """Return which prefixes of `keys` can be restored, over all pools of `transfers`."""
+        """Return which prefixes of `keys` can be restored, given the store's pages of all pools.
+
+        `transfers` names the other pools, each with its hit policy.
+        """
         by = time.monotonic() + self._settings.exists_timeout_s
         there: set[ObjectName] = set()
 
@@ -133,11 +137,11 @@ class HiCacheCalls:
         return result
 
     def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Read pages into a pool; False for each page that was not read and verified."""
+        """Read pages into a pool; return one flag per page, False unless read and verified."""
         return self._move("read", pool, keys, indices)
 
     def write(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Write pages of a pool; False for each page that the store does not have afterwards."""
+        """Write pages of a pool; return one flag per page, False unless the store now has it."""
         return self._move("written", pool, keys, indices)
 
     def read_flat(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
@@ -149,9 +153,9 @@ class HiCacheCalls:
         return self._move_flat("written", keys, [page.contiguous() for page in pages])
 
     def clear(self) -> bool:
-        """Remove this rank's pages of this namespace (model and weights); return whether all are gone.
+        """Remove this rank's pages of this model and its weights; return whether all are gone.
 
-        Other ranks remove their own pages. Pages of other namespaces stay in the store.
+        Other ranks remove their own pages. Pages of other models and weights stay in the store.
         """
         by = time.monotonic() + self._settings.clear_timeout_s
         try:
@@ -164,7 +168,7 @@ class HiCacheCalls:
         return gone
 
     def take_moved(self) -> tuple[list[MovedPages], list[MovedPages]]:
-        """Return the calls that read and that wrote pages since the last `take_moved`."""
+        """Return the read calls and the write calls that moved pages since the last `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
             self._read.clear()
@@ -204,7 +208,7 @@ class HiCacheCalls:
         keys: Sequence[str],
         batches: Callable[[], Iterable[PageBatch]],
     ) -> list[bool]:
-        """Execute the batches one after the other, with one deadline for all of them."""
+        """Read or write batches of pages one after the other, with one deadline for all of them."""
         went_well = [False] * len(keys)
         began = time.monotonic()
         limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s

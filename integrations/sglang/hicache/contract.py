@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 
 BufferMeta = tuple[Sequence[int], Sequence[int]]
-"""Addresses and byte counts of pieces: the same number of pieces per page, page after page."""
+"""Addresses and byte counts of all pieces of a list of pages; each page has the same number of pieces.
+"""
 
 
 class StorageConfig(Protocol):
-    """`hicache_storage.HiCacheStorageConfig`: this rank's position, and the user's settings."""
+    """`hicache_storage.HiCacheStorageConfig`: this rank's position in its groups, and settings."""
 
     tp_rank: int
     tp_size: int
@@ -33,7 +34,7 @@ class StorageConfig(Protocol):
 class HicacheHostPool(Protocol):
     """`pool_host.base.HostKVCache` or an equivalent: pages in host memory.
 
-    Indices are slots. A page has `page_size` slots and is identified by its first slot.
+    Indices are slot numbers. A page has `page_size` slots and is identified by its first slot.
     """
 
     page_size: int
@@ -41,7 +42,7 @@ class HicacheHostPool(Protocol):
     dtype: torch.dtype
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> BufferMeta | None:
-        """Return where the bytes of pages lie; None if the pool cannot say, or an error."""
+        """Return where the pages' bytes lie; return None or raise if the pool cannot say."""
         ...
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
@@ -49,7 +50,7 @@ class HicacheHostPool(Protocol):
         ...
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:
-        """Return a tensor with the dtype and length of a flat page."""
+        """Return any tensor with the dtype and length of one page's bytes."""
         ...
 
     def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
@@ -60,8 +61,8 @@ class HicacheHostPool(Protocol):
 class HicacheTransfer(Protocol):
     """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots. Read only.
 
-    `hit_policy` says which of these pages a restorable prefix needs. With BLOCK_GROUPS, one block
-    covers `block_pages` pages of the main pool and has `group_pages` keys.
+    `hit_policy` says which pages of this pool a restorable prefix needs. With the policy
+    `block_groups`, one block covers `block_pages` pages of the main pool and has `group_pages` keys.
     """
 
     @property
@@ -84,4 +85,4 @@ class HicacheTransfer(Protocol):
 
 
 EngineFacts = Mapping[str, str]
-"""Other engine settings that change the values in pages, by the name of the engine's argument."""
+"""Values of SGLang arguments that change page contents but no pool's layout, by argument name."""

@@ -24,17 +24,19 @@ class StorageSettings(Settings):
     store: Text
     """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """Represents the weights in keys: change it whenever the weights change under one model name."""
+    """Version of the weights in page keys: change it whenever the weights change under one model name.
+    """
     open_timeout_s: _Seconds = 60.0
-    """Timeout for opening, and for closing, the store."""
+    """Timeout in seconds for opening the store, and for closing it."""
     exists_timeout_s: _Seconds = 2.0
-    """Timeout of each lookup. Pages without an answer by then are misses."""
+    """Timeout of each lookup in seconds. Pages without an answer by then are misses."""
     read_timeout_s: _Seconds = 10.0
-    """Timeout of each read call, of up to 128 pages. Pages not read by then are misses."""
+    """Timeout in seconds of each read call of up to 128 pages. Pages not read by then are misses."""
     write_timeout_s: _Seconds = 60.0
-    """Timeout of each write call, of up to 128 pages. Pages not stored by then have failed."""
+    """Timeout in seconds of each write call of up to 128 pages. Pages not stored by then have failed.
+    """
     clear_timeout_s: _Seconds = 60.0
-    """Timeout of each `clear`, during which SGLang's scheduler waits."""
+    """Timeout in seconds of each `clear`, during which SGLang's scheduler waits."""
 
 
 def parse(extra: Mapping[str, Any]) -> StorageSettings:

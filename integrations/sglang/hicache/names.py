@@ -1,4 +1,4 @@
-"""Object names of HiCache's pages in a store: equal names imply bytes of equal meaning.
+"""Object names of HiCache's pages in a store; pages with equal names are interchangeable.
 
 SGLang's page key is a hash of all tokens up to the page's end. The namespace covers everything else
 that determines the bytes (model, weights, number formats, the pool's byte layout). The shard says which
@@ -18,12 +18,13 @@ from ....page_format.object_name import ObjectName
 from .contract import EngineFacts, HicacheHostPool, StorageConfig
 
 KV: Final = "kv"
-"""The main pool, which all other pools accompany."""
+"""HiCache's name of its main pool, which holds the KV of all full-attention tokens."""
 
 _SHARDED: Final = ("mamba",)
-"""Recurrent state is sharded by TP rank, even if the KV is replicated."""
+"""Pools that are sharded by TP rank even if the model's KV is replicated: recurrent states."""
 _DRAFTS: Final = ("draft", "draft_swa")
-"""KV of a draft model, which may be split by heads while the target model's KV is not."""
+"""Pools of a draft model's KV, which may be split by heads even if the target model's KV is replicated.
+"""
 _GEOMETRY: Final = (
     "page_size",
     "layer_num",
@@ -40,13 +41,14 @@ _GEOMETRY: Final = (
     "temporal_dtype",
     "size_per_token",
 )
-"""Attributes of host pools that define the meaning of their bytes; each kind of pool has some."""
+"""Names of host-pool attributes that enter the namespace; a pool class has only some of these
+attributes."""
 _NOT_IN_NAMES: Final = re.compile("[^a-z0-9.-]")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNames:
-    """Object names of the pages of one pool on one rank."""
+    """The parts of an object name that are equal for all pages of one pool on one rank."""
 
     namespace: str
     pool: str
@@ -66,7 +68,7 @@ def pool_names(
     facts: EngineFacts,
     pieces: Sequence[int],
 ) -> PoolNames:
-    """Return the object names of a pool whose pages consist of `pieces` bytes each.
+    """Return how the pages of a pool are named; `pieces` are the byte counts of a page's pieces.
 
     Raises `ConfigError` if the model has no name.
     """

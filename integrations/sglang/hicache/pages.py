@@ -1,9 +1,9 @@
-"""Pages of a HiCache host pool as byte ranges: in place where a page is contiguous, else via copies.
+"""Byte ranges of the pages of a HiCache host pool: in place if pages are contiguous, else via copies.
 
 In the layouts `page_first`, `page_first_direct`, `page_first_kv_split` and `page_head`, a page consists
-of a few pieces (keys and values), which are read and written in place. In `layer_first`, and in pools
-that do not report where pages lie, pages are assembled in temporary tensors, a bounded number at a
-time.
+of a few contiguous pieces (keys and values), which are read and written in place. In `layer_first`, and
+in pools that do not report where pages lie, pages are copied through temporary tensors, a bounded
+number at a time.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from ....errors import ConfigError
 from .contract import HicacheHostPool
 
 COPIED_AT_A_TIME: Final = 64 << 20
-"""Upper bound in bytes of the pages that are assembled for one store call."""
+"""Maximum total size in bytes of the pages copied through temporary tensors for one store call."""
 
 _IN_PIECES: Final = ("page_first", "page_first_direct", "page_first_kv_split", "page_head")
 
@@ -27,23 +27,25 @@ Buffers = tuple[memoryview, ...]
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """Consecutive pages of a call, beginning with its page number `first`."""
+    """Consecutive pages of one read or write call; `first` is the index of the batch's first page."""
 
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """Copies the n-th page of the batch, after a read, to its place in the pool."""
+    """Copies the n-th page that was read from its temporary tensor into the pool; does nothing in
+    place."""
 
 
 class PoolPages:
-    """The pages of one host pool. The object keeps the pool's memory alive."""
+    """Access to the pages of one HiCache host pool; keeps the pool's memory alive."""
 
     def __init__(self, name: str, pool: HicacheHostPool) -> None:
-        """Find how the pool's pages lie; raise `ConfigError` if their bytes are not accessible."""
+        """Check whether pages can be accessed in place; raise `ConfigError` if not even by copies."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size
-        # SGLang drops its pools before the threads that write them back have ended.
+        # Keep the pool's memory alive, because SGLang drops its pools while its threads still write
+        # pages back.
         self.memory = _memory_of(pool)
         flat = pool.get_dummy_flat_data_page()
         self._flat_dtype, self._flat_length = flat.dtype, flat.numel()
@@ -51,20 +53,21 @@ class PoolPages:
         self._is_in_place = found is not None
         if found is None:
             self._require_flat_pages()
-            # A pool without bytes only records that a page exists; store at least one byte.
+            # A pool without bytes only records that a page exists; its objects hold one byte, because
+            # none may be empty.
             self.pieces = [max(1, self._flat_length * self._flat_dtype.itemsize)]
         else:
             self.pieces = [len(piece) for piece in found[0]]
         self.page_bytes = sum(self.pieces)
 
     def fits(self, pages: int, indices: torch.Tensor) -> bool:
-        """Return whether `indices` are the slots of exactly this number of pages."""
+        """Return whether `indices` has exactly the slots of `pages` pages."""
         return indices.numel() == pages * self.page_slots
 
     def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[PageBatch]:
-        """Yield these slots' pages with their buffers. Finish one batch before taking the next.
+        """Yield batches of the pages in these slots. Finish one batch before taking the next.
 
-        With `read`, the buffers are empty: call the batch's `land` for each page that was read.
+        With `read`, a batch's buffers may be temporary: call its `land` for each page that was read.
         """
         if self._is_in_place:
             yield self._in_place(indices)
@@ -99,7 +102,8 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # Some pools have more data in a page than these pieces, and raise an error.
+            # In-place access would lose data: such a pool's pages have more than these pieces, so it
+            # raises.
             return None
         if not meta or not meta[0]:
             return None
@@ -125,12 +129,12 @@ class PoolPages:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous host tensor as a view."""
+    """Return the bytes of a contiguous tensor in host memory, without a copy."""
     return tensor.detach().flatten().view(torch.uint8).numpy().data
 
 
 def _memory_of(pool: HicacheHostPool) -> list[memoryview]:
-    """Return the host buffers that the pool exposes; empty if it exposes none."""
+    """Return the whole memory of a host pool; empty if the pool does not expose it."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]
 
@@ -144,4 +148,4 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 
 
 def _stay(_: int) -> None:
-    """Do nothing: the page was read in place."""
+    """Do nothing: the page is already in its place."""

@@ -18,22 +18,23 @@ TRAILING_PAGES: Final = "trailing_pages"
 BLOCK_GROUPS: Final = "block_groups"
 
 Has = Callable[[str, str], bool]
-"""Returns whether a pool has the page with a key."""
+"""Returns whether a pool (first argument) has the page with a key (second argument)."""
 
 
 class LookupResult(NamedTuple):
-    """Result of a lookup."""
+    """Result of looking up one prompt's pages in the store."""
 
     pages: int
     """Length in pages of the longest restorable prefix."""
     pool_pages: dict[str, int]
-    """Pages that each pool covers on its own, by pool name."""
+    """For each pool by name: length in pages of the longest prefix for which this pool has enough
+    pages."""
     restorable: list[int]
     """Lengths of all restorable prefixes of at least one page, ascending."""
 
 
 def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> dict[str, list[str]]:
-    """Return the keys to look up in each pool, without repetition."""
+    """Return the keys to look up in the store for each pool, without duplicates."""
     asked = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:
         of_pool = keys
@@ -46,7 +47,7 @@ def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> di
 def restorable_prefixes(
     keys: Sequence[str], transfers: Sequence[HicacheTransfer], has: Has
 ) -> LookupResult:
-    """Return the prefixes of `keys` that can be restored with all pools of `transfers`.
+    """Return the prefixes of `keys` that can be restored from the main pool and `transfers`.
 
     Raises `UsageError` for an unknown hit policy.
     """
@@ -56,7 +57,8 @@ def restorable_prefixes(
     for transfer in transfers:
         name, policy = transfer.name, transfer.hit_policy
         if policy == BLOCK_GROUPS:
-            # Blocks are another form of the same pages, so they do not limit the prefix.
+            # A missing block does not shorten the prefix, because a block only repeats main-pool pages
+            # in another form.
             whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
             pools[name] = _leading(whole) * transfer.block_pages
             continue
@@ -78,9 +80,9 @@ def restorable_prefixes(
 
 
 def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
-    """Return the keys of each block of a pool, block after block.
+    """Return, for each block of `block_pages` main-pool pages, the keys under which a pool has it.
 
-    These are the transfer's keys, or else the keys of the last `group_pages` pages of each block.
+    A block has `group_pages` keys: the transfer's own keys, or else those of the block's last pages.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:
@@ -95,7 +97,10 @@ def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str
 
 
 def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
-    """Return the prefixes whose last `width` pages (all pages, if fewer) are present."""
+    """Return the prefix lengths in pages whose last `width` pages are all present.
+
+    For a prefix shorter than `width`, all its pages must be present.
+    """
     ends, run = set[int](), 0
     for number, is_there in enumerate(there, start=1):
         run = run + 1 if is_there else 0

@@ -7,14 +7,14 @@
         "module_path": "lockstep.integrations.sglang.hicache.storage", "class_name": "LockstepStorage",
         "store": "file:///mnt/kv", "weights_version": "1"}'
 
-`settings.py` lists the other keys. With `interface_v1`, pages move between the store and HiCache's host
-memory without a copy, in the layouts that keep a page together (`pages.py`). Without it, SGLang copies
-each page once more.
+`hicache_settings.py` lists the other keys. With `interface_v1`, pages move between the store and
+HiCache's host memory without a copy, in the layouts that keep a page together (`pages.py`). Without it,
+SGLang copies each page once more.
 
 Every page is an object whose header has its name and checksum; both are verified on read. A missing,
 damaged or late page is a miss. Names depend on model, `weights_version`, number format, layout, page
-size and rank (`names.py`). SGLang does not notify its storage of in-place weight updates: attach it
-again with another `weights_version`, or clear it.
+size and rank (`names.py`). SGLang does not notify its storage of in-place weight updates. After an
+update, attach the storage again with another `weights_version`, or clear it.
 
 This module imports SGLang; the other modules of the storage do not.
 """
@@ -36,14 +36,14 @@ from .contract import EngineFacts, HicacheHostPool, StorageConfig
 from .names import KV
 
 _FACTS: Final = ("dtype", "kv_cache_dtype", "quantization", "revision", "json_model_override_args")
-"""SGLang's arguments that change page values but not the pools' dtypes.
+"""SGLang arguments that change the values in pages without changing the pools' dtypes.
 
-Two 8-bit formats, for example, have the same dtype in a pool.
+For example, two 8-bit number formats have the same dtype in a pool.
 """
 
 
 class LockstepStorage(HiCacheStorage):
-    """One rank's storage. Raises `ConfigError` if it cannot start; no exception later.
+    """One rank's HiCache storage. Raises `ConfigError` at startup only, and nothing later.
 
     SGLang's pool names are string enum members; they are converted to plain text here.
     """
@@ -53,7 +53,7 @@ class LockstepStorage(HiCacheStorage):
         self._takes_stats = storage_config.enable_storage_metrics
 
     def register_mem_pool_host(self, mem_pool_host: HicacheHostPool) -> None:
-        """Open the store here, because SGLang undoes an attach that fails in this method."""
+        """Open the store in this method, because SGLang undoes an attach if this method raises."""
         super().register_mem_pool_host(mem_pool_host)
         self._calls.open(mem_pool_host)
 
@@ -126,7 +126,7 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # If there are fewer targets than keys, all keys are refused.
+        # `read_flat` returns False for all keys if there are fewer target tensors than keys.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(

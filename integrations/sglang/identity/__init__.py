@@ -1,1 +1,1 @@
-"""Identity of SGLang's KV apart from the tokens: weights, adapters, configuration (rule R16)."""
+"""The part of SGLang's page keys besides tokens: weights, adapters and configuration (rule R16)."""

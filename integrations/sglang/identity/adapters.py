@@ -1,4 +1,4 @@
-"""Identity of SGLang's adapters: a digest of their files, or a version given by the user.
+"""Identity of SGLang's LoRA adapters: a digest of their files, or a version given by the user.
 
 SGLang identifies an adapter by an id. The id of an adapter in `--lora-paths` is derived from its name
 and path; any other id is drawn at each load and sent to all ranks. An id is therefore not stable across
@@ -15,7 +15,7 @@ from ...weights import FileDigests
 _log = logging.getLogger(__name__)
 
 FROM_TENSORS = "__tensor__"
-"""SGLang's path of an adapter whose weights were sent as tensors."""
+"""The value of `lora_path` for an adapter whose weights were sent as tensors instead of files."""
 
 ANEW = "unload it and load it again"
 
@@ -37,13 +37,13 @@ class LoraRef(Protocol):
 class Adapters:
     """Identifies adapters by their weights. Call it only from the scheduler's thread.
 
-    `loaded` is SGLang's mapping of this rank's loaded adapters, by id. SGLang reads an adapter's files
-    once, at the load. Each id is therefore hashed once: call `look` after every possible load, before
-    the files can change.
+    `loaded` is SGLang's mapping of this rank's loaded adapters, by id. Each adapter is hashed once,
+    because SGLang reads its files once, at the load. Therefore call `look` after every possible load,
+    before the files can change.
 
     `versions` are the user's versions of adapter weights, by name; `where` names the setting that holds
-    them. `options` is a digest of SGLang's adapter options. `shares` says that no option can make
-    SGLang apply an adapter only partly.
+    them. `options` is a digest of SGLang's adapter options. `shares` says that SGLang always applies an
+    adapter completely, so that its identity may be shared with other engines.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Adapters:
         return self._found.values()
 
     def identify(self, lora_id: str) -> str | None:
-        """Return the identity of an adapter's weights; None: do not cache the request."""
+        """Return the identity of an adapter's weights; None if unknown, so that nothing is cached."""
         self.look()
         return self._found.get(lora_id)
 
 
 def without_adapter(extra_key: str | None, lora_id: str | None) -> str:
-    """Return a request's extra key without the adapter id that SGLang has added to it."""
+    """Return a request's extra key without the adapter id that SGLang includes in it."""
     if extra_key is None or lora_id is None:
         return extra_key or ""
     before, _, after = extra_key.rpartition(lora_id)

@@ -1,4 +1,4 @@
-"""Identity of this process's weights and adapters, at startup and after each update."""
+"""Identity of one engine's weights and adapters, at startup and after each weight update."""
 
 import logging
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Identity:
-    """Names the weights of one engine. Call it only from the scheduler's thread."""
+    """Names the weights and adapters of one engine. Call it only from the scheduler's thread."""
 
     def __init__(self, settings: ServingSettings, model_config: object) -> None:
         self._folder = Path(
@@ -30,11 +30,11 @@ class Identity:
         self._resolved = resolved(model_config)
         self._digests = FileDigests(self._folder / "weights.json", log=log)
         self.weights = weights_of(self._resolved, settings.weights_version, self._digests, WHERE)
-        """The name of the weights at startup."""
+        """The name of the weights at startup: the user's version or a digest of the weight files."""
         self._share = settings.share
 
     def of_kv(self, layouts: Mapping[str, PageLayout]) -> str:
-        """Return the engine's part of every page key; `layouts` are its page layouts by pool."""
+        """Return the engine's part of page keys; `layouts` are the page layouts by pool name."""
         return kv_identity(self._resolved, self.weights, layouts, self._share)
 
     def of_update(self, update: Update) -> str | None:
@@ -55,7 +55,7 @@ class Identity:
             return None
 
     def adapters(self, tp_worker: Any) -> Adapters:
-        """Return the object that identifies this rank's adapters."""
+        """Return the object that identifies the LoRA adapters loaded on this rank."""
         manager = getattr(tp_worker.model_runner, "lora_manager", None)
         loaded: Mapping[str, Any] = {} if manager is None else manager.lora_refs
         digests = FileDigests(self._folder / "adapters.json", log=log)
@@ -64,7 +64,7 @@ class Identity:
             digests,
             self._versions,
             options=adapter_options(self._resolved),
-            # With target modules given, SGLang may skip modules that an adapter has weights for.
+            # If the user lists target modules, SGLang may ignore adapter weights of all other modules.
             shares=self._resolved.field("lora", "lora_target_modules") is None,
             where=WHERE,
             log=log,

@@ -1,7 +1,8 @@
 """SGLang settings that enter no page key, or only keys that are not shared with other engines (R16).
 
-Any other setting, known here or not, changes the key unless it has SGLang's default value
-(`sharing.py`). `Class` alone is the setting that an object of this class exists.
+Any other setting, known here or not, enters the key unless it has SGLang's default value
+(`sharing.py`). `Class.name` is a setting inside an object; `Class` alone says that such an object is
+given.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from .environment import OPERATIONAL_VARIABLES, ROUNDING_VARIABLES
 RELEASES: Final = ("0.5.23",)
 """The supported SGLang releases.
 
-Before adding a release, run `tests/integrations/sharing` with it. If its defaults compute different KV
-for some models, list these as unproven in `kv_description.py`, so that their keys include the release.
+Before adding a release, run `tests/integrations/sharing` with it. If the release's defaults compute
+different KV for some models, list these models as unproven in `kv_description.py`, so that their keys
+include the release.
 """
 
 FILES: Final[Mapping[str, str]] = {
@@ -26,7 +28,8 @@ FILES: Final[Mapping[str, str]] = {
     "exec.dllm": "dllm_algorithm_config",
     "spec": "uno_lora_path speculative_token_map",
 }
-"""Settings that name files, by namespace. The files' contents enter the key, their names do not."""
+"""Settings that name files, by SGLang's namespace. The files' contents enter the key, their names do
+not."""
 
 OPERATIONAL: Final[Mapping[str, str]] = {
     "model_path revision model_checksum": "The content of the weights, or their commit, is in the key.",
@@ -143,12 +146,14 @@ ROUNDING: Final[Mapping[str, str]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    "custom_weight_loader": [],  # No user-defined loaders.
-    "mm_process_config": {},  # No options for image processing.
-    "_speculative_draft_quantization_explicitly_set": False,  # No draft quantization was given.
-    "enable_lora_overlap_loading": False,  # Set if there are adapters.
+    "custom_weight_loader": [],  # SGLang's value if the user defines no weight loader.
+    "mm_process_config": {},  # SGLang's value if the user gives no options for image processing.
+    # SGLang's value if the user gives no quantization for the draft model.
+    "_speculative_draft_quantization_explicitly_set": False,
+    "enable_lora_overlap_loading": False,  # SGLang's value if there are adapters.
 }
-"""Values by which SGLang itself replaces None. No other value is treated as None."""
+"""Values that SGLang fills in for settings whose default is None. Each value counts as a default, too.
+"""
 
 EXCLUSIONS: Final = Exclusions(
     names_of(OPERATIONAL, OPERATIONAL_VARIABLES) | names_in_classes(OPERATIONAL_IN_CLASSES),

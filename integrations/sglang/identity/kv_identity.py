@@ -1,8 +1,8 @@
-"""Identity of SGLang's KV apart from the tokens: part of the key of every page (rule R16).
+"""The part of every page key that identifies an SGLang engine's KV, besides the tokens (rule R16).
 
 It combines the weights (a digest of their files, or a version given by the user) with the settings that
-affect KV (`sharing.py`). Together with the cache's own model name and page layout, it separates KV that
-must not be shared.
+affect KV (`sharing.py`). Keys also contain the cache's model name and page layout. Together these
+separate KV that must not be shared.
 
 All ranks must compute the same identity; their caches compare it when they open.
 """
@@ -41,19 +41,19 @@ FROM_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Resolved:
-    """An engine's configuration after SGLang has resolved all defaults."""
+    """An SGLang engine's configuration, with all defaults filled in by SGLang."""
 
     engine_version: str
     fields: Mapping[str, Mapping[str, object]]
-    """Values by namespace (such as `exec.kernel`) and by name."""
+    """Settings by SGLang's namespace (such as `exec.kernel`), then by name."""
     model_config: Any
     environment: Mapping[str, object]
-    """Environment variables that the engine reads and that differ from their defaults."""
+    """Environment variables that count as settings because they differ from their defaults, by name."""
     declared: Mapping[str, object]
-    """SGLang's defaults of its fields, by name."""
+    """The default value of each SGLang argument, by argument name."""
 
     def field(self, namespace: str, name: str) -> object:
-        """Return one value; raise `ConfigError` if this SGLang version has no such field."""
+        """Return one setting; raise `ConfigError` if this SGLang version has no such setting."""
         try:
             return self.fields[namespace][name]
         except KeyError:
@@ -63,7 +63,7 @@ class Resolved:
             ) from None
 
     def reloaded(self, path: str, load_format: str) -> "Resolved":
-        """Return this configuration with other weights, read from `path` while the engine ran."""
+        """Return this configuration as it is after the engine has loaded other weights from `path`."""
         read = {"model_path": path, "load_format": load_format, "revision": None}
         model = {
             **self.fields["model"],
@@ -75,20 +75,20 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Description of weights that a running engine receives."""
+    """Source of new weights that a running engine receives in a weight update."""
 
     version: str | None = None
-    """The user's name for the weights."""
+    """The user's version of the new weights; None if none was given."""
     path: str | None = None
-    """The path from which the weights are read, if any."""
+    """The path from which SGLang reads the new weights; None if they are sent another way."""
     load_format: str | None = None
-    """The load format of the files at `path`."""
+    """The load format of the weight files at `path`; None means the format used at startup."""
 
 
 def kv_identity(
     resolved: Resolved, weights: str, layouts: Mapping[str, PageLayout], share: Share
 ) -> str:
-    """Return the engine's part of every page key; `layouts` are its page layouts by pool.
+    """Return the part of page keys that describes the engine; `layouts` are page layouts by pool.
 
     Raises `ConfigError` for a setting without a canonical byte form.
     """
@@ -107,7 +107,7 @@ def settings_of(resolved: Resolved) -> KeyedEngineSettings:
 
 
 def adapter_options(resolved: Resolved) -> str:
-    """Return a digest of the settings that may change how this engine applies an adapter."""
+    """Return a digest of the settings that may change how this engine applies a LoRA adapter."""
     return _engine_settings(resolved, [*_settings(resolved, "lora")]).digest()
 
 
@@ -118,7 +118,7 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngine
 
 
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
-    """Yield a namespace's settings. For a file, only whether one is given counts here."""
+    """Yield one namespace's settings; for a setting that names a file, yield whether it is given."""
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
         default = False if name in files else resolved.declared.get(name, MISSING)
@@ -164,7 +164,7 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
 
 
 def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
-    """Return a digest of the file or folder that a setting names."""
+    """Return a digest of the file or folder at `value`, the value of the setting `name`."""
     path = Path(value).expanduser()
     try:
         if path.is_dir():
@@ -177,10 +177,11 @@ def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
 def _loaded(
     resolved: Resolved, named: tuple[object, object, object], digests: FileDigests, where: str
 ) -> str:
-    """Return the identity of weights `named` by path, revision and load format."""
+    """Return the identity of the weights at `named`: a path, a revision and a load format."""
     path, revision, load_format = named
     if load_format == DUMMY:
-        # Each rank draws its own shard with a constant seed, so the TP size identifies dummy weights.
+        # With dummy weights each rank draws its shard from a constant seed, so the TP size identifies
+        # the weights.
         return f"dummy on {resolved.field('parallel', 'tp_size')}"
     loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
     return loaded.identity(digests, where)

@@ -1,7 +1,7 @@
-"""Reads an SGLang engine's resolved configuration; imported only in an SGLang process.
+"""Reads an SGLang engine's final configuration; imported only in an SGLang process.
 
-The engine fills in missing arguments from the model, the device and other arguments, and changes more
-during startup. The key uses the final values, which SGLang keeps by namespace.
+SGLang fills in missing arguments from the model, the device and other arguments, and changes more
+arguments during startup. Page keys use the final values, which SGLang keeps by namespace.
 """
 
 import os
@@ -17,10 +17,10 @@ from .kv_identity import Resolved
 
 
 def resolved(model_config: object) -> Resolved:
-    """Return this process's engine configuration, as of now.
+    """Return the current configuration of the SGLang engine in this process.
 
-    Call it when a radix cache is created, because the model is loaded by then. `model_config` is the
-    object that the engine passes there.
+    Call it when SGLang creates the radix cache, because the model is loaded by then. `model_config` is
+    the object that SGLang passes at that point.
     """
     context = get_context()
     arguments = type(context.server_args)
@@ -31,8 +31,8 @@ def resolved(model_config: object) -> Resolved:
 
 
 def declared(arguments: Callable[..., object]) -> dict[str, object]:
-    """Return SGLang's default of each argument, by name."""
-    # Constructing the arguments resolves nothing and reads no files.
+    """Return the default value of each SGLang argument, by name."""
+    # Constructing SGLang's arguments neither fills in defaults nor reads files.
     blank = arguments(model_path="")
     return {
         name: with_fallback(arguments, name, getattr(blank, name))
@@ -41,7 +41,11 @@ def declared(arguments: Callable[..., object]) -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """Return the variables that differ from their defaults, with values as SGLang reads them."""
+    """Return the environment variables that count as settings, with values as SGLang reads them.
+
+    These are declared variables that differ from their defaults, and undeclared ones that SGLang may
+    read.
+    """
     declared = {each.name: each for each in vars(type(envs)).values() if isinstance(each, EnvField)}
     found: dict[str, object] = {
         name: value

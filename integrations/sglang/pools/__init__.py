@@ -1,1 +1,1 @@
-"""SGLang's pools as Lockstep pages: their layouts, and the slots that loads fill."""
+"""SGLang's pools as Lockstep pages: their layouts, and the device slots that loads fill."""

@@ -1,9 +1,9 @@
-"""SGLang's pools as Lockstep pages: their layout, and the tensors that hold them.
+"""SGLang's pools as Lockstep pages: their layouts, and the tensors that hold them.
 
-SGLang stores keys and values as [tokens, heads, elements] per layer; a page's slots are consecutive. On
-the host and in storage a page is heads-first, so that ranks of any TP size can find their heads. Latent
-attention (MLA) is replicated on every rank. So is the index of sparse attention, which is a column of
-the same page.
+SGLang stores keys and values as [tokens, heads, elements] per layer; the slots of a page are
+consecutive. On the host and in storage a page is heads-first, so that ranks of any TP size can find
+their heads. Latent attention (MLA) is replicated on every rank. The index of sparse attention is
+replicated, too, and is a column of the same page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +27,16 @@ LATENT, INDEX = "latent", "index"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SglangPool:
-    """One engine pool: the layout of its pages, and this rank's tensors."""
+    """One of SGLang's device pools: the layout of its pages, and this rank's tensors."""
 
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """Tensors by column, one per layer; see `AxisOrder`."""
+    """By column name: one tensor per layer, with its axes in the order that `order` says."""
     order: AxisOrder
 
     @property
     def device_pages(self) -> int:
-        """Number of pages, including the dummy page that SGLang never uses."""
+        """Number of device pages, including the dummy page that SGLang never uses."""
         return len(next(iter(self.tensors.values()))[0])
 
     def lend(self, rank: int, world_size: int) -> EnginePages:
@@ -45,7 +45,7 @@ class SglangPool:
 
 
 def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe SGLang's KV pool, or the two pools of a windowed model, and its state pool.
+    """Describe SGLang's KV pool and, if the model has them, its window pool and its state pool.
 
     Raises `ConfigError` with the pool's class if Lockstep does not support it.
     """
@@ -99,7 +99,8 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Sglang
         column = Column(
             name=name,
             layers=len(buffers),
-            # With more ranks than KV heads, each rank's replica counts as a separate head.
+            # With more ranks than KV heads, several ranks hold the same head; count each copy as a
+            # separate head.
             heads=info.head_num * tp_size,
             elements=elements,
             dtype=dtype_name(info.dtype),
@@ -109,7 +110,7 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Sglang
 
 
 def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe latent attention, which is replicated on every rank."""
+    """Describe the pool of a model with latent attention, which is replicated on every rank."""
     del tp_size
     [info] = pool.get_device_pool_infos()
     column, tensors = _rows(info.buffer_info, type(pool).__name__, page_tokens)
@@ -117,7 +118,7 @@ def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
 
 
 def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe latent attention with a sparse-attention index (keys and scales) in each page."""
+    """Describe the pool of latent attention with a sparse-attention index (keys and scales)."""
     latent = _latent(pool, page_tokens, tp_size)[KV_POOL]
     if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
         raise ConfigError(
@@ -125,12 +126,13 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
             f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep supports one for each"
             " token; run without --radix-cache-backend"
         )
-    # A layer that reuses another layer's selection has no index.
+    # A layer without an index uses the tokens that another layer's index has selected.
     layers = [each for each in pool.index_k_with_scale_buffer if len(each)]
     if not layers:
         return {KV_POOL: latent}
     row = layers[0].shape[1]
-    # A page holds all keys, then all scales. Pages are copied whole, so any division is correct.
+    # The cut into rows per token is arbitrary: a page holds all keys, then all scales, and is copied
+    # whole.
     column = Column(
         name=INDEX,
         layers=len(layers),
@@ -184,10 +186,10 @@ def _described(
 
 
 def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Tensor:
-    """Return one layer's tensor with a page axis."""
+    """Return one layer's tensor with a page axis as its first axis."""
     if order is AxisOrder.HEADS_FIRST:
         return tensor
-    # A view for any strides, because a page's slots are consecutive.
+    # `view` works without a copy for any strides, because a page's slots are consecutive.
     return tensor.view(len(tensor) // page_tokens, page_tokens, *tensor.shape[1:])
 
 
@@ -200,4 +202,5 @@ _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, SglangPool]]] = {
     "DSATokenToKVPool": _sparse,
     "HybridLinearKVPool": _states,
 }
-"""Supported pool classes of SGLang. Subclasses are excluded because their layouts differ."""
+"""Supported pool classes of SGLang, by class name. Their subclasses have other layouts and are
+unsupported."""

@@ -1,6 +1,6 @@
-"""SGLang's slots as Lockstep pages: the pages of a prefix, and the pages that a load fills.
+"""SGLang's device slots as Lockstep pages: the pages of a prefix, and the pages that a load fills.
 
-A slot is one token's place in an engine pool; a page's slots are consecutive.
+A slot is one token's place in one of SGLang's device pools; a page's slots are consecutive.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,25 +19,26 @@ WINDOW_POOL = "window"
 Pages = npt.NDArray[np.int32]
 
 MakeRoom = Callable[[int, int, int], object]
-"""Evicts this many full-attention tokens, window tokens and states from the engine's tree."""
+"""Evicts this many full-attention tokens, window tokens and states (in this order) from SGLang's tree.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reserved:
-    """Slots reserved for a load: neither free, nor in the tree, nor owned by a request."""
+    """Device slots reserved for a load: neither free, nor in the tree, nor owned by a request."""
 
     slots: torch.Tensor
     """Full-attention slots, one for each token of the load."""
     window: torch.Tensor | None
-    """Window slots, one for each of the load's last tokens."""
+    """Window slots, one for each of the load's last tokens; None for a model without windows."""
     pages: Mapping[str, Pages]
-    """Pages by pool, one for each page of the load; -1 for pages that need no window."""
+    """Page numbers by pool, one for each page of the load; -1 where a page needs no window page."""
     state: torch.Tensor | None = None
-    """The slot of the recurrent state after the last token."""
+    """The slot for the recurrent state after the load's last token; None for a model without states."""
 
 
 class AttentionSlots:
-    """Slots of a full-attention model: allocation and freeing."""
+    """Allocates and frees the device slots of loads for a full-attention model."""
 
     def __init__(self, allocator: PagedAllocator, page_tokens: int) -> None:
         self._allocator = allocator
@@ -46,7 +47,7 @@ class AttentionSlots:
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
-        """Return a prefix's pages by pool, from its tokens' slots; whole pages only.
+        """Return the page numbers by pool of a prefix, given its tokens' slots; whole pages only.
 
         `state` is the slot of the state after these tokens, if the model has one.
         """
@@ -54,11 +55,17 @@ class AttentionSlots:
         return {KV_POOL: pages(slots, self.page_tokens)}
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many tokens of a running request can be saved, and their state's slot."""
+        """Return how many of a running request's tokens can be saved, and the slot of their state.
+
+        The slot is None for a model without states.
+        """
         return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
-        """Allocate a load's slots; its last `window_tokens` get window slots. None: no room."""
+        """Allocate the slots of a load of `tokens` tokens; return None if there is no room.
+
+        The last `window_tokens` of them also get window slots.
+        """
         del window_tokens
         short = tokens - self._allocator.available_size()
         if short > 0:
@@ -71,14 +78,14 @@ class AttentionSlots:
         self._allocator.free(reserved.slots)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Prepare the slots for insertion into the tree, which owns them from then on."""
+        """Prepare a load's slots for insertion into the tree, which owns them afterwards."""
 
     def free_state(self, reserved: Reserved) -> None:
-        """Free only the load's state slot, because the tree already has a state for these tokens."""
+        """Free only a load's state slot, because the tree already has a state for these tokens."""
 
 
 class WindowSlots(AttentionSlots):
-    """Full-attention slots, with sliding-window slots for the last tokens."""
+    """Slots of a windowed model: a load's last tokens also get sliding-window slots."""
 
     def __init__(self, allocator: WindowAllocator, page_tokens: int) -> None:
         super().__init__(allocator.full_attn_allocator, page_tokens)
@@ -90,7 +97,7 @@ class WindowSlots(AttentionSlots):
         del state
         first = slots[:: self.page_tokens].to(torch.int64)
         windows = self._both.full_to_swa_index_mapping[first]
-        # Slot 0 is a dummy for tokens that have left the window.
+        # SGLang maps tokens that have left the window to slot 0, which is a dummy.
         found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
         return {**super().pages_of(slots), WINDOW_POOL: found.to(torch.int32).cpu().numpy()}
 
@@ -120,7 +127,7 @@ class WindowSlots(AttentionSlots):
             self._both.swa_attn_allocator.free(reserved.window)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Map the window slots to the full-attention slots, as the tree expects."""
+        """Record in SGLang's allocator which window slot belongs to each full-attention slot."""
         assert reserved.window is not None
         count = reserved.window.numel()
         rest = reserved.slots.numel() - count

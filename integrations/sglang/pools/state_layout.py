@@ -1,11 +1,11 @@
 """SGLang's pool of recurrent states as Lockstep pages: one slot is one page of the state pool.
 
 For each layer with a state, a slot holds the last inputs of a convolution (one row per channel) and the
-recurrent state (one matrix per head). A convolution's channels are queries, keys and values in turn.
-Ranks divide each of these parts separately, so each part is a separate column. All columns are cut into
-the same number of units, so that ranks of any TP size can find theirs.
+recurrent state (one matrix per head). A convolution's channels are queries, keys and values, in this
+order. Ranks split queries, keys and values separately, so each of these parts is a separate column. All
+columns have the same number of units, so that ranks of any TP size can find their units.
 
-If the division is unknown or uneven, a page is one rank's whole state. Its column names then include
+If SGLang's split is unknown or uneven, a page is one rank's whole state. Its column names then include
 the TP size, so that groups of another TP size do not match it.
 """
 
@@ -22,12 +22,13 @@ from ....ranks.executor.engine_pages import dtype_name
 from ..engine.contract import StateBuffers
 
 UNITS_MAX = 16
-"""Maximum number of units per state; more units make copies of small states slow."""
+"""Maximum number of units (the heads of a column) per state; more units make copies of small states
+slow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part of the state that is divided among ranks: this rank's channels, on every layer."""
+    """One part of the state that ranks split among them: this rank's channels, on every layer."""
 
     name: str
     layers: Sequence[torch.Tensor]
@@ -35,11 +36,11 @@ class _Part:
 
     @property
     def channels(self) -> int:
-        """The number of channels on this rank."""
+        """Number of this part's channels on this rank."""
         return self.layers[0].shape[1]
 
     def column(self, heads: int, tp_size: int) -> tuple[Column, list[torch.Tensor]]:
-        """Return the column with `heads` units, and its tensors as [slots, units, 1, elements]."""
+        """Return this part as a column of `heads` units, and tensors [slots, units, 1, elements]."""
         mine = heads // tp_size
         column = Column(
             name=self.name,
@@ -83,7 +84,7 @@ def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
 
 
 def _units(parts: Sequence[_Part], tp_size: int) -> int:
-    """Return into how many units all parts are cut; the same at every TP size."""
+    """Return the number of units per column; it is the same at every TP size."""
     common = gcd(*(part.channels * tp_size for part in parts))
     return max(units for units in range(1, UNITS_MAX + 1) if not common % units)
 
@@ -91,16 +92,16 @@ def _units(parts: Sequence[_Part], tp_size: int) -> int:
 def _divided(
     buffers: StateBuffers, groups: Sequence[int] | None, axis: int, tp_size: int
 ) -> list[_Part]:
-    """Return the parts that divide evenly among ranks; empty if the division is unknown.
+    """Return the parts that ranks split evenly; empty if SGLang's split is unknown or uneven.
 
-    `groups` are the channel counts of a convolution's parts in the whole model. `axis` is 0 if channels
-    come first in a slot, 1 if they follow the inputs.
+    `groups` are the channel counts of a convolution's parts in the whole model. `axis` is 0 if a slot's
+    axes are [channels, inputs], 1 if they are [inputs, channels].
     """
     temporal, convolutions = _temporal(buffers), _convolutions(buffers)
     if not convolutions:
         return temporal
     if groups is None and len(convolutions) == 1 and not temporal:
-        # A short convolution without a recurrence has one part: all channels of the model.
+        # A short convolution without a recurrent state is a single part with all channels.
         groups = [convolutions["conv0"].shape[2 + axis] * tp_size]
     if groups is None or any(count % tp_size for count in groups):
         return []
@@ -108,7 +109,8 @@ def _divided(
     for name, conv in convolutions.items():
         counts = [count // tp_size for count in groups]
         if conv.ndim != 4 or conv.shape[2 + axis] != sum(counts):
-            # There are more ranks than heads, so that some heads are replicated.
+            # The channel count does not match because with more ranks than heads some heads are
+            # replicated.
             return []
         begin = 0
         for number, count in enumerate(counts):
@@ -119,27 +121,27 @@ def _divided(
 
 
 def _channels(conv: torch.Tensor, axis: int, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield a range of channels of each layer, as tensors with the channel axis after the slots."""
+    """Yield a range of channels of each layer, as tensors whose second axis is the channels."""
     for layer in conv:
         if axis == 0:
             yield layer[:, begin:end]
         else:
-            # Each input's channels are contiguous, so treat each input as a layer.
+            # Make each input a separate layer, because only the channels of one input are contiguous.
             yield from (layer[:, at, begin:end] for at in range(layer.shape[1]))
 
 
 def _convolutions(buffers: StateBuffers) -> dict[str, torch.Tensor]:
-    """Return the convolutions' inputs by name; empty if the model has none."""
+    """Return the tensors of the convolutions' last inputs, by name; empty without convolutions."""
     return {f"conv{at}": conv for at, conv in enumerate(buffers.conv) if conv.numel()}
 
 
 def _temporal(buffers: StateBuffers) -> list[_Part]:
-    """Return the recurrent matrices; empty for a short convolution, which has only inputs."""
+    """Return the part with the recurrent matrices; empty for a model of short convolutions only."""
     return [_Part("temporal", list(buffers.temporal))] if buffers.temporal.numel() else []
 
 
 def _undivided(buffers: StateBuffers, tp_size: int) -> Iterator[_Part]:
-    """Yield one rank's whole state, undivided."""
+    """Yield this rank's whole state, without splitting it into parts."""
     whole = _convolutions(buffers)
     whole |= {part.name: buffers.temporal for part in _temporal(buffers)}
     for name, tensor in whole.items():

@@ -1,1 +1,1 @@
-"""Deterministic simulation of N replicas in virtual time with faults; a seed replays a run exactly."""
+"""Deterministic simulation of a group of N ranks in virtual time with faults, replayable by seed."""

@@ -1,6 +1,6 @@
-"""The options of `lockstep simulate`, which select the schedules to explore.
+"""Options of `lockstep simulate`: which schedules to explore.
 
-They are separate from the simulator, so that `--help` is printed without importing it.
+The options are separate from the simulator, so that `--help` is printed without importing it.
 """
 
 import sys
@@ -18,14 +18,14 @@ from .world.models import MODEL_PROFILES
 from .world.world import DRAWN, L1_CHOICES, PAIRS, STEPS_MIN
 
 LIST: Final = "list"
-"""The value of `--revive` that lists all bugs."""
+"""The value of `--revive` that prints a list of all bugs."""
 SEEDS: Final = range(100)
 REVIVED_SEEDS: Final = range(2_000)
-"""Default seeds among which a revived bug must be found."""
+"""Default seeds with `--revive`; every revived bug must be found among them."""
 
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
-    """Return the seeds of `A:B`: from A up to B - 1."""
+    """Return the seeds that an argument of the form A:B names: from A up to B - 1."""
     text = str(tokens[0].value)
     first, separator, last = text.partition(":")
     if not (separator and first.isdecimal() and last.isdecimal()):
@@ -48,7 +48,7 @@ def _check_bug(_kind: object, name: str | None) -> None:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """Says which schedules to explore: the options of `lockstep simulate`."""
+    """The schedules to explore: options of `lockstep simulate`."""
 
     seeds: Annotated[
         range | None,
@@ -71,15 +71,15 @@ class Exploration:
             choices=(DRAWN, *PAIRS), show_choices=False, metavar="PxD", show_default="one group"
         ),
     ] = None
-    """Simulate two groups, of which one hands requests over to the other: their TP sizes, as in 2x1
-    with each 1, 2, 4 or 8, or `drawn` by the seed."""
+    """Simulate a pair of groups, a producer that hands requests over to a consumer: their TP sizes, as
+    in 2x1 with each 1, 2, 4 or 8, or `drawn` by the seed."""
     steps: Annotated[int, Parameter(validator=Number(gte=STEPS_MIN))] = STEPS_MIN
     """Number of steps of each schedule."""
     profile: Annotated[
         str | None,
         Parameter(choices=MODEL_PROFILES, show_default="drawn by the seed, or what --revive needs"),
     ] = None
-    """Model profile."""
+    """Model profile, which names the components besides full attention."""
     faults: Annotated[
         str | None,
         Parameter(choices=FAULT_PROFILES, show_default="mixed, or what --revive needs"),
@@ -92,7 +92,7 @@ class Exploration:
     l1: Annotated[
         str | None, Parameter(choices=L1_CHOICES, show_default="both, or what --revive needs")
     ] = None
-    """Owner of the device pages: replica, engine, or both in turn, by the seed."""
+    """Owner of the device pages: replica, engine, or both (the seed decides)."""
     revive: Annotated[
         str | None, Parameter(metavar="BUG", show_default="none", validator=_check_bug)
     ] = None
@@ -104,7 +104,7 @@ class Exploration:
             raise ConfigError("--pd sets the number of ranks; remove --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
-        """Return a copy with the seeds, model, faults and L1 owner that the bug needs, if unset."""
+        """Return a copy in which unset seeds, model, faults and L1 owner are set to suit the bug."""
         if self.revive is None:
             return self
         from .revived.revived import find_bug  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Exploration: runs the schedules of many seeds in a few processes, and reports the results."""
+"""Exploration: runs one simulated schedule per seed in a few processes, and reports the results."""
 
 import logging
 import time
@@ -21,12 +21,12 @@ from .world.world import BOTH
 
 
 class ReportedViolation(TypedDict):
-    """A violation in the report."""
+    """A violation, as reported by an exploration."""
 
     seed: int
     step: int
     what: str
-    """The checker's finding."""
+    """The message of the checker that found the violation."""
     replay: str
 
 
@@ -34,7 +34,8 @@ class ExplorationReport(TypedDict):
     """Result of an exploration, ready for JSON."""
 
     revived: str | None
-    """The revived bug, or None. With a bug, the exploration stops at the first violation."""
+    """Name of the revived bug, or None. With a revived bug, the exploration stops at the first
+    violation."""
     schedules: int
     l1: dict[str, int]
     """Number of schedules, by owner of the device pages."""
@@ -44,7 +45,7 @@ class ExplorationReport(TypedDict):
     """Number of schedules, by model."""
     steps: int
     rounds: int
-    """Rounds taken by each rank."""
+    """Sum over all schedules of the rounds that each rank took."""
     epochs: int
     collectives_per_step_max: int
     operations: dict[str, int]
@@ -70,16 +71,16 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 
 
 _ALONE: Final = 8
-"""For this many schedules or fewer, starting processes does not pay off."""
+"""Minimum number of seeds for which worker processes are started."""
 
 
 def explore(
     exploration: Exploration, *, processes: int = 2, begin: Callable[[], None] | None = None
 ) -> ExplorationReport:
-    """Run the schedule of every seed and return the report.
+    """Run the schedule of each seed and return the report.
 
-    Each worker process calls `begin` when it starts. With a bug to revive, stop at the first seed, in
-    order, whose schedule has a violation. Violations do not raise; they are in the report. Raises
+    Each worker process calls `begin` when it starts. With a revived bug, stop at the first seed, in
+    order, whose schedule has a violation. A violation is reported and does not raise. Raises
     `ValueError` for invalid sizes and names.
     """
     began = time.perf_counter()
@@ -89,7 +90,7 @@ def explore(
 
 
 def print_report(report: ExplorationReport) -> None:
-    """Print the report for a person: the counts, then each violation."""
+    """Print an exploration's report for a person: the counts, then each violation."""
     if report["revived"] is not None:
         bug = find_bug(report["revived"])
         _print_revived(bug, report["violations"], report["schedules"], report["steps"])
@@ -145,7 +146,7 @@ def _ordinal(number: int) -> str:
 
 @contextmanager
 def quiet_log() -> Generator[None]:
-    """Suppress log warnings about simulated faults."""
+    """Suppress Lockstep's log messages, because simulated faults would cause many warnings."""
     log = logging.getLogger("lockstep")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -158,9 +159,9 @@ def quiet_log() -> Generator[None]:
 def _run_all(
     exploration: Exploration, seeds: range, processes: int, begin: Callable[[], None] | None
 ) -> Iterator[ScheduleResult]:
-    """Yield results in seed order; with a revived bug, stop after the first violation."""
+    """Yield the schedules' results in seed order; with a revived bug, stop at the first violation."""
     run, until_found = partial(_run, exploration=exploration), exploration.revive is not None
-    # Most revived bugs show within the first few seeds, so try these without processes.
+    # Try the first seeds without worker processes, because most revived bugs show in these seeds.
     alone = len(seeds) if processes <= 1 or len(seeds) < _ALONE else _ALONE * until_found
     for seed in seeds[:alone]:
         result = run(seed)
@@ -179,7 +180,7 @@ def _run_all(
             if until_found and result.violation is not None:
                 return
     finally:
-        # Kill the workers, because their results are no longer needed.
+        # Kill the worker processes instead of waiting, because no further result is needed.
         for each in set(active_children()).difference(others):
             each.kill()
         pool.shutdown(cancel_futures=True)
@@ -227,7 +228,7 @@ def _report(
 
 
 def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
-    """Return a violation for the report, with `--revive` in its replay if a bug was revived."""
+    """Return a violation for the report, with `--revive` in its replay command if a bug was revived."""
     put_back = "" if revived is None else f" --revive {revived}"
     return ReportedViolation(
         seed=violation.seed,

@@ -1,9 +1,9 @@
 """Simulation of two groups: a producer computes prompts and serves their pages to a consumer.
 
 Each group is a separate simulation with its own ranks, stores, faults and checkers. The groups share
-virtual time, so that all events are in one order, and the meaning of page contents and keys. The
-consumer reads pages from the host memory of the producer's ranks by object name, whatever the TP sizes
-are.
+virtual time, so that all planned events have one order. They also share the numbers that represent page
+contents and the meaning of page keys. The consumer reads pages from the host memory of the producer's
+ranks by object name, whatever the TP sizes are.
 """
 
 from collections.abc import Iterator
@@ -27,20 +27,20 @@ from .world.world import BOTH, DRAWN, PAIRS, REPLICA, TP_SIZES, Side, World, dra
 
 _ADDRESS = "producer:1"
 _TURNS_APART = 0.3
-"""The chance that only one group takes a step."""
+"""The chance that only one of the two groups takes a step, instead of both."""
 _MEANWHILE = 2
-"""Upper bound, averaged over a few steps, of the other group's steps between two steps of one."""
+"""Average number of steps of one group, at most, between two consecutive steps of the other group."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairWorld:
-    """The worlds of two groups that serve one model."""
+    """The worlds (settings and faults) of a producer and a consumer that serve one model."""
 
     pd: str
     producer: World
     consumer: World
     replay: str
-    """The command that replays the schedule."""
+    """The command that replays the schedule of this pair."""
 
 
 def draw_pair(
@@ -53,7 +53,7 @@ def draw_pair(
     depth: int = 1,
     l1: str = BOTH,
 ) -> PairWorld:
-    """Draw two groups. Raises `ValueError` for an invalid name or size."""
+    """Draw the worlds of two groups. Raises `ValueError` for an invalid name or size."""
     if pd != DRAWN and pd not in PAIRS:
         raise ValueError(f"unknown pair {pd!r}; known: {DRAWN}, {', '.join(PAIRS)}")
     random = Random(f"{seed}/{faults}/pair")
@@ -79,7 +79,7 @@ def draw_pair(
 
 
 def _with_model_of(one: World, other: World) -> World:
-    """Return `other` changed to serve the model of `one`, with separate pools."""
+    """Return the world `other` with the model of the world `one`, but with its own pool sizes."""
     config, pools = other.config, dict(other.device_pools)
     components: list[ComponentConfig] = []
     for served, drawn in zip(one.config.components, config.components, strict=True):
@@ -102,7 +102,7 @@ def _with_spoiled_saves(world: World) -> World:
 
 
 class PairSchedule:
-    """Runs the schedule of two groups, once."""
+    """Runs the schedules of the two groups of a pair together, once."""
 
     def __init__(
         self, world: PairWorld, *, record: bool = False, build: Build = SOUND_BUILD
@@ -122,7 +122,7 @@ class PairSchedule:
         self.consumer = group(other, clock=beside, takes=handover, source=self.producer)
 
     def run(self) -> ScheduleResult:
-        """Run both groups to the end or to the first violation, and return the result."""
+        """Run both groups until their schedules end or a rule is violated, and return the result."""
         result, groups = self.result, [self.producer.steps(), self.consumer.steps()]
         for each in self._turns(groups):
             if next(each, self) is self:
@@ -133,7 +133,7 @@ class PairSchedule:
         return result
 
     def _turns(self, groups: list[Iterator[None]]) -> Iterator[Iterator[None]]:
-        """Yield the group that takes the next step, until both groups are done."""
+        """Yield, step by step, the group that takes a step, until both groups are done."""
         while groups:
             drawn = self._random.sample(groups, len(groups))
             yield from drawn[:1] if self._random.random() < _TURNS_APART else drawn
@@ -154,7 +154,10 @@ class _Group(Schedule):
         takes: GroupHandoff | None = None,
         source: "_Group | None" = None,
     ) -> None:
-        """Create a producer, which `gives` requests, or a consumer, which `takes` from `source`."""
+        """Create a producer with the queue `gives`, or a consumer with the queue `takes`.
+
+        A consumer reads pages from the group `source`.
+        """
         self._source = source
         self._layouts = dict(pool_layouts(world.config))
         super().__init__(world, record=record, build=build, clock=clock, around=around)
@@ -171,12 +174,13 @@ class _Group(Schedule):
         return epoch
 
     def connect(self, place: ShardPlace, source: str) -> SimulatedPeers:
-        """Return the pages of the source group, as one rank of the consumer reads them."""
+        """Return the pages that this group serves, in the shards of the consumer's rank at `place`."""
         del source
         return SimulatedPeers(self._serving, place, self.result.coverage)
 
     def _end(self, *, last: bool = False) -> bool:
-        # Settling takes virtual seconds in which the other group takes no step, so decouple its clock.
+        # Detach the other group's clock, because coming to rest takes virtual seconds without steps of
+        # that group.
         beside, self._clock.beside = self._clock.beside, None
         try:
             return super()._end(last=last)
@@ -195,6 +199,6 @@ def run_pair(
     l1: str = BOTH,
     build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
-    """Run the schedule of one seed; equal arguments give equal runs."""
+    """Run the schedule of one seed for a pair of groups; equal arguments give equal runs."""
     world = draw_pair(seed, pd=pd, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1)
     return PairSchedule(world, build=build).run()

@@ -1,9 +1,9 @@
-"""Attaching and detaching stores while requests run, rank by rank as operators do.
+"""Simulates operators who attach and detach stores while requests run.
 
-A campaign tells some or all ranks to attach a store, or to detach the attached one. Each rank gets the
-proposal at a different moment, and sometimes one rank gets another proposal. After every step all ranks
-must have the same store. A proposal must be applied on all ranks or on none, and must end in bounded
-time.
+In one campaign, some or all ranks are asked to attach a store, or to detach the attached one. The
+proposal reaches each rank at a different moment, and sometimes one rank gets another proposal. After
+every step all ranks must use the same store. A proposal must be applied on all ranks or on none, and
+must end in bounded time.
 """
 
 from collections import Counter, defaultdict
@@ -25,23 +25,23 @@ from .world.world import World
 
 _WITHOUT = (StoreState.DETACHED, StoreState.LOST)
 _STEPS_TO_END = 4
-"""Steps within which a proposal must end after its timeout."""
+"""Maximum number of steps after its timeout within which a proposal must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """A proposal to be given to one rank at a given step."""
+    """A proposal that is to reach one rank in a given step."""
 
     step: int
     rank: int
     proposal: Proposal
     between: bool
-    """Whether the proposal arrives between the halves of the step instead of before it."""
+    """Whether the proposal arrives between the two halves of the step, instead of before the step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """A proposal given to one rank, and its outcome there."""
+    """A proposal that has reached one rank, with its outcome on this rank."""
 
     rank: int
     proposal: Proposal
@@ -49,11 +49,12 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """The rank's round count at the end of the proposal; the same proposal may be repeated at once."""
+    """The rank's round count when the proposal ended; identifies the proposal if it is made again at
+    once."""
 
 
 class Proposing:
-    """Runs one schedule's campaigns, and checks the outcomes of their proposals."""
+    """Draws a schedule's store campaigns, delivers their proposals, and checks the outcomes."""
 
     def __init__(
         self,
@@ -65,9 +66,10 @@ class Proposing:
         self._random = world.stream("stores")
         self._rate = self._random.choice((0.0, 0.0, 0.0, 0.01, 0.05))
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
-        """The chance that a rank cannot open a store."""
+        """The chance that a rank cannot open a store that it is asked to attach."""
         self._can_attach = world.config.host_pages > 0
-        # Steps before a rank gets a proposal may be long, and steps after its timeout short.
+        # Allow extra time: steps before a rank gets the proposal may be long, those after its timeout
+        # short.
         slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
         self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage
@@ -78,14 +80,14 @@ class Proposing:
         self._errands: list[_Errand] = []
         self._told: list[_Told] = []
         self._attached = False
-        """Whether a store was attached after the previous step."""
+        """Whether a store was attached at the end of the previous step."""
         self._recorded: int = 0
-        """The number of journal entries after the previous step."""
+        """Number of entries in the replica's journal at the end of the previous step."""
 
     def begin_epoch(
         self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
     ) -> None:
-        """Continue with a new group, which has no proposals yet."""
+        """Continue with the caches of a new group, to which no proposal has been made."""
         self._caches, self._executors = caches, executors
         self._errands.clear()
         self._told.clear()
@@ -95,18 +97,18 @@ class Proposing:
             executor.stores.refusals = self.refusals
 
     def step(self, now_us: int) -> None:
-        """Start a campaign now and then, and deliver due proposals, before a step."""
+        """Before a step: draw whether to start a campaign, and deliver proposals that are due."""
         self._steps += 1
         rate = self._rate
         if self._caches[0].store_state() in _WITHOUT:
-            # Raise the rate, so that a store is attached most of the time.
+            # Raise the rate while no store is attached, so that one is attached most of the time.
             rate *= 5
         if self._can_attach and self._random.random() < rate:
             self._begin_campaign()
         self.tell(now_us, between=False)
 
     def tell(self, now_us: int, *, between: bool) -> None:
-        """Deliver the proposals that are due."""
+        """Deliver to the ranks the proposals that are due now."""
         due = [e for e in self._errands if e.step <= self._steps and e.between == between]
         self._errands = [errand for errand in self._errands if errand not in due]
         for errand in due:
@@ -127,7 +129,7 @@ class Proposing:
             self._told.append(told)
 
     def check(self, now_us: int) -> None:
-        """Raise, after a step, if stores differ between ranks or proposals ended differently."""
+        """After a step: raise if ranks use different stores, or if a proposal's outcomes differ."""
         states = [cache.store_state() for cache in self._caches]
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
@@ -146,12 +148,12 @@ class Proposing:
                 raise Violated(f"{received}, which does not end")
 
     def check_rest(self) -> None:
-        """Raise, at rest, if a store is still being detached."""
+        """At rest: raise if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
             raise Violated("nothing is in flight, but the store is still being detached")
 
     def check_gone(self, rank: int) -> None:
-        """Raise, after the end of an epoch, if one of the rank's proposals has no outcome."""
+        """After an epoch: raise if a proposal to this rank still has no outcome."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
             raise Violated(
                 f"rank {rank} has left its group, but one of its proposals has no outcome"
@@ -205,9 +207,10 @@ class Proposing:
         told.ended_in = self._caches[told.rank].inspection.rounds
 
     def _had_store(self) -> bool:
-        """Return whether a store was attached when the ranks decided to detach it.
+        """Return whether a store was attached when the ranks decided on the latest proposals.
 
-        The group itself detaches a store that keeps too many pages in quarantine.
+        A group also detaches a store by itself, if I/O of that store keeps too many pages in
+        quarantine.
         """
         journal = self._caches[0].inspection.journal
         _, entries = journal.last(journal.count - self._recorded)

@@ -1,8 +1,8 @@
-"""Operator requests that reach each rank at a different moment.
+"""Simulates operator requests that reach each rank at a different moment.
 
-Each request has a number and is delivered to every rank: late on some, twice on others, or after its
-successor. Every rank must then execute it in the same step, unchanged and in number order. The step
-comes after every rank has the request, and soon after that.
+Each request has a number and is delivered to every rank: late to some ranks, twice to others, or after
+the next request. All ranks must execute it in the same step, unchanged and in number order. That step
+must come after every rank has received the request, and soon after that.
 """
 
 from collections import Counter, deque
@@ -16,32 +16,32 @@ from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""Steps within which a request that every rank has must become a command."""
+"""Maximum number of steps from the last rank's receipt of a request until its execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A request in flight to one rank."""
+    """A request on its way to one rank, which it reaches in a given step."""
 
     step: int
     rank: int
     number: int
     between: bool
-    """Whether the request arrives between the halves of the step instead of before it."""
+    """Whether the request arrives between the two halves of the step, instead of before the step."""
 
 
 class Requesting:
-    """Sends one schedule's operator requests, and checks their execution."""
+    """Draws a schedule's operator requests, delivers them, and checks their execution."""
 
     def __init__(
         self, world: World, *, coverage: Counter[str], trace: Callable[[str], None]
     ) -> None:
         self._random = world.stream("messages")
         self._rate = self._random.choice((0.0, 0.02, 0.1, 0.4))
-        """The chance that a request is sent in a step."""
+        """The chance that an operator sends a request in a step."""
         calm = world.faults.calm
         self._delays = (0,) if calm else self._random.choice(((0,), (0, 1, 2), (0, 3, 12)))
-        """Delays in steps until a request reaches a rank."""
+        """Possible delays, in steps, until a request reaches a rank."""
         self._repeats = 0.0 if calm else self._random.choice((0.0, 0.3))
         self._coverage = coverage
         self._trace = trace
@@ -51,16 +51,17 @@ class Requesting:
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
-        """The request numbers that each rank has received, by rank."""
+        """By rank: the numbers of the requests that the rank has received."""
         self._told = 0
         """The number of requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
-        """Requests that each rank has executed since the last check, by rank."""
+        """By rank: the requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """For each of the last steps: the number of leading requests that every rank had."""
+        """For each of the last steps: the highest request number up to which every rank had all
+        requests."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
-        """Continue with a new group, whose request numbers start again at 1."""
+        """Continue with the caches of a new group, whose request numbers start at 1."""
         self._caches, self._logs = caches, logs
         self._sent.clear()
         self._on_their_way.clear()
@@ -72,14 +73,14 @@ class Requesting:
             cache.set_control_handler(did.append)
 
     def step(self) -> None:
-        """Send a request now and then, and deliver arrivals, before a step."""
+        """Before a step: draw whether to send a request, and deliver the requests that arrive now."""
         self._steps += 1
         if self._random.random() < self._rate:
             self._send()
         self.deliver(between=False)
 
     def deliver(self, *, between: bool) -> None:
-        """Deliver the requests that arrive now."""
+        """Deliver to each rank the requests that reach it now."""
         due = [d for d in self._on_their_way if d.step <= self._steps and d.between == between]
         self._on_their_way = [each for each in self._on_their_way if each not in due]
         for each in due:
@@ -91,7 +92,7 @@ class Requesting:
             self._logs[each.rank].note(number, self._sent[number - 1])
 
     def check(self) -> None:
-        """Raise, after a step, if ranks executed requests early, late or differently."""
+        """After a step: raise if ranks executed a request too early, too late or differently."""
         for told in ask("requests", self._caches, lambda cache: self._taken(cache.rank)):
             self._told += 1
             sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""

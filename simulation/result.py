@@ -1,4 +1,4 @@
-"""Counters and findings of a simulated schedule."""
+"""The result of one simulated schedule: counters, and a violation if there was one."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ class Violation:
     finding: str
     """One sentence that describes the violation."""
     replay: str
-    """The command that reproduces the violation."""
+    """The command that replays the schedule up to the violation."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleResult:
-    """Counters and the outcome of one schedule."""
+    """Counters and outcome of one simulated schedule."""
 
     seed: int
     l1: str
-    """The owner of the device pages."""
+    """The owner of the device pages (L1): `replica` or `engine`."""
     profile: str
     """The model profile."""
     pd: str = ""
-    """The TP sizes of producer and consumer; empty for a single group."""
+    """TP sizes of producer and consumer, as in 2x1; empty for a single group."""
     steps: int = 0
     rounds: int = 0
-    """Rounds taken by each rank, including rounds of the drain."""
+    """Number of rounds that each rank took, including rounds while the group was drained."""
     epochs: int = 0
     collectives_per_step_max: int = 0
     operations: Counter[str] = field(default_factory=Counter[str])
@@ -38,9 +38,9 @@ class ScheduleResult:
     """Number of ended operations, by kind and outcome."""
     faults: Counter[str] = field(default_factory=Counter[str])
     coverage: Counter[str] = field(default_factory=Counter[str])
-    """How often the workload reached each named situation."""
+    """Number of times that the simulated engine reached a situation, by name of the situation."""
     fingerprint: int = 0
-    """A checksum of the whole run; equal seeds give equal checksums."""
+    """A checksum of the replica's digest after every step; equal seeds give equal checksums."""
     transcript: list[str] = field(default_factory=list[str])
     """One line per command and step, if recording was requested."""
     violation: Violation | None = None

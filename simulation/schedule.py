@@ -1,4 +1,4 @@
-"""One schedule: a seed's world, run step by step, with all checkers after every step."""
+"""One schedule: the world drawn from a seed, run step by step, with all checks after every step."""
 
 import zlib
 from collections.abc import Iterator
@@ -37,17 +37,17 @@ from .world.violated import Violated
 from .world.world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
-"""Steps between comparisons of whole states."""
+"""Number of steps between comparisons of the replicas' whole states."""
 _TREE_EVERY = 3
-"""Steps between comparisons of the whole tree with every rank's memory."""
+"""Number of steps between comparisons of the prefix tree with every rank's memory."""
 _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
-"""The time after which every transfer that ever ends has ended."""
+"""Virtual time after which every transfer has completed, except those that never complete."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
-"""The time after which a group no longer trusts that its store still has old objects."""
+"""Virtual time after which a group no longer trusts that its store still has old objects."""
 _WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
-"""Steps within which all ranks notice a lost rank; a round may be in flight."""
+"""Maximum number of steps until all ranks notice a lost rank: 2, because a round may be in flight."""
 
 _LOSS = (PeerLost, CollectiveTimeout)
 _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
@@ -57,25 +57,25 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults after which every rank still takes steps until the group ends."""
+"""Faults that end the epoch although every rank, the struck one included, takes steps until then."""
 
 
 class _CopiesLost(Exception):
-    """Raised when all ranks know of copies that never end, so that the group cannot continue."""
+    """Raised when every rank has ended the epoch because of copies that never complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """State shared by the groups of a pair, apart from the clock."""
+    """State that the groups of a pair share, except for the clock."""
 
     result: ScheduleResult
     contents: ExpectedContents = field(default_factory=ExpectedContents)
     meanings: dict[tuple[str, bytes], int] = field(default_factory=dict[tuple[str, bytes], int])
-    """Meanings of page keys; see `SimulatedStore`."""
+    """Content by pool and page key; see `SimulatedStore`."""
 
 
 class Schedule:
-    """Runs the schedule of one world, once."""
+    """Runs the schedule of one group's world, once."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Schedule:
         clock: VirtualClock | None = None,
         around: Surroundings | None = None,
     ) -> None:
-        """Create the schedule; a pair of groups passes its `clock` and shared state `around`."""
+        """Create the schedule; groups of a pair share time (`clock`) and other state (`around`)."""
         self.world = world
         if around is None:
             result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
@@ -127,13 +127,13 @@ class Schedule:
                 self._faults.count(fault)
 
     def run(self) -> ScheduleResult:
-        """Run to the end or to the first violation, and return the result."""
+        """Run until the schedule ends or a rule is violated, and return the result."""
         for _ in self.steps():
             pass
         return self.result
 
     def steps(self) -> Iterator[None]:
-        """Run to the end or to the first violation, yielding after each step."""
+        """Run until the schedule ends or a rule is violated, and yield after each step."""
         step = 0
         try:
             while step < self.world.steps:
@@ -141,7 +141,8 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # With nothing in flight, the next epoch cannot lose copies.
+                # The new epoch can come to rest without losing copies, because it has nothing in
+                # flight.
                 self._begin_anew()
                 self._end()
         except Violated as violated:
@@ -245,7 +246,7 @@ class Schedule:
                 self._clocks[rank].stand_still(clock_fault.duration_ms)
 
     def _begin_anew(self) -> None:
-        """End all processes abruptly, and start new ones on the same stores."""
+        """End all processes of the group abruptly, and start new ones on the same stores."""
         self._count()
         for executor in self._epoch.executors:
             executor.close()
@@ -253,7 +254,7 @@ class Schedule:
         self._epoch = self._begin_epoch()
 
     def _end(self, *, last: bool = False) -> bool:
-        """End the epoch in order; return False if lost copies ended it first."""
+        """Bring the group to rest and close it; return False if hung copies ended the epoch first."""
         try:
             self._come_to_rest()
             if last and isinstance(self._workload, Workload):
@@ -264,7 +265,7 @@ class Schedule:
         return True
 
     def _check_written(self) -> None:
-        """Switch faults off, flush all backlogs, and raise unless everything is written."""
+        """Switch faults off, write all backlogs to the store, and raise if a page is not written."""
         self._faults.over = True
         self._write_out()
         stores = [each.named(FIRST_STORE) for each in self._stores]
@@ -272,7 +273,7 @@ class Schedule:
         self._faults.over = False
 
     def _check_written_again(self, workload: Workload) -> None:
-        """Empty the stores, serve prompts later, and raise unless these are written again."""
+        """Empty the stores, serve old prompts later, and raise if their pages are not written again."""
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen = self._epoch.caches[0].inspection
         if not promises_anything(seen):
@@ -288,7 +289,7 @@ class Schedule:
         self.result.coverage["served again after the store was emptied"] += len(served)
 
     def _write_out(self) -> None:
-        """Flush all backlogs. Writes that started before may still fail."""
+        """Write all backlogs to the store; writes in flight before this call may still fail."""
         backlogs = self._epoch.caches[0].inspection.prefixes.allocator.backlogs
         for count in range(_WRITE_OUTS_MAX):
             if count > 1 and not any(backlogs):
@@ -298,7 +299,7 @@ class Schedule:
             self._settle()
 
     def _lose(self, fault: Mishap, rank: int) -> None:
-        """Let one rank fail or diverge; raise unless all others notice in the same step."""
+        """Make one rank fail or diverge; raise unless all other ranks notice in the same step."""
         epoch = self._epoch
         missing = None if fault in _EVERYBODY_STEPS else rank
         if fault is Mishap.UNHEALTHY_RANK:
@@ -324,7 +325,7 @@ class Schedule:
             self._check_ended(each)
 
     def _check_ended(self, rank: int) -> None:
-        """Raise, after an epoch's end, unless the rank raises, stops voting, and can be closed."""
+        """After an epoch: raise unless the rank refuses to step, stops voting, and can be closed."""
         cache, collective = self._epoch.caches[rank], self._epoch.cluster.collectives[rank]
         reached = len(collective.reached)
         try:
@@ -358,13 +359,13 @@ class Schedule:
         return epoch
 
     def _come_to_rest(self) -> None:
-        """Release all requests; raise unless operations end and all pages are accounted for."""
+        """Release all requests; raise unless operations end, and all pages are written and freed."""
         self._workload.drain()
         self._settle()
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # A page held by a transfer that never ends cannot be allocated, so the probe is skipped.
+            # Skip the probe, because pages of quarantined transfers can never be allocated.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():
@@ -376,7 +377,7 @@ class Schedule:
         self._settle()
 
     def _settle(self) -> None:
-        """Step until all operations in flight are quarantined, and check the group at rest."""
+        """Take steps until only quarantined operations are in flight, then check the group at rest."""
         seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
@@ -384,11 +385,12 @@ class Schedule:
                 continue
             before = set(seen.in_flight)
             self._clock.advance(_LATE_ENDS_US)
-            # Reports may be late, and quarantined operations may be queried one at a time.
+            # Take some more steps: reports may be late, and quarantined operations may settle one per
+            # step.
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # A backup may start that waited for quarantined pages or for a backoff.
+            # Go on if a backup has started that had waited for quarantined pages or for a backoff.
             if set(seen.in_flight) <= before and seen.idle:
                 break
         else:
@@ -437,7 +439,7 @@ class Schedule:
 
 
 def _crashed(error: Exception) -> str:
-    """Return the place and message of an unexpected exception."""
+    """Return place and message of an unexpected exception, for a finding."""
     frame = extract_tb(error.__traceback__)[-1]
     module = frame.filename.rsplit("/", 1)[-1]
     said = f": {error}" if str(error) else ""
@@ -455,7 +457,7 @@ def run_schedule(
     l1: str = BOTH,
     build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
-    """Run the schedule of one seed; equal arguments give equal runs."""
+    """Run the schedule of one seed for a single group; equal arguments give equal runs."""
     world = draw_world(
         seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1
     )

@@ -1,1 +1,1 @@
-"""Rules that must hold after every step; a broken rule raises a finding."""
+"""Checks that run after every simulated step and raise `Violated` if a rule is broken."""

@@ -1,7 +1,7 @@
-"""Checkers of rules that must hold after every step, independent of the code under test.
+"""Checkers of rules that must hold after every simulated step, independent of the code under test.
 
-Checkers compare contents instead of keys, and count pages themselves. They read the replica only to
-compare it with memory contents or with another rank's replica.
+The checkers compare page contents instead of page keys, and count pages themselves. They read the
+replica only to compare it with memory contents or with another rank's replica.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,12 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""Steps within which ranks that can restore different lengths must find a common one."""
+"""Maximum number of steps in which ranks that can restore different lengths must find a common length.
+"""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
-    """Raise unless a match has whole pages within the request, and device <= host length."""
+    """Raise unless a match has only whole pages of the request, and no more on device than on host."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
         raise Violated(f"a match of {tokens} tokens finds {found}")
@@ -37,10 +38,10 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """Raise unless an admission gives at least the preceding match and loads the rest.
+    """Raise unless an admission gives at least what the preceding match found and loads the rest.
 
-    A `sparse` state exists at some positions only. More of the prefix may then be on the device than a
-    match can use, and the admission loads the other pages that the longer prefix needs.
+    With `sparse` state, which exists at some positions only, the device may have more of the prefix
+    than the match could use. The admission may then use more device tokens than the match reported.
     """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
@@ -54,16 +55,16 @@ def check_admission(
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
-    """Raise unless a backup covers whole pages of its tokens, and at least the match."""
+    """Raise unless a backup covers whole pages, at least those that a match finds on the host."""
     if covered % page_tokens or not found <= covered <= tokens:
         said = f"covers {covered} of {tokens} tokens, and match finds {found}"
         raise Violated(f"a back_up of request {request} {said}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Raise unless requests' pages hold this rank's shard of their content, unwritten.
+    """Raise unless pages in use hold this rank's shard of the right content, and nobody writes them.
 
-    `wanted` has a page, its content and its request's name per entry.
+    Each entry of `wanted` has a page, the content that it should hold, and the name of its request.
     """
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content, request in wanted:
@@ -82,12 +83,14 @@ class TreeChecker:
         self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
         self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
         self._known: dict[tuple[str, str, int, int, bytes], list[int]] = {}
-        """Expected contents of a node's pages, by everything that determines them."""
+        """Expected contents of the pages of a tree node, by pool, namespace, generation, width and
+        prefix."""
 
     def check(self, cache: RankCache, memories: Sequence[SymbolicMemory]) -> None:
-        """Raise unless each tree page holds its prefix on every rank, with no transfer writing it.
+        """Raise unless each page of the prefix tree holds its prefix on every rank.
 
-        The replicas are equal, so one rank's tree is compared with every memory.
+        No transfer may be writing such a page. The replicas are equal, so one rank's tree is compared
+        with the memory of every rank.
         """
         prefixes = cache.inspection.prefixes
         nodes = [each for root in prefixes.tree.roots.values() for each in _below(root)]
@@ -100,7 +103,7 @@ class TreeChecker:
     def _offered(
         self, component: Component, nodes: Iterable[tuple[TreeIdentity, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the expected content of each page, for each tier, according to the tree."""
+        """Return for each tier which content each page should hold according to the prefix tree."""
         pool, index = component.pool, component.index
         offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, node, prefix in nodes:
@@ -122,10 +125,10 @@ class TreeChecker:
         return offered
 
     def _contents_of(self, pool: str, place: TreeIdentity, width: int, prefix: bytes) -> list[int]:
-        """Return the expected contents of a node's pages.
+        """Return the expected contents of a tree node's pages in one pool.
 
-        The node is `width` pages long and ends at the end of `prefix`. A state is one page, whatever
-        the width.
+        The node is `width` pages long and ends at the end of `prefix`. A recurrent state is a single
+        page, whatever the node's width.
         """
         name = (pool, place.namespace, place.generation, width, prefix)
         known = self._known.get(name)
@@ -140,7 +143,7 @@ class TreeChecker:
 
 
 def _below(root: Node) -> Iterator[tuple[TreeIdentity, Node, bytes]]:
-    """Yield every node below a root, with the prefix that ends at the node's end."""
+    """Yield every tree node below `root`, with the tokens of its path from the root."""
     waiting: list[tuple[Node, bytes]] = [(root, b"")]
     for node, above in waiting:
         for child in node.children.values():
@@ -164,10 +167,10 @@ def _offers(slots: Slots, page: int) -> str:
 
 
 class DeadlineChecker:
-    """Checks that every operation ends in bounded virtual time, even if storage hangs."""
+    """Checks that every operation ends within a bounded virtual time, even if storage hangs."""
 
     def __init__(self, config: RankCacheConfig, *, step_us_max: int, still_us: int) -> None:
-        """Create the checker; agreed time may stand still for up to `still_us` in total."""
+        """Create the checker; clock faults may stop agreed time for up to `still_us` in total."""
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
@@ -190,10 +193,11 @@ class DeadlineChecker:
         self._since.clear()
 
     def check(self, cache: RankCache, now_us: int) -> None:
-        """Raise if an operation has been in one phase for longer than the phase may last."""
+        """Raise if an operation has been in its current phase for longer than allowed."""
         table = cache.inspection.in_flight
         since = self._since
-        # Failed operations of a queue settle one per round, and reports may come late.
+        # Allow extra steps, because only one failed operation of a queue settles per round, and reports
+        # are late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
         current: dict[int, tuple[Phase, int]] = {}
         for operation in table.values():
@@ -212,18 +216,18 @@ class DeadlineChecker:
 
 
 class ReplicaChecker:
-    """Checks the replica's invariants, and that the replicas are equal."""
+    """Checks each replica's invariants, and that the replicas of all ranks are equal."""
 
     def __init__(self, caches: Sequence[RankCache]) -> None:
         self._caches = caches
         self._checked: int | None = None
-        """The rolling digest at the last invariant check."""
+        """The replicas' rolling digest at the last check of the invariants; None before the first."""
 
     def check(self, step: int, *, thorough: bool) -> None:
-        """Compare rolling digests; check one rank's invariants if the digest has changed.
+        """Compare the replicas' rolling digests; check invariants if the digest has changed.
 
-        The checked rank rotates. A `thorough` check compares whole states and checks every rank's
-        invariants in any case.
+        One rank's invariants are checked, a different rank in each step. A `thorough` check compares
+        the whole states, and checks every rank's invariants even if the digest has not changed.
         """
         caches = self._caches
         digests = [cache.inspection.digest for cache in caches]
@@ -248,7 +252,7 @@ class ReplicaChecker:
 
 
 def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
-    """Raise if agreed time is ahead of any rank's clock."""
+    """Raise if the agreed time is later than some rank's clock."""
     agreed_ms, first_ms = cache.inspection.agreed_ms, min(clocks_ms)
     if agreed_ms > first_ms:
         rank = clocks_ms.index(first_ms)
@@ -261,7 +265,7 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """Raise if an engine-owned load is quarantined, or a request waits for an ended load."""
+    """Raise if an engine-owned load is quarantined, or a request waits for a load that has ended."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESUME)
@@ -280,9 +284,9 @@ def check_loads(cache: HostCache) -> None:
 def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
-    """Raise if anything leaked after the drain, or an operation in flight is not quarantined.
+    """Raise if pages or locks leaked, or an operation is still in flight, after the group has drained.
 
-    Only operations whose I/O never completes may be quarantined then.
+    Operations whose I/O never completes, `restless` by rank, must be quarantined; no others may be.
     """
     counted = cache.stats(rounds=0).replica
     found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())
@@ -312,9 +316,9 @@ def check_at_rest(
 def _check_pool_at_rest(
     cache: RankCache, tier: int, component: int, slots: Sequence[Slots]
 ) -> None:
-    """Raise unless each page of a pool is free, in the tree or quarantined, and free ones idle.
+    """Raise unless each page of a pool is free, in the tree or quarantined.
 
-    `slots` are the pool's page slots on every rank.
+    No transfer may access a free page on any rank; `slots` are the pool's page slots by rank.
     """
     prefixes = cache.inspection.prefixes
     pool = prefixes.allocator.pools[tier][component]

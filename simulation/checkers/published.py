@@ -1,8 +1,8 @@
-"""Device hits that a match must find, computed without the replica.
+"""Predicts which device hits a match must find, without using the replica.
 
-A pool that always had room for everything put into it must not evict. An admitted request's shared
-prefix stays as long as the request. Recurrent states are an exception: each request works on a copy, so
-the state in the tree may be evicted.
+A device pool that had room for everything ever put into it must not have evicted anything. The prefix
+that an admitted request shares with the tree stays as long as the request. Recurrent states are an
+exception: each request works on a copy, so the state in the tree may be evicted.
 """
 
 from collections.abc import Collection
@@ -20,28 +20,32 @@ from ..world.world import World
 
 
 class Published:
-    """Prefixes published or restored to the device in one epoch."""
+    """Records the prefixes that requests published, or restored to the device, in one epoch."""
 
     def __init__(self, world: World, contents: ExpectedContents) -> None:
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
         self._pages: set[int] = set()
-        """Contents of full-attention pages."""
+        """Contents of all published full-attention pages."""
         self._ends: set[int] = set()
-        """Contents of the last page of each publication; an upper bound on the number of states."""
+        """Contents of the last page of each published prefix; their number bounds the number of kept
+        states."""
         self._loaded = 0
-        """Full-attention pages that load backs were to fill, whatever their outcome."""
+        """Number of full-attention pages that load backs were to fill, whether or not they succeeded.
+        """
         self._loads = 0
         """Number of load backs; each may have filled one state slot."""
         self._requests = world.requests_max
-        """Maximum of concurrent requests, without finished requests that are only served."""
+        """Highest number of concurrent requests so far, finished requests that only serve pages
+        excluded."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
-        """Whether the device may have been full, or limits or an operator may have evicted pages."""
+        """Whether pages may have been evicted: the device may have been full, or limits or an operator
+        evict."""
 
     def add(self, request: EngineRequest, length: int) -> None:
-        """Record that the request shares its first `length` tokens with the tree."""
+        """Record that a request now shares its first `length` tokens with the prefix tree."""
         tokens = request.head(length)
         pages = [
             self._content(request.namespace, tokens, count)
@@ -51,12 +55,12 @@ class Published:
         self._ends.update(pages[-1:])
 
     def loading(self, answer: Admission) -> None:
-        """Record how many pages a load back is to fill."""
+        """Record how many device pages the load back of an admission is to fill."""
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
-        """Record whether the device may have been full by now.
+        """Record whether the device may have been full until now.
 
         A retraction in flight still owns the partial page of its request.
         """
@@ -67,10 +71,10 @@ class Published:
             self._overflowed = True
 
     def check_match(self, found: Match, namespace: str, tokens: bytes) -> None:
-        """Raise if a match misses published pages that nothing can have evicted.
+        """Raise if a match does not find published pages although nothing can have evicted them.
 
-        Applies to models with full attention only. In other models a match can be shorter: pages behind
-        a window are freed, and a state is published at some positions only.
+        Checks models with full attention only. In other models a match may be shorter: pages behind a
+        window are freed, and a state is published at some positions only.
         """
         if self._world.config.components or self._overflowed:
             return
@@ -83,11 +87,12 @@ class Published:
             raise not_kept(count * self._page, why, found.device_tokens)
 
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
-        """Raise if a match misses an admitted request's prefix just after publishing or restoring it.
+        """Raise if a match misses the prefix that an admitted request has just published or restored.
 
-        With a recurrent state, this holds only at a checkpoint for which the pool has room, and on any
-        tier, because a state in host memory need not be published again. Operations in flight also need
-        room: a failed retraction keeps its slot while a copy accesses it.
+        In a model with recurrent state, this is checked only at a checkpoint for which the state pool
+        has room. A hit on any tier is then enough, because a state in host memory need not be published
+        again. Operations in flight count against the room: a failed retraction keeps its slot while a
+        copy accesses it.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:
@@ -98,7 +103,7 @@ class Published:
             raise not_kept(shared, f"are shared by request {request.name}", there)
 
     def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
-        """Return whether the tree must have the state after the request's last computed token."""
+        """Return whether the tree must hold the state after the request's last computed token."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         used = len(self._ends) + self._loads + self._requests

@@ -1,7 +1,8 @@
-"""Checks, at rest and with a healthy store, that cached prefixes have been written to the store.
+"""Checks that cached prefixes have been written to the store, once the group is at rest.
 
-The write policy decides the scope. Write-through covers everything on the device, including the pages
-that matches need at their ends. Every policy covers all pages in host memory.
+The store must be healthy. The write policy says which pages must be written. With write-through, these
+are all pages on the device, including window and state pages that a match needs. Under every policy,
+they include all pages in host memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +16,14 @@ from ..rank.memory import SimulatedStore
 from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
-"""A component, a node, and the first of the node's positions that are covered."""
+"""A component, a tree node, and the first position of the node whose pages must be in the store."""
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
-    """Raise unless each rank's store has accepted all pages that it should have.
+    """Raise unless each rank's store has accepted all pages that the write policy wants written.
 
-    A store attached later need not have older pages. Quarantined pages may cause a lack of room.
+    Nothing is checked if a store was attached later, because it need not have older pages, or while
+    pages are quarantined, because they may cause a lack of room.
     """
     if promises_anything(seen):
         for node in seen.prefixes.tree.nodes():
@@ -33,7 +35,8 @@ def check_written_again(
 ) -> None:
     """Raise unless each rank's store has the host pages of the prompts in `served`.
 
-    Each entry has namespace and tokens of a prompt served after the store lost all objects.
+    Each entry has the namespace and the tokens of a prompt that was served after the store had lost all
+    its objects.
     """
     tree = seen.prefixes.tree
     for namespace, tokens in served if promises_anything(seen) else ():
@@ -44,7 +47,7 @@ def check_written_again(
 
 
 def promises_anything(seen: Inspection) -> bool:
-    """Return whether one working store was attached from the start, and nothing is in flight."""
+    """Return whether a single store has been attached from the start, and nothing is in flight."""
     first = seen.config.has_store and seen.stores == 1
     return first and seen.store_state is StoreState.ATTACHED and not seen.in_flight
 
@@ -75,7 +78,7 @@ def _on_host(seen: Inspection, node: Node) -> Iterator[_Piece]:
 
 
 def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
-    """Yield the pages of a node's whole path that the store should have."""
+    """Yield the pages of a node and its ancestors that must be in the store."""
     components = seen.prefixes.components
     yield from _on_host(seen, node)
     through = seen.config.write_policy is WritePolicy.WRITE_THROUGH
@@ -88,14 +91,16 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # A repeated prompt may match one page less, because its last token is always computed.
+            # The same prompt sent again may match one page less, because its last token is always
+            # computed.
             yield from _before(components[1:], node)
 
 
 def _fits(seen: Inspection) -> bool:
-    """Return whether host memory has more room than one match needs, for all other components.
+    """Return whether each host pool, apart from full attention, has more room than one match needs.
 
-    One extra page per window is included. With less room, two ends of one path evict each other.
+    One extra page per window is included. With less room, the window pages at two ends of one path
+    evict each other.
     """
     pages = seen.config.pool_pages(HOST)[1:]
     spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])
@@ -109,7 +114,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield the extra window page that a match one page before `node` needs, if in memory."""
+    """Yield the window pages that only a match one page shorter than `node` needs, if in memory."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

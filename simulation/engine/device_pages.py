@@ -1,7 +1,8 @@
-"""Engine-owned device pages: an allocator with a prefix cache, like vLLM's.
+"""Simulated engine-owned device pages: an allocator with a prefix cache, like vLLM's.
 
-All ranks decide alike, but a page has a different number on each rank, because nothing that ranks
-compare may depend on page numbers. Free pages' contents are watched, because no copy may access them.
+The allocator decides alike for all ranks, but a page has a different number on each rank. This shows
+whether anything that ranks compare depends on page numbers. The contents of free pages are checked,
+because no copy may access them.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from .every_rank import NO_PAGE, EveryRank
 
 
 class AllocatedPages(EveryRank):
-    """Tracks the users of each page of one pool."""
+    """Counts the users of each device page of one pool, and allocates and frees its pages."""
 
     def __init__(self, devices: Sequence[Slots], random: Random) -> None:
         count = len(devices[0].content)
@@ -24,18 +25,18 @@ class AllocatedPages(EveryRank):
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         """Pages without users, in allocation order."""
         self._left = [list(device.content) for device in devices]
-        """By rank: the content of each page when its last user left."""
+        """By rank: the content of each page when its last user dropped it."""
         self._cached: dict[int, int] = {}
-        """By content: the page that holds it."""
+        """By content: the page that is cached for this content."""
         self._contents: dict[int, int] = {}
-        """By page: the content for which it is cached."""
+        """By page: the content for which the page is cached."""
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` pages for one user, or None if fewer are free."""
+        """Allocate `count` pages with one user each; return None if fewer are free."""
         if count > len(self._free):
             return None
         pages = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -66,7 +67,7 @@ class AllocatedPages(EveryRank):
             self._contents[page] = content
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one user of each page; of the freed pages, the last is allocated first."""
+        """Drop one user of each page; pages freed together are reallocated in reverse order."""
         for page in reversed(pages):
             if page == NO_PAGE:
                 continue
@@ -76,7 +77,7 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def overwrite(self, pages: Iterable[int]) -> None:
-        """Overwrite the members of `pages` that are free."""
+        """Overwrite those of `pages` that are free, as another engine's requests would."""
         for page in pages:
             if page in self._free:
                 self._forget(page)
@@ -88,7 +89,7 @@ class AllocatedPages(EveryRank):
         self._contents.clear()
 
     def check_free(self) -> None:
-        """Raise unless free pages are unchanged and no transfer accesses them."""
+        """Raise if the content of a free page has changed, or if a transfer accesses one."""
         for (device, numbers), left in zip(self._devices, self._left, strict=True):
             for page in self._free:
                 number = numbers[page]

@@ -1,4 +1,4 @@
-"""Operator commands to a serving cache: drop namespaces, change limits, and reset."""
+"""Simulated operator commands to a cache in use: drop namespaces, change limits, reset."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,19 +14,20 @@ from ..world.world import World
 
 
 class DrawnControls:
-    """Draws an operator's commands, which all ranks get."""
+    """Draws operator commands, and gives each to all ranks."""
 
     def __init__(self, world: World) -> None:
         self.share = FAULT_PROFILES[world.fault_profile].controlled
-        """The chance of a command per step."""
+        """The chance of an operator command per step."""
         self._resets = isinstance(world.config, CacheConfig)
-        """An engine that owns the device pages resets the cache itself, together with its pages."""
+        """Whether the operator resets the cache; an engine that owns its device pages does so itself.
+        """
         self._random = world.stream("controls")
         self.generation = 0
-        """The number of operator resets of this epoch's caches."""
+        """The number of times that an operator has reset the caches in this epoch."""
 
     def step(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str | None:
-        """Give a command now and then; return its name or None."""
+        """Draw whether to give an operator command; return the command's name, or None if none."""
         random = self._random
         if random.random() >= self.share:
             return None
@@ -36,7 +37,8 @@ class DrawnControls:
 
     def _reset(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str:
         self.generation += 1
-        # Contents depend on the generation, and so do keys of a named version.
+        # The name contains the generation: page contents differ between generations, so keys must
+        # differ, too.
         version = f"weights {self.generation}" if self.generation % 3 else None
         ask("reset", caches, lambda c: c.reset(version))
         for request in requests:

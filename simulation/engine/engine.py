@@ -1,8 +1,8 @@
-"""Common parts of simulated engines: request arrivals, and commands to all ranks.
+"""Common base of the simulated engines: draws arriving requests, and gives commands to all ranks.
 
 The owner of the device pages determines the commands and their timing. An engine over a `Cache` gives
-commands before a step. An engine over a `HostCache` gives them between the halves of a step, and
-launches its forward pass after it.
+its commands before a step. An engine over a `HostCache` gives them between the two halves of a step,
+and launches its forward pass after the step.
 """
 
 from abc import ABC, abstractmethod
@@ -26,16 +26,16 @@ from .sampling_apart import Bringing, bring
 from .serving import ServesPeers
 
 PATIENCE = 25
-"""Number of refused attempts after which the engine aborts a request."""
+"""Number of refused attempts to get room after which the engine aborts a request."""
 
 _PRIORITIES = (0, 0, 1, 5)
-"""The distribution of request priorities; a `HostCache` does not get them."""
+"""Request priorities, drawn with equal chance; used only with a `Cache`."""
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 
 class SimulatedEngine(ABC, Generic[CacheT]):
-    """The engine of one schedule. It outlives the epochs; its requests do not."""
+    """The simulated engine of one schedule; requests end with their epoch, the engine goes on."""
 
     kind: type[CacheT]
     """The cache class that this engine drives."""
@@ -51,9 +51,9 @@ class SimulatedEngine(ABC, Generic[CacheT]):
     ) -> None:
         self.requests: list[EngineRequest] = []
         self.gives: GroupHandoff | None = None
-        """Passes finished requests to another group."""
+        """Queue to another group for finished requests; None without a consumer group."""
         self.takes: GroupHandoff | None = None
-        """Receives requests that another group has computed."""
+        """Queue of requests that another group has computed; None without a producer group."""
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
@@ -71,7 +71,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         self._caches: list[CacheT] = []
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
-        """Continue with a new group, dropping all requests in flight."""
+        """Continue with the caches and memories of a new group, dropping all requests in flight."""
         self.requests.clear()
         self._controls.generation = 0
         self._prompts.begin_epoch()
@@ -79,13 +79,13 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         self._model.begin_epoch(every_rank(memories))
 
     def step(self) -> None:
-        """Give the commands that precede a step."""
+        """Give the commands that the engine gives before a step."""
 
     def decide(self, *, active: bool) -> float:
-        """Give the commands between the halves of a step.
+        """Give the commands that the engine gives between the halves of a step.
 
-        Unless `active`, they start no new work. Return how long the engine waits for I/O if it computes
-        nothing in this step.
+        New work starts only if `active`. Return how many seconds the engine waits for I/O if it
+        computes nothing in this step.
         """
         del active
         return 0.0
@@ -99,33 +99,33 @@ class SimulatedEngine(ABC, Generic[CacheT]):
 
     @abstractmethod
     def check_pages(self) -> None:
-        """Raise unless the device pages hold the engine's data on every rank."""
+        """Raise unless device pages in use hold the right content on every rank."""
 
     @abstractmethod
     def probe(self) -> bool:
-        """Raise unless every page can be allocated, at rest with nothing in flight.
+        """Raise unless all pages can be allocated, while the group is at rest.
 
         Return False if the cache needs more steps first: the caller takes a step and calls again.
         """
 
     def sample_apart(self, rank: int) -> None:
-        """Give one command in which `rank` has other tokens than the other ranks."""
+        """Give one command that carries other tokens on `rank` than on the other ranks."""
         bringing = self._random.choice(self._commands_with_tokens(*self._prompts.draw()))
         self._coverage[f"sampled apart before {bringing[0]}"] += 1
         bring(self._caches, rank, bringing)
 
     @abstractmethod
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
-        """Return the commands that carry tokens, including those of a new prompt."""
+        """Return all commands that carry tokens: for the new `prompt`, and for requests in flight."""
 
     def _control(self) -> None:
-        """Give an operator's command to the caches now and then."""
+        """Draw whether to give an operator command to the caches, and count it."""
         done = self._controls.step(self._caches, self.requests)
         if done:
             self._coverage[done] += 1
 
     def _is_due(self) -> bool:
-        """Draw whether a request arrives. Requests that are only served do not count as load."""
+        """Draw whether a request arrives; finished requests that still serve pages do not count."""
         served = sum(each.is_served for each in self.requests)
         rate = self._world.arrival_rate
         if self.takes is not None and not self.takes.waiting:
@@ -135,7 +135,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         )
 
     def _stays(self, request: EngineRequest) -> bool:
-        """Return whether a finished request stays so that another group can read its pages."""
+        """Return whether a finished request is kept because another group may read its pages."""
         return self.gives is not None and self.gives.stays(self._caches, request)
 
     def _arrive(self) -> None:
@@ -143,7 +143,8 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         if handed is None:
             namespace, tokens = self._prompts.draw()
         else:
-            # The request arrives with the first token of its answer.
+            # A handed-over request arrives with the first token of its answer, which the producer has
+            # sampled.
             namespace, tokens = handed.namespace, handed.tokens + self._prompts.answer(1)
         if self._old_names and self._random.random() < 0.2:
             name = self._old_names.pop(self._random.randrange(len(self._old_names)))
@@ -173,7 +174,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
             request.stage = EngineStage.PREFETCHING
 
     def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
-        """Record the cached tokens before a prefetch starts."""
+        """Record how many tokens are cached before a prefetch starts."""
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

@@ -1,8 +1,8 @@
-"""All device pages of an engine that owns them, by component and request.
+"""All device pages of a simulated engine that owns them, by component and request.
 
 A request has one page table per pool, and frees pages that a sliding window has passed. A recurrent
-state is one slot that the model updates in place. State that is cached for others, or read by a long
-backup, is a copy in another slot.
+state is one slot that the model updates in place. A state that is cached for other requests, or that a
+long backup reads, is a copy in another slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from .every_rank import NO_PAGE
 from .model import Layers, SimulatedModel
 
 Held = Mapping[str, Sequence[int]]
-"""The former pages of a request, by pool."""
+"""The pages that a request had, by pool."""
 
 
 class EnginePools:
-    """Tracks each request's pages and the device's prefix cache."""
+    """Tracks the device pages of each request, and the engine's prefix cache on the device."""
 
     def __init__(
         self,
@@ -35,16 +35,20 @@ class EnginePools:
         self._layers = model.layers
         self._paged = [each for each in model.layers if each.per_page]
         self.state = next((each for each in model.layers if not each.per_page), None)
-        """The layers with a recurrent state, which every request needs to continue; None if absent."""
+        """The component with a recurrent state, without which no request can continue; None if there is
+        none."""
         self.pools = {
             each.pool: AllocatedPages([memory.device[each.pool] for memory in memories], random)
             for each in model.layers
         }
         self._spoiled: list[tuple[str, Sequence[int]]] = []
-        """By pool: pages to be overwritten."""
+        """Freed pages to be overwritten, each entry with a pool and its pages."""
 
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
-        """Return how many of the first `pages` pages are cached and enough to continue from."""
+        """Return how many of a request's first `pages` pages the device prefix cache can provide.
+
+        The request must be able to continue after them.
+        """
         full, end = self.pools[KV_POOL], 0
         while end < pages:
             length = (end + 1) * self._page
@@ -59,9 +63,9 @@ class EnginePools:
     def begin(
         self, request: EngineRequest, first: int, length: int, *, forks: bool = False
     ) -> bool:
-        """Give a request the cached pages before page `first`, and new pages up to `length`.
+        """Give a request the cached pages before page `first`, and new pages up to `length` tokens.
 
-        If it `forks`, its state is copied from the cached one. Return False if there is no room; the
+        With `forks`, its state is a copy of the cached one. Return False if there is no room; the
         request then has no pages.
         """
         start, last = first * self._page, -(-length // self._page)
@@ -96,7 +100,10 @@ class EnginePools:
         return True
 
     def extend(self, request: EngineRequest, length: int) -> int:
-        """Allocate pages up to `length` tokens, or as many as are free; return the length reached."""
+        """Allocate pages up to `length` tokens, or as many as are free.
+
+        Return the number of tokens that fit, at most `length`.
+        """
         missing = max(0, -(-length // self._page) - len(request.table))
         missing = min(missing, *(self.pools[each.pool].free for each in self._paged))
         for each in self._paged:
@@ -107,7 +114,7 @@ class EnginePools:
         return min(length, request.room)
 
     def publish(self, request: EngineRequest) -> None:
-        """Publish a request's full pages in the device prefix cache."""
+        """Add a request's full pages to the engine's prefix cache on the device."""
         length = request.computed
         for each in self._paged:
             pool = self.pools[each.pool]
@@ -117,17 +124,17 @@ class EnginePools:
                     pool.publish(page, content)
 
     def windows(self, length: int) -> list[int]:
-        """Return for each window the first position that is read after `length` tokens."""
+        """Return the first page position that each window still needs after `length` tokens."""
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Return whether a request with a failed load has all pages and needs no state."""
+        """Return whether a request can compute in its present pages although its load has failed."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
 
     def leave_behind(self, request: EngineRequest) -> int:
-        """Free the pages that a request's windows have passed; return their number."""
+        """Free the pages that a request's windows have passed; return how many."""
         count = 0
         for each in () if request.keeps_windows else self._paged[1:]:
             table = request.tables.get(each.pool, [])
@@ -139,18 +146,21 @@ class EnginePools:
         return count
 
     def slot(self, request: EngineRequest) -> list[int]:
-        """Return the slot of a request's state; empty if the model has none."""
+        """Return the slot of a request's state as a list; empty if the model has no states."""
         return [] if self.state is None else request.tables[self.state.pool]
 
     def reserve_copy(self, request: EngineRequest) -> bool:
-        """Allocate a slot for a state copy after the next forward pass; False if none is free."""
+        """Allocate a slot for a copy of a request's state; return False if there is none.
+
+        The copy is made after the next forward pass.
+        """
         slot = None if self.state is None else self.pools[self.state.pool].allocate(1)
         request.copies_state = slot is not None
         request.kept += slot or ()
         return request.copies_state
 
     def copy_state(self, request: EngineRequest) -> None:
-        """Copy a request's state to the slot allocated for it, and cache the copy."""
+        """Copy a request's state to the slot reserved for the copy, and cache the copy."""
         if self.state is not None and request.copies_state:
             pool, slot = self.pools[self.state.pool], request.kept[-1]
             pool.fork(self.slot(request)[0], slot)
@@ -158,7 +168,7 @@ class EnginePools:
             request.copies_state = False
 
     def let_go_of_copies(self, request: EngineRequest) -> None:
-        """Free the copies of a request's state, which no backup reads any more."""
+        """Free all copies of a request's state, because no backup reads them any more."""
         if self.state is not None:
             self.pools[self.state.pool].give_back(request.kept)
             request.kept = []
@@ -166,7 +176,10 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return this rank's numbers of pages `first` to `last`, and of the state's `slot`."""
+        """Return, by pool, this rank's numbers of a request's pages for a copy.
+
+        These are the pages at positions `first` to `last`, and the `slot` of the state.
+        """
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
             for each in self._paged
@@ -176,7 +189,7 @@ class EnginePools:
         return lent if len(lent) > 1 else lent[KV_POOL]
 
     def take_all(self, request: EngineRequest) -> Held:
-        """Remove all pages from a request; the caller frees them."""
+        """Take all pages from a request and return them; the caller must free them."""
         held = request.tables
         if self.state is not None:
             held[self.state.pool] = held.get(self.state.pool, []) + request.kept
@@ -186,20 +199,20 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop one user of each page; with `overwrite`, overwrite the freed pages later."""
+        """Drop one user of each page; with `overwrite`, mark the pages that become free."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:
                 self._spoiled.append((pool, pages))
 
     def overwrite(self) -> None:
-        """Overwrite the freed pages marked for it, after all fences of this step."""
+        """Overwrite the pages marked by `give_back`, after all fences of this step."""
         for pool, pages in self._spoiled:
             self.pools[pool].overwrite(pages)
         self._spoiled.clear()
 
     def require_untouched(self, why: str, request: EngineRequest) -> None:
-        """Raise if a copy may access a page that only this request uses."""
+        """Raise if a copy may still access a page that only this request uses."""
         for pool, table in request.tables.items():
             self.pools[pool].require_untouched(why, self.pools[pool].alone(table))
 
@@ -212,11 +225,11 @@ class EnginePools:
             pool.check_free()
 
     def reads(self, layers: Layers, length: int) -> int:
-        """Return the first position that the token after `length` reads."""
+        """Return the first page position that these layers need to compute the token after `length`."""
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Return whether the device has the pages that these layers need after page `end`."""
+        """Return whether the device has cached what these layers need to continue after `end`."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

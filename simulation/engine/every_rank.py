@@ -1,4 +1,4 @@
-"""The device pages of one pool, on all ranks together."""
+"""The device pages of one pool on all ranks of a simulated group, changed together."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,16 +7,16 @@ from ..rank.memory import Slots, SymbolicMemory
 from ..world.violated import Violated
 
 NO_PAGE = -1
-"""The page-table entry of a position without a page."""
+"""The page-table entry of a position that has no page."""
 
 
 class EveryRank:
-    """One pool's device pages, with common numbers that `on` converts to a rank's numbers."""
+    """One pool's device pages; `on` converts the common page numbers to those of one rank."""
 
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None
     ) -> None:
-        """Create the pool; `numbers` has each rank's page numbers, else all use the same ones."""
+        """Create the pool; `numbers` has each rank's page number for each common one; None: equal."""
         self.count = len(devices[0].content)
         same = range(self.count)
         self._devices = [
@@ -34,12 +34,12 @@ class EveryRank:
             device.compute(numbers[page], before, after, request)
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy one page to another at once, in order with the engine's device work."""
+        """Copy the content of one page to another at once, like the device does in stream order."""
         for device, numbers in self._devices:
             device.fork(numbers[source], numbers[destination])
 
     def require_untouched(self, why: str, pages: Iterable[int]) -> None:
-        """Raise if a copy may still access one of `pages` although the cache excluded that."""
+        """Raise if a copy may still access one of `pages` although the cache has ruled it out."""
         pages = list(pages)
         for device, numbers in self._devices:
             for page in pages:

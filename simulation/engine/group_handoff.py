@@ -1,7 +1,7 @@
-"""Handoff of requests from a producer group, which serves their pages, to a consumer group.
+"""Handoff of requests from a simulated producer group to a consumer group.
 
-The producer serves a finished request's pages, and sends its tokens and address to the consumer. The
-consumer prefetches the available pages from there and computes the rest.
+The producer serves a finished request's pages, and sends the request's tokens and its own address to
+the consumer. The consumer prefetches the available pages from this address and computes the rest.
 """
 
 from collections import Counter
@@ -15,12 +15,12 @@ from ..world.request import EngineRequest
 from ..world.violated import Violated
 
 _WAITING_MAX = 4
-"""The maximum number of requests that wait for the consumer; the oldest is dropped."""
+"""Maximum number of requests that wait for the consumer; beyond it the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedRequest:
-    """A finished request as the consumer receives it."""
+    """A finished request, in the form in which the consumer receives it."""
 
     namespace: str
     tokens: bytes
@@ -30,7 +30,7 @@ class HandedRequest:
 
 @dataclass(slots=True)
 class GroupHandoff:
-    """The queue between the producer's and the consumer's engines."""
+    """The queue of requests from the producer's engine to the consumer's engine."""
 
     random: Random
     page_tokens: int
@@ -39,15 +39,15 @@ class GroupHandoff:
     """Requests sent by the producer that the consumer has not yet taken."""
 
     def stays(self, caches: Sequence[RankCache], request: EngineRequest) -> bool:
-        """Serve a finished request; return whether it stays so that others can read it."""
+        """Serve a finished request to the consumer; return whether the request is to be kept."""
         random = self.random
         if request.name not in caches[0].inspection.requests:
-            # The cache may not know a prompt of less than a page.
+            # The cache may not know the request, because its prompt is shorter than a page.
             return False
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:
-            # The handed-over request's TTL may expire before it is served again.
+            # Keep the request without serving it again, so that its TTL may expire.
             return True
         request.is_served = True
         tokens, ttl_s = request.head(request.computed), random.choice((0.1, 1.0, 30.0))
@@ -56,7 +56,7 @@ class GroupHandoff:
         told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
         if told % self.page_tokens or not 0 <= told <= found.host_tokens:
             raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
-        # Hand over usually once all tokens can be read, rarely before.
+        # Send the request usually when all its tokens can be read, and rarely before.
         is_whole = 0 < told == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):
             request.is_handed_over = True
@@ -66,7 +66,7 @@ class GroupHandoff:
         return True
 
     def take(self) -> HandedRequest | None:
-        """Return a request for the consumer, usually the newest; None if none waits."""
+        """Return a request for the consumer, usually the newest; None if the queue is empty."""
         if not self.waiting:
             return None
         self.coverage["taken over"] += 1

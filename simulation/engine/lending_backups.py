@@ -1,4 +1,4 @@
-"""Backups of engine-owned device pages, which stay unchanged while copies read them."""
+"""Backups from engine-owned device pages, which the engine leaves unchanged meanwhile."""
 
 from ..checkers.checkers import check_covered
 from ..world.request import EngineRequest
@@ -11,8 +11,8 @@ class LendingBackups(LendingEngine):
     def back_up(self, request: EngineRequest, generation: int) -> bool:
         """Back up the whole pages that exist after this step's forward pass, or sometimes fewer.
 
-        Return False if there is nothing to back up. A match finds them only if the request started in
-        this `generation` of the cache.
+        Return False if there is nothing to back up. A match must find the pages that are already on the
+        host, but only if the request started in this `generation` of the cache.
         """
         known = max(request.computed, request.planned)
         if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):
@@ -40,7 +40,7 @@ class LendingBackups(LendingEngine):
         return True
 
     def let_go(self, request: EngineRequest) -> None:
-        """Free pages and state copies that only a backup still needed."""
+        """Free the pages and state copies that a request kept only for a backup, once it has ended."""
         if self.ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
             return
         request.lends_state = False
@@ -50,11 +50,11 @@ class LendingBackups(LendingEngine):
     def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
         """Return the slot from which a backup reads the state after `known` tokens; empty for none.
 
-        The slot is a copy, or the one in which the state is computed. In the latter case the request
-        waits for the backup.
+        The slot is either a copy or the slot in which the model updates the state. In the latter case
+        the request waits for the backup.
         """
         if known % self.page_tokens:
-            # The cache ignores a state passed with a partial page.
+            # Pass any slot, because the cache must ignore the state if a page is partial.
             return self.pools.slot(request)
         if not known or known != max(request.computed, request.planned):
             return []

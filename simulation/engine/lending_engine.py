@@ -1,4 +1,4 @@
-"""Common base of the parts of an engine that owns its device pages (over a `HostCache`)."""
+"""Common base of the parts of a simulated engine that owns its device pages (over a `HostCache`)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class RequestCommand(Protocol):
 
 @dataclass(slots=True)
 class LendingEngine:
-    """One part of the engine, for one epoch."""
+    """One part of such an engine (loads, backups or retracts), for one epoch."""
 
     caches: Sequence[HostCache]
     pools: EnginePools

@@ -1,4 +1,4 @@
-"""Loads from host memory into engine-owned device pages."""
+"""Loads from host memory into the device pages of a simulated engine that owns them."""
 
 from ...ranks.replica.operations.requests import LoadState
 from ..world.request import EngineRequest, EngineStage
@@ -7,10 +7,10 @@ from .lending_engine import LendingEngine
 
 
 class LendingLoads(LendingEngine):
-    """Loads requests' cached prefixes. The engine checks its device prefix cache first."""
+    """Loads cached prefixes of requests; the engine checks its own prefix cache on the device first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
-        """Return how many tokens can be loaded, after comparing the answer with a match."""
+        """Return how many tokens the cache can load; raise if a match says otherwise."""
         most = request.prompt - 1 if length is None else length
         tokens = request.head(most)
         hit = self.ask(
@@ -31,7 +31,7 @@ class LendingLoads(LendingEngine):
         return hit
 
     def admit(self, request: EngineRequest) -> None:
-        """Report that a request computes all tokens that are not on the device by now."""
+        """Report to the cache that a request now computes all tokens that are not on the device."""
         tokens = request.head(request.prompt - 1)
         self.ask(
             request,
@@ -42,13 +42,17 @@ class LendingLoads(LendingEngine):
         )
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:
-        """Return a request's number of device pages, and that number plus its loadable pages."""
+        """Return how many pages a request takes from the device, and where its load would end.
+
+        Both are page positions; they are equal if the request loads nothing.
+        """
         unit, most, hit = self.page_tokens, request.prompt - 1, 0
         shared = most // unit if self.random.random() < 0.7 else 0
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # A load includes the state, so only an immediate start needs the state on the device.
+        # The state need not be on the device, because a load brings it; it is needed only without a
+        # load.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:
             hit = self.hit(request, first * unit, most)
@@ -58,7 +62,7 @@ class LendingLoads(LendingEngine):
         return first, first + hit // unit
 
     def load(self, request: EngineRequest, first: int, last: int) -> None:
-        """Load the pages from position `first` to `last`."""
+        """Order the load of a request's pages from position `first` to `last`."""
         pools, end = self.pools, last * self.page_tokens
         request.bringing, request.state_comes = end, True
         self.ask(
@@ -79,9 +83,9 @@ class LendingLoads(LendingEngine):
         request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
-        """Check the progress of a request's load.
+        """Return the state of a request's load, and record a load that has ended.
 
-        Once the cache reports its end, no copy may access the request's pages.
+        Once the cache reports the end of a load, no copy may access the request's pages.
         """
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state is LoadState.LOADING:

@@ -1,4 +1,4 @@
-"""Invalid calls from an engine that owns its device pages; see `misuse`."""
+"""Invalid calls that an engine with its own device pages can make, which the cache must refuse."""
 
 from collections.abc import Sequence
 from random import Random
@@ -13,7 +13,11 @@ from .misuse import WrongCall, refuse
 def misuse(
     caches: Sequence[HostCache], request: EngineRequest, leaving: Sequence[str], random: Random
 ) -> None:
-    """Make an invalid call that fits the stage of `request`, or one about a `leaving` request."""
+    """Make one invalid call about `request`, or about a request in `leaving`, and check the refusal.
+
+    The call fits the stage of `request`. Requests in `leaving` are released, but their pages are not
+    free.
+    """
     unit = caches[0].config.layout.page_tokens * TOKEN_BYTES
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
     wrong: list[WrongCall[HostCache]] = [

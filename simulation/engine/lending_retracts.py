@@ -1,4 +1,4 @@
-"""Retraction of requests from engine-owned device pages, and resumption into other pages."""
+"""Retraction of requests from engine-owned device pages, and their resumption into new pages."""
 
 from ...coordinator.operation import Phase
 from ...ranks.protocol.answers import Wait
@@ -8,10 +8,10 @@ from .lending_engine import LendingEngine
 
 
 class LendingRetracts(LendingEngine):
-    """Retracts requests and resumes them."""
+    """Retracts requests to host memory, and resumes them."""
 
     def retract(self, request: EngineRequest) -> bool:
-        """Retract a request after this step's forward pass; False if it continues."""
+        """Retract a request after this step's forward pass; return False if the cache refuses."""
         if request.unknown or request.name not in self.caches[0].inspection.requests:
             return False
         known = max(request.computed, request.planned)
@@ -30,7 +30,7 @@ class LendingRetracts(LendingEngine):
         return done
 
     def look(self, request: EngineRequest) -> str:
-        """Check a retracted request's progress, resume it if it is saved, and return the outcome."""
+        """Return what became of a retracted request, and resume it if its pages are saved."""
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1
@@ -44,14 +44,14 @@ class LendingRetracts(LendingEngine):
             self.pools.require_untouched(f"request {request.name} is SAVED", request)
             request.bringing, request.computed, request.refused = request.computed, 0, 0
             held = self.pools.take_all(request)
-            # Other requests may use the freed pages from now on.
+            # From now on, other requests may get the freed pages.
             self.pools.give_back(held, overwrite=self.random.random() < 0.7)
         elif self.random.random() < 0.6:
             return self._resume(request)
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Return whether all copies that access the request's pages are quarantined."""
+        """Return whether copies access the request's pages, and all of these are quarantined."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

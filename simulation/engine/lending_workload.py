@@ -1,9 +1,9 @@
-"""An engine that owns its device pages and passes them to a `HostCache` for copies.
+"""A simulated engine that owns its device pages and passes them to a `HostCache` for copies.
 
-It works like vLLM's scheduler. Between the halves of a step it prefetches, queries hits, loads,
-computes in chunks, backs up whole pages, preempts and releases. Its forward pass then runs between the
-copies that must precede it and those that must follow. A preempted request's pages go to others before
-its fence, and are overwritten after it.
+The engine works like vLLM's scheduler. Between the halves of a step it prefetches, queries hits, loads,
+computes in chunks, backs up whole pages, preempts and releases. Its forward pass runs after the loads
+of the step have started, and before its backups start. The pages of a preempted request may be given to
+other requests before the cache is told to fence them; they are overwritten only after the fence.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _COMPUTES = (EngineStage.COMPUTING, EngineStage.ANSWERING)
 
 
 class LendingWorkload(SimulatedEngine[HostCache]):
-    """An engine that owns its device pages."""
+    """A simulated engine that owns its device pages."""
 
     kind = HostCache
 
@@ -44,11 +44,11 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
         self._retracts = LendingRetracts(*parts)
         self._leaving: dict[str, Held] = {}
-        """Released requests with their pages, which are not free yet."""
+        """Released requests whose pages are not free yet, with these pages."""
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
-        """Whether copies ordered in this step wait for the engine's forward pass."""
-        # Groups with different weights cannot hand requests over, so resets are rare in a pair.
+        """Whether copies ordered in this step are still to be started around the forward pass."""
+        # Make resets rare in a pair of groups, because groups with different weights cannot hand over.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
         self._resets = self._random.choice(rates)
         self._impatience = self._random.choice((0.0, 0.1, 0.5))
@@ -107,7 +107,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
-        """Raise unless every device page is free, and a reset frees every host page."""
+        """Raise unless every device page is free, and every host page after a reset."""
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
@@ -165,7 +165,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # Fence requests preempted in this step first, because their pages are written at once.
+                # Fence requests preempted in this step first, because this request writes to their
+                # pages at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):
@@ -195,7 +196,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
         request.stage, request.unfilled = EngineStage.COMPUTING, {}
         if not pools.can_compute(request) or self._random.random() < 0.5:
-            # Another engine would start from scratch, and others may get the pages at once.
+            # Sometimes restart from scratch, like some engines do; other requests may get the pages at
+            # once.
             pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
             request.computed = 0
             request.stage = EngineStage.WAITING
@@ -206,7 +208,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         )
 
     def _plan(self, request: EngineRequest, length: int) -> int:
-        """Plan to compute up to `length` tokens, or as many as fit; return the length planned."""
+        """Plan to compute up to `length` tokens, as far as there is room; return the planned length."""
         if request.lends_state:
             self._coverage["waits for a backup of its state"] += 1
             return request.computed
@@ -233,13 +235,13 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             request.tokens += self._prompts.answer(min(missing, self._page + 1))
         length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
         if request.stage is EngineStage.ANSWERING:
-            # Tokens without room were not put out: the engine samples them again.
+            # Drop tokens that found no room; the engine has not sent them and samples them again.
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
                 self._back_up(request)
 
     def _refused(self, request: EngineRequest) -> None:
-        """React to a lack of room: wait, preempt or retract another request, or abort this one."""
+        """React to a lack of room: wait, preempt or retract another request, or abort this request."""
         request.refused += 1
         if request.refused > PATIENCE:
             self._coverage["given up"] += 1
@@ -267,14 +269,17 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             self._abort(request)
 
     def _begin_again(self, request: EngineRequest) -> None:
-        """Restart a request whose saved pages were lost."""
+        """Restart a request from its first token, because its saved pages were lost."""
         self._begin_anew(request, max(request.prompt, request.bringing))
         request.computed, request.stage = 0, EngineStage.ARRIVED
         request.admitted = request.failed = False
         request.generation = self._generation
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Give a request's pages to others at once; it restarts, perhaps with its answer as prompt."""
+        """Preempt a request, so that others get its pages at once, and restart it.
+
+        The tokens that it has decoded may become part of its prompt.
+        """
         self._coverage["preempted"] += 1
         if self._random.random() < 0.3:
             self._back_up(request)
@@ -291,7 +296,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._pools.give_back(held, overwrite=fenced and self._random.random() < 0.5)
 
     def _begin_anew(self, request: EngineRequest, known: int) -> None:
-        """Let a request compute its first `known` tokens again, as its prompt."""
+        """Make a request's first `known` tokens its prompt, which it must compute again."""
         request.tokens = request.head(known)
         request.answer = max(0, request.answer - (known - request.prompt))
         request.prompt, request.refused = known, 0
@@ -309,7 +314,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._release(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Release a finished request, or free only its device pages while it is served to others."""
+        """Release a finished request; if it is still served to others, free only its device pages."""
         if not self._stays(request):
             self._release(request)
         elif not self._ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
@@ -331,7 +336,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             if name not in self._leaving:
                 raise Violated(f"collect_freed names {name}, which was not released")
             self._freed(name, self._leaving.pop(name))
-        # Pages of a quarantined copy may never become free, and no caller may wait for them.
+        # Quarantined copies must not set `pending_frees`, because no caller may wait for their pages.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("pending_frees is true, but no released request is pending")
 
@@ -340,13 +345,14 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._old_names.append(name)
 
     def _reset(self) -> None:
-        """Reset the cache; requests that start from now on must not find old entries."""
+        """Reset the cache, and check that requests that start later find no older pages."""
         if self._random.random() < 0.5:
             for request in self.requests:
                 if request.stage in _COMPUTES:
                     self._preempt(request)
         self._generation += 1
-        # Contents depend on the generation, and so do keys of a named version.
+        # The name contains the generation: page contents differ between generations, so keys must
+        # differ, too.
         version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1

@@ -1,4 +1,4 @@
-"""Invalid calls by an engine: every rank must refuse them without any change."""
+"""Invalid calls to a cache, which every rank must refuse without changing anything."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -17,7 +17,10 @@ WrongCall = tuple[str, Callable[[AnyCache], object]]
 def misuse(
     caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
 ) -> bool:
-    """Make an invalid call that fits the stage of `request`; False if there is none."""
+    """Make one invalid call that fits the stage of `request`, and check that it is refused.
+
+    Return False if no invalid call fits.
+    """
     wrong = _wrong_calls(caches, request, page_tokens)
     if not wrong:
         return False
@@ -27,7 +30,7 @@ def misuse(
 
 
 def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
-    """Make an invalid call, which every rank must refuse without changing anything."""
+    """Make an invalid call on every rank; raise unless it is refused and changes nothing."""
     for rank, cache in enumerate(caches):
         before = (cache.inspection.digest, cache.inspection.state_digest)
         try:
@@ -41,7 +44,7 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
 
 
 def refused_and_changed(rank: int, what: str) -> Violated:
-    """Return the finding that a refused call changed something."""
+    """Return the finding that a refused call has changed the rank's state."""
     return Violated(f"rank {rank}: {what} was refused, but changed the state")
 
 

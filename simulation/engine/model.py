@@ -1,6 +1,6 @@
-"""The model's accesses to device memory for a request, by component.
+"""The simulated model's reads and writes of device memory for a request, by component.
 
-A request has one page table per pool. A page's content follows from the tokens before its end. A
+A request has one page table per pool. A page's content is determined by the tokens before its end. A
 sliding-window page is needed only while the window reaches it. A recurrent state is one slot that the
 model updates in place.
 """
@@ -17,10 +17,10 @@ from .every_rank import NO_PAGE, EveryRank
 
 
 class Layers(ABC):
-    """The layers of one component, and the pool of their KV or state."""
+    """The layers of one component, with the pool that holds their KV or state."""
 
     per_page = True
-    """Whether a request's table has one entry per page of tokens, or a single entry."""
+    """Whether a request's page table has one entry per page of tokens (True) or a single entry."""
 
     def __init__(self, pool: str, page_tokens: int, contents: ExpectedContents) -> None:
         self.pool = pool
@@ -29,19 +29,19 @@ class Layers(ABC):
 
     @abstractmethod
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return the content of table entry `index` after `length` tokens; EMPTY if unknown."""
+        """Return the content of page-table entry `index` after `length` tokens; EMPTY if unknown."""
 
     @abstractmethod
     def needed(self, length: int, room: int) -> range:
-        """Return the table entries that a request must have after `length` computed tokens.
+        """Return the page-table entries that a request must have after `length` computed tokens.
 
-        These are the entries that its next token reads, and those that it may still compute within its
-        `room`.
+        These are the entries that its next token reads, and those for the tokens that it may still
+        compute within its capacity `room`.
         """
 
     @abstractmethod
     def written(self, before: int, after: int) -> range:
-        """Return the entries that change when the tokens from `before` to `after` are computed."""
+        """Return the page-table entries that change when tokens `before` to `after` are computed."""
 
     def _of(self, request: EngineRequest, length: int) -> int:
         prefix = request.head(length)
@@ -49,7 +49,7 @@ class Layers(ABC):
 
 
 class FullAttentionLayers(Layers):
-    """Layers that read every earlier token, so that every page stays."""
+    """Full-attention layers, which read every earlier token, so that every page is needed."""
 
     def content(self, request: EngineRequest, index: int, length: int) -> int:
         end = min(length, (index + 1) * self._page)
@@ -64,7 +64,7 @@ class FullAttentionLayers(Layers):
 
 
 class SlidingWindowLayers(FullAttentionLayers):
-    """Layers that read only the last tokens, so that earlier pages may be gone."""
+    """Sliding-window layers, which read only the last tokens, so that earlier pages may be gone."""
 
     def __init__(
         self, pool: str, page_tokens: int, contents: ExpectedContents, window_tokens: int
@@ -81,7 +81,7 @@ class SlidingWindowLayers(FullAttentionLayers):
 
 
 class RecurrentLayers(Layers):
-    """Layers with one state, which represents all earlier tokens."""
+    """Recurrent layers, which read a single state that represents all earlier tokens."""
 
     per_page = False
 
@@ -98,7 +98,7 @@ class RecurrentLayers(Layers):
 
 
 class SimulatedModel:
-    """All layers of a model, on every rank's device memory."""
+    """All layers of the simulated model, computing in every rank's device memory."""
 
     def __init__(self, config: RankCacheConfig, contents: ExpectedContents) -> None:
         self._page = page_tokens = config.layout.page_tokens
@@ -113,11 +113,11 @@ class SimulatedModel:
         self._device: Mapping[str, EveryRank] = {}
 
     def begin_epoch(self, device: Mapping[str, EveryRank]) -> None:
-        """Continue with a new group's device memory, by pool."""
+        """Use the device memory of a new group, given by pool."""
         self._device = device
 
     def check_tables(self, request: EngineRequest) -> None:
-        """Raise unless the request has all needed pages, with the right content on all ranks."""
+        """Raise unless a request has all pages that it needs, with the right content on all ranks."""
         for layers in self.layers:
             table = request.tables[layers.pool]
             pages = [page for page in table if page != NO_PAGE]
@@ -136,7 +136,7 @@ class SimulatedModel:
             self._device[layers.pool].require_holding(wanted)
 
     def compute(self, request: EngineRequest, length: int) -> None:
-        """Compute the request's tokens up to `length`, on every rank."""
+        """Compute a request's tokens up to `length`: change the contents of its pages on every rank."""
         for layers in self.layers:
             table = request.tables[layers.pool]
             for index in layers.written(request.computed, length):
@@ -152,7 +152,7 @@ class SimulatedModel:
 
 
 def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
-    """Return the pages in the requests' tables, each with content and request name.
+    """Return the pages in the requests' page tables, each with its content and request name.
 
     Pages with unknown content are left out.
     """

@@ -1,4 +1,4 @@
-"""Pins of prefixes, and retraction and resumption of requests."""
+"""Pins of prefixes, and retraction and resumption of requests, for device pages owned by the cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class _Pinned:
 
 
 class Pins:
-    """Pins prefixes for a while, and checks that they stay cached."""
+    """Pins prefixes for a while, and checks that pinned prefixes stay cached."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("pins")
@@ -33,11 +33,11 @@ class Pins:
         self._named = 0
 
     def begin_epoch(self) -> None:
-        """Forget the pins of the previous group."""
+        """Forget all pins, because the group that had them has ended."""
         self._pins.clear()
 
     def step(self, caches: Sequence[Cache], prompts: Prompts) -> int:
-        """Pin or unpin a prefix now and then; return the number of new pins."""
+        """Draw whether to pin or unpin a prefix; return the number of new pins (0 or 1)."""
         draw = self._random.random()
         if draw < 0.06 and len(self._pins) < PINS_MAX:
             return self._pin(caches, prompts)
@@ -61,13 +61,14 @@ class Pins:
 
     def _unpin(self, caches: Sequence[Cache], pin: _Pinned) -> None:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
-        # The pin's TTL may have expired; until then the pinned tokens must stay cached.
+        # `unpin` returns False if the pin's TTL has expired; only before that must the tokens be
+        # cached.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
             raise not_kept(pin.kept, "were pinned", found.host_tokens)
 
 
 class Retracts:
-    """Retracts requests and resumes them."""
+    """Retracts requests to host memory, and resumes them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,13 +77,13 @@ class Retracts:
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
-        """Draw whether a computing request is retracted now."""
+        """Draw whether the engine retracts a request that computes."""
         return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; False if there is no room for it, so that it continues.
+        """Retract a request; return False if there is no room, so that it goes on computing.
 
-        In both cases its whole pages are published.
+        In both cases its whole pages are then shared with the prefix tree.
         """
         tokens = request.head(request.computed)
         done = ask("retract", caches, lambda c: c.retract(request.name, tokens))
@@ -100,7 +101,7 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """Check a retracted request's progress, resume it if it is saved, and return the outcome."""
+        """Return what became of a retracted request, and resume it if its pages are saved."""
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

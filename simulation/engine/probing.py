@@ -1,4 +1,4 @@
-"""Probe of a cache at rest: a request must be able to allocate the whole device."""
+"""Probe of a cache at rest: the whole device must be allocatable to requests."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,17 @@ from .every_rank import NO_PAGE
 
 
 def probe(caches: Sequence[Cache], world: World) -> bool:
-    """Allocate the maximum of device pages for one request, and every state slot.
+    """Allocate as many device pages as fit to one request, and every state slot; raise if refused.
 
-    Return False if that needs more steps: under write-back, evicted pages are backed up first.
+    Return False if more steps are needed first: under write-back, evicted pages must be backed up
+    before they are free.
     """
     pools, states = world.pools, world.state_pools
     pages = min(device for pool, (device, _) in pools.items() if pool not in states)
     count = max((pools[pool][0] for pool in states), default=1)
     names = [f"probe{number}" for number in range(count)]
     tokens = [pages * world.page_tokens] + [0] * (count - 1)
-    # Reserve for all names even if the first fails, because all are released below.
+    # Call for all names even if one is refused, because all are released below.
     had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
     for pool, (device, _) in pools.items() if all(had) else ():
         table = [page for name in names for page in _table(caches, name, pool)]

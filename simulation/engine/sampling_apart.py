@@ -1,6 +1,6 @@
-"""Diverging engines: a command carries the same number of tokens on one rank, but other ones.
+"""Engines that diverge: one rank gets a command with other tokens than the rest, equal in number.
 
-The digest covers tokens (rule R2), so all ranks must notice in the next launched round.
+The state digest covers tokens (rule R2), so all ranks must notice in the next launched round.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""Name of a command, tokens that it may carry, and the command itself."""
+"""Name of a command, the tokens that the command carries, and a function that gives it with tokens."""
 
 _NAME = "apart"
-"""A request or pin name that the engine has not used."""
+"""Name of a request or pin that the engine does not use itself."""
 
 
 def cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes
 ) -> list[Bringing[Cache]]:
-    """Return token-carrying commands for a `Cache`: with a new prompt, and with computed tokens."""
+    """Return commands to a `Cache` that carry tokens: a new prompt, or a request's computed tokens."""
     head = prompt[: 2 * TOKEN_BYTES]
     commands: list[Bringing[Cache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
@@ -32,7 +32,7 @@ def cache_commands(
     ]
     for each in requests:
         computes = each.stage in (EngineStage.COMPUTING, EngineStage.ANSWERING)
-        # Inserted tokens must continue the request's admitted prefix.
+        # Only a request that has computed tokens after its shared prefix can insert different tokens.
         if computes and each.computed > each.shared:
             commands.append(("insert", each.head(each.computed), partial(_insert, each)))
     return commands
@@ -41,7 +41,7 @@ def cache_commands(
 def host_cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pools: EnginePools
 ) -> list[Bringing[HostCache]]:
-    """Return token-carrying commands for a `HostCache`."""
+    """Return commands to a `HostCache` that carry tokens: a new prompt or a request's tokens."""
     commands: list[Bringing[HostCache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
         ("hit", prompt, lambda c, t: c.match_host(_NAME, t, namespace)),
@@ -59,7 +59,7 @@ def host_cache_commands(
 
 
 def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
-    """Give the command to every rank, with a different last token on `rank`."""
+    """Give a command to every rank, with a different last token on `rank`."""
     _, tokens, command = bringing
     other = tokens[:-TOKEN_BYTES] + bytes((tokens[-TOKEN_BYTES] ^ 1,)) + tokens[1 - TOKEN_BYTES :]
     for cache in caches:

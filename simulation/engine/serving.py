@@ -1,4 +1,4 @@
-"""Serving of computed pages to other groups."""
+"""Serving of a simulated request's computed pages to other groups."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,19 @@ from ..world.world import World
 
 
 class ServesPeers:
-    """Serves some of the requests' computed tokens, at several ends."""
+    """Draws requests to serve to other groups, and the token counts at which readers may end."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("serving")
         self._page = world.page_tokens
 
     def serve(self, caches: Sequence[RankCache], request: EngineRequest, length: int) -> bool:
-        """Serve the first `length` tokens of a request now and then."""
+        """Draw whether to serve the first `length` tokens of a request; return whether it was done."""
         if self._random.random() > 0.03:
             return False
         ttl_s = self._random.choice((0.05, 0.5, 30.0))
-        # Like vLLM's producer: serve up to the promised end, then up to the ends actually reached.
+        # Serve several lengths, like vLLM's producer: the length promised first, then lengths actually
+        # reached.
         ends = [self._random.randint(0, length) for _ in range(self._random.choice((0, 1, 2, 3)))]
         for end in (length, *ends):
             self._serve(caches, request, end, ttl_s)

@@ -1,4 +1,4 @@
-"""Serves prompts in memory once more, long after a store was emptied."""
+"""Serves prompts that are still in memory once more, long after the store lost its objects."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,15 +9,15 @@ from ..rank.cluster import ask
 from ..world.prompts import TOKEN_BYTES
 
 Prompt = tuple[str, bytes]
-"""A namespace and tokens."""
+"""The namespace and the tokens of a prompt."""
 
 
 def serve_again(
     caches: Sequence[Cache], prompts: Iterable[Prompt], take_step: Callable[[], None]
 ) -> list[Prompt]:
-    """Load back and publish each prompt's cached part; return the published prompts.
+    """Load back and publish the cached part of each prompt; return the prompts for which it worked.
 
-    A prompt without room on the device, or with a failed copy, is left out.
+    A prompt is left out if there is no room for it on the device or a copy fails.
     """
     found = [
         (namespace, tokens[: TOKEN_BYTES * match.host_tokens])
@@ -37,7 +37,7 @@ def _serve(caches: Sequence[Cache], prompt: Prompt, take_step: Callable[[], None
     def state(cache: Cache) -> LoadState:
         return cache.load_state(name)
 
-    # Under write-back, room appears once evicted pages have been backed up.
+    # Retry once after a step, because under write-back evicted pages are free only after their backup.
     answer = ask("load_back", caches, admit)
     if isinstance(answer, Wait):
         take_step()

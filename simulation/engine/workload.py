@@ -1,8 +1,8 @@
-"""An engine with the commands of a continuous-batching scheduler, the same on every rank.
+"""A simulated engine with the commands of a continuous-batching scheduler, equal on every rank.
 
 Several requests are in flight. Each takes one action at a time, at moments drawn from the seed:
-prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. A
-device hit is checked before the model computes on top of it (`model`).
+prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. The
+contents of a device hit are checked before the model computes on top of it (`model`).
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ _SERVED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
 
 
 class Workload(SimulatedEngine[Cache]):
-    """An engine whose device pages the cache owns."""
+    """A simulated engine over a `Cache`, which owns the device pages."""
 
     kind = Cache
 
@@ -82,9 +82,9 @@ class Workload(SimulatedEngine[Cache]):
         return probe(self._caches, self._world)
 
     def serve_again(self, take_step: Callable[[], None]) -> list[tuple[str, bytes]]:
-        """Serve the cached part of earlier prompts again; return namespaces and tokens.
+        """Serve the cached part of earlier prompts again; return their namespaces and tokens.
 
-        Nothing else may be in flight.
+        No operation may be in flight.
         """
         return serve_again(self._caches, self._prompts.earliest_first, take_step)
 
@@ -250,7 +250,7 @@ class Workload(SimulatedEngine[Cache]):
             self._published.check_shared(found, request, self._caches[0].inspection)
 
     def _read_tables(self, request: EngineRequest) -> None:
-        """Read the page tables, and check that the pages hold the right content on every rank."""
+        """Read a request's page tables; raise unless its pages hold the right content on every rank."""
         for layers in self._model.layers:
             request.tables[layers.pool] = self._page_table(request.name, layers.pool)
         self._model.check_tables(request)
@@ -276,7 +276,7 @@ class Workload(SimulatedEngine[Cache]):
             self._insert(request, final=False)
 
     def _chunk_end(self, request: EngineRequest, end: int) -> int:
-        """Return the end of a chunk that could reach `end`: usually the next checkpoint."""
+        """Return where a chunk ends that could reach `end`: usually at a checkpoint before it."""
         ahead = [each for each in request.checkpoints if request.computed < each < end]
         return min(ahead) if ahead and self._random.random() < 0.85 else end
 
@@ -290,7 +290,7 @@ class Workload(SimulatedEngine[Cache]):
         request.tokens += self._prompts.answer(min(missing, self._page + 1))
         if not self._advance(request, len(request.tokens) // TOKEN_BYTES):
             return
-        # Tokens without room were not put out: the engine samples them again.
+        # Drop tokens that found no room; the engine has not sent them and samples them again.
         request.tokens = request.head(max(request.prompt, request.computed))
         every = self._world.checkpoint_tokens
         share = 0.1 if every is None or request.computed % every else 0.6
@@ -298,7 +298,7 @@ class Workload(SimulatedEngine[Cache]):
             self._insert(request, final=False)
 
     def _advance(self, request: EngineRequest, length: int) -> bool:
-        """Compute up to `length` tokens, or as many as fit; return False if it was preempted."""
+        """Compute up to `length` tokens, or as many as fit; return False if preempted instead."""
         if request.room < length:
             total = length if self._random.random() < 0.6 else length + 2 * self._page
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):
@@ -321,7 +321,7 @@ class Workload(SimulatedEngine[Cache]):
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Preempt a request: free its pages and restart it, perhaps after publishing."""
+        """Preempt a request: sometimes publish its tokens, then free its pages and restart it."""
         self._coverage["preempted"] += 1
         if self._random.random() < 0.5:
             self._insert(request, final=False)
@@ -329,7 +329,7 @@ class Workload(SimulatedEngine[Cache]):
         self._begin_again(request, EngineStage.ARRIVED)
 
     def _begin_again(self, request: EngineRequest, stage: EngineStage) -> None:
-        """Let a request that has lost its pages compute its prompt again."""
+        """Make a request compute its prompt again, because it has lost its pages."""
         request.tokens = request.head(request.prompt)
         request.stage, request.resumes = stage, False
         request.computed = request.room = request.shared = request.refused = 0

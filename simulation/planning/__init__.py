@@ -1,1 +1,1 @@
-"""Planning: the hit rate of a cache of a given size on a trace, from a real replica without I/O."""
+"""Predicts the hit rate of a cache of a given size on a trace, with a real replica and no I/O."""

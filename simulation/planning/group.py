@@ -1,7 +1,7 @@
-"""A simulated group that serves prompts one after the other: a real replica with instant I/O.
+"""A group that serves a trace's prompts one after the other: a real replica whose I/O is instant.
 
-Every order completes at once on every rank, so each verdict follows from the preceding effects. No
-ballots, executors or bytes are needed, and equal prompts give equal figures.
+Every order completes at once on every rank, so the verdict can be derived from the effects that gave
+the order. No ballots, executors or page contents are needed. Equal prompts give equal figures.
 """
 
 from collections import Counter
@@ -33,7 +33,8 @@ from .prompts import ID_BYTES, PagedPrompt
 _NAMESPACE = ""
 _by_operation = attrgetter("operation")
 _TRIES_MAX = 4
-"""How often a request retries admission, for example until pages are backed up."""
+"""Maximum number of times that a request asks for admission; pages may have to be backed up in between.
+"""
 
 
 class Served(NamedTuple):
@@ -45,7 +46,7 @@ class Served(NamedTuple):
 
 
 class InstantGroup:
-    """The replica of a group whose pages have one token (`PagedPrompt`)."""
+    """The replica of a group whose pages have one token; each token is a page's id (`PagedPrompt`)."""
 
     def __init__(
         self, config: ReplicaConfig, *, chunk_pages: int, store: KeyStore | None = None
@@ -53,17 +54,17 @@ class InstantGroup:
         """Create the group; prompts are computed in chunks of `chunk_pages`."""
         self.replica = Replica(config)
         self.moved: Counter[tuple[str, str]] = Counter()
-        """Pages moved by each rank, by direction (`l1_to_l2` and so on) and pool."""
+        """Number of pages that each rank moved, by direction (`l1_to_l2` and so on) and pool."""
         self._chunk_pages = chunk_pages
         self._device_pages = config.device_pages
         self._store = store
         self._rounds = 0
         self._names = 0
         self._lengths: dict[int, Sequence[int]] = {}
-        """Lengths that the store can restore, by prefetch operation."""
+        """By prefetch operation: prefix lengths in pages that the store can restore."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
-        """Compute a prompt; return None if the device has no room for it."""
+        """Compute a prompt; return how much was cached, or None if the device has no room for it."""
         if prompt.reserved > self._device_pages:
             return None
         replica, name = self.replica, str(self._names)
@@ -82,7 +83,7 @@ class InstantGroup:
         return served
 
     def _admit(self, name: str, usable: bytes, pages: int) -> Admission | None:
-        """Admit a request with room for its first chunk, which begins after the cached prefix."""
+        """Admit a request with room for cached prefix and first chunk; return None if refused."""
         for _ in range(_TRIES_MAX):
             reserved = pages
             if pages > self._chunk_pages:
@@ -95,7 +96,7 @@ class InstantGroup:
         return None
 
     def _compute(self, name: str, prompt: PagedPrompt, admission: Admission) -> bool:
-        """Compute the uncached pages chunk by chunk; return False if a chunk found no room."""
+        """Compute a request's uncached pages in chunks; return False if a chunk found no room."""
         replica, pages = self.replica, prompt.pages
         if replica.load_state(name) is not LoadState.READY:
             return False
@@ -103,7 +104,7 @@ class InstantGroup:
         ends = sorted({*chunks, *admission.checkpoints, pages})
         for end in ends:
             final = end == pages
-            # A single-chunk prompt got all its room at admission.
+            # If the prompt is a single chunk, all its room was reserved at admission.
             if prompt.reserved > self._chunk_pages:
                 fits, effects = replica.extend(name, prompt.reserved if final else end)
                 self._follow(effects)
@@ -114,7 +115,7 @@ class InstantGroup:
         return True
 
     def _follow(self, effects: Effects) -> None:
-        """Complete all orders and apply their verdicts, until nothing is in flight."""
+        """Complete all orders of `effects` and apply their verdicts, until nothing is in flight."""
         while effects.expectations or effects.orders:
             prefetch_slots = self._prefetch_slots(effects.expectations, effects.orders)
             watermarks = _watermarks(effects.expectations)
@@ -134,7 +135,7 @@ class InstantGroup:
     def _prefetch_slots(
         self, expectations: Iterable[Expectation], orders: Iterable[Order]
     ) -> tuple[SlotVerdict, ...]:
-        """Return the results of lookups and reads, one per prefetch slot."""
+        """Return the lookup or read result of each prefetch slot, for the verdict."""
         fetches: dict[int, Fetch] = {}
         for order in orders:
             if isinstance(order, LookUp):
@@ -198,7 +199,7 @@ class InstantGroup:
 
 
 def _watermarks(expectations: Iterable[Expectation]) -> tuple[Watermark, ...]:
-    """Return watermarks that report every queued operation as completed."""
+    """Return watermarks that report every queued operation as completed on all ranks."""
     through: dict[Queue, int] = {}
     for each in expectations:
         if isinstance(each, Queued):

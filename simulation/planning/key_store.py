@@ -1,35 +1,34 @@
-"""A store that keeps only keys, with LRU eviction."""
+"""A simulated store that holds keys without contents, with LRU eviction."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 
 class KeyStore:
-    """Keys in a group's store. Single-threaded.
+    """The keys that a group has in its store. Single-threaded.
 
-    When full, the store evicts the least recently used key first, and the last page of a prefix before
-    its first.
+    A full store evicts the least recently used key first. Of one prefix it evicts the last page first.
     """
 
     def __init__(self, object_bytes: Mapping[str, int], bytes_max: int | None = None) -> None:
-        """Create the store; `object_bytes` is a page's size by pool, summed over all ranks."""
+        """Create the store; `object_bytes` is the size of a page by pool, summed over all ranks."""
         self._object_bytes = object_bytes
         self._bytes_max = bytes_max
         self._held: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        """Keys in eviction order."""
+        """Keys in the order in which they are evicted."""
         self.nbytes = 0
 
     def has(self, pool: str, key: bytes) -> bool:
         return (pool, key) in self._held
 
     def read(self, pool: str, keys: Sequence[bytes]) -> int:
-        """Read objects in prefix order; return how many precede the first missing one."""
+        """Read objects in prefix order up to the first missing one; return how many were read."""
         there = next((at for at, key in enumerate(keys) if not self.has(pool, key)), len(keys))
         self._use(pool, keys[:there])
         return there
 
     def write(self, pool: str, keys: Sequence[bytes]) -> None:
-        """Write objects in prefix order, and evict others until they fit."""
+        """Write objects in prefix order, then evict the least recently used objects until all fit."""
         new = sum(not self.has(pool, key) for key in keys)
         self._use(pool, keys)
         self.nbytes += new * self._object_bytes[pool]

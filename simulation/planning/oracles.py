@@ -1,12 +1,11 @@
 """Hit counts of reference caches on a trace: unbounded, optimal (Belady), and FIFO.
 
-Belady knows the future: it evicts the pages whose next use is furthest away, and does not admit a page
-that is needed later than all cached ones. A page is never needed later than its successors in a prompt,
-so a prefix is evicted from its end, as a tree requires. No cache of the same size has more hits,
-whatever its tiers and policy.
+Belady's cache knows the future: it evicts the pages whose next use is furthest away, and does not admit
+a page whose next use is later than that of all cached pages. A page is needed no later than the pages
+after it in a prompt. A prefix is therefore evicted from its end, as a tree requires. No cache of the
+same size has more hits, whatever its tiers and policy.
 
-Pages that always occur together form a run, so that the time depends on the number of runs instead of
-pages.
+Pages that always occur together form a run. Counting runs instead of pages saves time.
 """
 
 import heapq
@@ -20,12 +19,12 @@ from .prompts import ID_BYTES, PagedPrompt
 
 @dataclass(slots=True, eq=False)
 class SharedPages:
-    """Consecutive pages that occur only together: every prompt with one of them has all."""
+    """A run: consecutive pages that occur only together, so every prompt with one of them has all."""
 
     number: int
-    """Number of the run; runs are numbered from the beginnings of prompts to their ends."""
+    """Number of the run; a run has a higher number than the runs before it in a prompt."""
     first_page: int
-    """Number of the run's first page, counted over all runs."""
+    """Number of the run's first page, counted over the pages of all runs."""
     width: int
 
 
@@ -36,7 +35,7 @@ class _Branch:
     run: SharedPages | None = None
 
     def cut(self, at: int) -> None:
-        """Split the branch after `at` bytes."""
+        """Split the branch after `at` bytes into an upper and a lower branch."""
         lower = _Branch(self.ids[at:], self.below)
         self.ids, self.below = self.ids[:at], {lower.ids[:ID_BYTES]: lower}
 
@@ -46,9 +45,9 @@ class Path:
     """A prompt as a sequence of runs."""
 
     usable: tuple[SharedPages, ...]
-    """The runs that can be cache hits."""
+    """The runs of the prompt that can be cache hits, because at least one token is always computed."""
     whole: tuple[SharedPages, ...]
-    """All runs that can be cached after the prompt was computed."""
+    """All runs that can be cached once the prompt has been computed."""
 
 
 def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
@@ -77,7 +76,7 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
 
 
 def _grow(top: _Branch, ids: bytes) -> None:
-    """Add a prompt's pages to the tree, with a branch boundary at the prompt's end."""
+    """Add a prompt's pages to the tree; a branch ends where the prompt ends."""
     branch, done = top, 0
     while done < len(ids):
         following = branch.below.get(ids[done : done + ID_BYTES])
@@ -92,7 +91,7 @@ def _grow(top: _Branch, ids: bytes) -> None:
 
 
 def _common(ids: bytes, other: bytes, at: int) -> int:
-    """Return the length in bytes of the common whole pages of `ids` and `other` from `at`."""
+    """Return how many bytes `ids` has in common with `other` from byte `at`, in whole pages."""
     if other.startswith(ids, at):
         return len(ids)
     few, many = 0, min(len(ids), len(other) - at) // ID_BYTES + 1
@@ -124,10 +123,10 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """Return for each prompt how many pages an optimal cache of `pages` pages would hit."""
     following = _next_uses(prompts)
     held: dict[int, int] = {}
-    """Number of cached pages of each run, counted from its first page."""
+    """Number of each run's leading pages that are cached, by run number."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of runs with the latest next use first; entries that differ from `when` are stale."""
+    """Heap of cached runs, latest next use first; entries that differ from `when` are outdated."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):
@@ -164,7 +163,7 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
 
 
 def _next_uses(prompts: Sequence[Path]) -> list[tuple[float, ...]]:
-    """Return for each prompt and run the index of the next prompt that can hit the run."""
+    """Return for each run of each prompt the index of the next prompt that can hit the run."""
     latest: dict[int, float] = {}
     uses: list[tuple[float, ...]] = []
     for at in range(len(prompts) - 1, -1, -1):

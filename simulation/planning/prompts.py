@@ -1,8 +1,8 @@
-"""Prompts in pages: one id represents a whole page, so that a replica needs no tokens.
+"""Prompts in which one id represents a whole page, so that a replica can work without tokens.
 
-Two pages have the same id only if they have the same tokens. A replica with one-token pages, where the
-id is the token, finds, keeps and evicts the same pages as a replica with all tokens, but hashes far
-fewer bytes.
+Two pages have the same id only if they have the same tokens. A replica whose pages have one token each,
+and whose tokens are these ids, finds, keeps and evicts the same pages as a replica with all tokens, but
+hashes far fewer bytes.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,24 @@ from ...errors import ConfigError
 from ...small_engine.request import BLOCK_TOKENS, WorkloadRequest
 
 ID_BYTES = 4
-"""Size of an id; the replica treats an id as a token."""
+"""Size of a page id in bytes; it equals the size of a token, because the replica treats ids as tokens.
+"""
 _IDS_MAX = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedPrompt:
-    """A prompt for a replica whose pages have one token."""
+    """A prompt for a replica whose pages have one token: each id represents a page."""
 
     tokens: int
     """The prompt's length in tokens."""
     ids: bytes
     """The ids of the prompt's whole pages."""
     usable: int
-    """Number of pages that can be cache hits: at least one token is always computed."""
+    """Number of pages that can be cache hits; excludes the page of the last token, which is always
+    computed."""
     reserved: int
-    """Number of pages that the prompt needs, including a last partial page."""
+    """Number of device pages that the prompt needs, including a last partial page."""
 
     @property
     def pages(self) -> int:
@@ -37,7 +39,7 @@ class PagedPrompt:
 
 
 def require_page_tokens(page_tokens: int) -> None:
-    """Raise `ConfigError` unless a trace's hashes distinguish pages of this size."""
+    """Raise `ConfigError` unless pages of this size can be told apart by a trace's block hashes."""
     if page_tokens < 1 or (BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS):
         raise ConfigError(
             f"pages of {page_tokens} tokens do not fit a trace, whose ids cover {BLOCK_TOKENS}"
@@ -46,7 +48,7 @@ def require_page_tokens(page_tokens: int) -> None:
 
 
 def paged(requests: Iterable[WorkloadRequest], page_tokens: int) -> list[PagedPrompt]:
-    """Return the requests' prompts in pages."""
+    """Return each request's prompt as page ids."""
     require_page_tokens(page_tokens)
     blocks_a_page = max(1, page_tokens // BLOCK_TOKENS)
     each = max(1, BLOCK_TOKENS // page_tokens)

@@ -1,1 +1,1 @@
-"""One simulated rank: executor, copies and stores in virtual time."""
+"""One simulated rank: its executor, copies and stores in virtual time."""

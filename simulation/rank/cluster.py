@@ -1,6 +1,7 @@
-"""N real caches in one thread: every command goes to all of them, and all take every step.
+"""N real caches in one thread: all caches get every command and take every step.
 
-The ranks must answer alike and launch equally many rounds of the same shape. Violations raise at once.
+All ranks must give equal answers and launch equally many rounds of the same shape; else this module
+raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ AnyCache = TypeVar("AnyCache", bound=RankCache)
 
 
 def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Answer]) -> Answer:
-    """Give one command to every rank and return the answer, which must be the same on all."""
+    """Give one command to every rank and return their answer; raise if the answers differ."""
     answers = [command(cache) for cache in caches]
     first = answers[0]
     for rank, answer in enumerate(answers):
@@ -29,13 +30,13 @@ def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Ans
 
 
 class WatchedCollective:
-    """A transport that records every collective of its rank."""
+    """A transport that records every collective that its rank launches."""
 
     def __init__(self, inner: Collective) -> None:
         self._inner = inner
         self.transport = inner.transport
         self.reached: list[tuple[str, int]] = []
-        """Dtype and length of each launch; a gather has length 0."""
+        """Dtype and length of the vector of each collective; a gather is recorded with length 0."""
 
     @property
     def rank(self) -> int:
@@ -54,7 +55,7 @@ class WatchedCollective:
         return self._inner.launch(lanes)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Refuse: no step may gather, and a single thread cannot wait for other ranks."""
+        """Raise, because no step may gather, and a single thread cannot wait for other ranks."""
         del payload, timeout_s
         self.reached.append(("gather", 0))
         raise CollectiveTimeout("the simulator compares the flight recorders itself")
@@ -67,14 +68,14 @@ class WatchedCollective:
 
 
 MakeCache = Callable[[int, Collective], RankCache]
-"""Creates the cache of one rank over its transport."""
+"""Creates the cache of one rank; the arguments are the rank and its transport."""
 
 
 class Cluster:
-    """The caches of one epoch.
+    """The caches of all ranks in one epoch.
 
     A step has two halves. Every rank completes the first half before any rank starts the second, so
-    that no wait blocks.
+    that no rank waits for another.
     """
 
     def __init__(self, ranks: int, *, depth: int, clock: VirtualClock, make: MakeCache) -> None:
@@ -91,14 +92,14 @@ class Cluster:
         self._reached: list[int] = []
 
     def step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Take one step without commands on every rank but `missing`; see `end_step`."""
+        """Take one step without commands on all ranks except `missing`; return each rank's error."""
         self.begin_step(middle_us, missing)
         return self.end_step(missing=missing)
 
     def begin_step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Apply a round's verdicts on every rank but `missing`; return each rank's error or None.
+        """Do the first half of a step on all ranks except `missing`; return each rank's error or None.
 
-        `middle_us` of virtual time pass while the round is in flight.
+        This half applies the verdict of a round. `middle_us` of virtual time pass during this half.
         """
         self._errors = [None] * len(self.caches)
         self._reached = [len(each.reached) for each in self.collectives]
@@ -115,9 +116,10 @@ class Cluster:
     def end_step(
         self, *, idle_s: float = 0.0, missing: int | None = None
     ) -> list[GroupError | None]:
-        """Launch the step's round if `begin_step` did not; return each rank's error so far.
+        """Do the second half of a step; return each rank's error in either half, or None.
 
-        `idle_s` is how long an engine without work waits; see `RankCache.end_step`.
+        At pipeline depth 1 this launches a round. `idle_s` is how long an engine without work waits for
+        I/O; see `RankCache.end_step`.
         """
         if idle_s:
             self._half(missing, lambda cache: cache.inspection.executor.wait(idle_s))
@@ -154,12 +156,12 @@ class Cluster:
                 raise Violated(f"{launched}, others were {self._shape}")
 
     def absent(self) -> int | None:
-        """Return the first rank that has launched fewer rounds than the others, or None."""
+        """Return the first rank that has launched fewer rounds than others; None if there is none."""
         launched = [each.launches for each in self.collectives]
         fewest = min(launched)
         return launched.index(fewest) if fewest < max(launched) else None
 
     def first_difference(self) -> str:
-        """Return the first recorded change that differs between ranks."""
+        """Return the first change of replica state, as recorded, that differs between ranks."""
         recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

@@ -1,4 +1,4 @@
-"""Working conditions of one simulated rank: its pace, its faults, and its reports."""
+"""Working conditions of one simulated rank: speed and faults of its I/O, and its reports."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,57 +13,57 @@ from ..world.violated import Record
 from .stores import PageSource
 
 LATE_US_MAX = 60_000
-"""The maximum extra delay of a report."""
+"""Maximum extra delay of a progress report, in microseconds of virtual time."""
 _SLOW_STORE_FACTOR = 12
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPage:
-    """One object of a fetch or persist, with its host page."""
+    """One object that a fetch reads or a persist writes, with its host page."""
 
     index: int
-    """The page's index in the order's page sequence."""
+    """The page's index in the sequence of all pages of the order."""
     pool: str
     key: bytes
     page: int
     origin: PageSource | None = None
-    """The group that the page is read from; None means the store in use."""
+    """The group that the page is read from; None means this rank's own store."""
 
 
 @dataclass(slots=True)
 class OrderWork:
-    """The work on one order, until none of its I/O can access memory any more."""
+    """The state of one order, kept until no I/O of the order can access memory any more."""
 
     operation: int
     kind: Literal["lookup", "fetch", "persist", "copy", "serve"]
     timeout_us: int
     slowness: int = 1
     store: PageSource | None = None
-    """The store or group of the order; None for a copy."""
+    """The store or group that the order reads or writes; None for a copy."""
     touching: int = 0
-    """Number of transfers that run or can no longer be prevented."""
+    """Number of the order's transfers that access memory or can no longer be prevented from it."""
     cancelled: bool = False
     gave_up_quiet: bool = False
     over: bool = False
-    """Whether the outcome was reported."""
+    """Whether the order's outcome has been reported."""
     queue: deque[ObjectPage] = field(default_factory=deque[ObjectPage])
-    """Pages whose transfer has not started; their slots are claimed already."""
+    """Pages whose transfers have not started; the order has claimed their slots already."""
     pending: list[bool] = field(default_factory=list[bool])
-    """By page index of a fetch: whether the page has not landed yet."""
+    """By page index of a fetch: True until the page has landed."""
     reading: list[ObjectPage] = field(default_factory=list[ObjectPage])
-    """Pages that another group is sending; data that arrives after a cancel is discarded."""
+    """Pages being read from another group; if the order is cancelled, their data is discarded."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True
 
     @property
     def is_closed(self) -> bool:
-        """Whether the order's store was closed, so that hung calls have no effect."""
+        """Whether the order's store has been closed, so that calls that still hang have no effect."""
         return self.store is not None and self.store.closed
 
 
 class Conditions:
-    """Conditions of one rank's executor. All delays are drawn from the schedule's seed."""
+    """Speed and faults of one rank's executor; all delays are drawn from the schedule's seed."""
 
     def __init__(
         self, rank: int, *, clock: VirtualClock, faults: FaultSource, random: Random, find: Record
@@ -74,12 +74,13 @@ class Conditions:
         self.random = random
         self.closed = False
         self.find = find
-        """Receives findings about broken promises on this rank."""
+        """Records a finding about this rank, such as an access that the cache had promised not to
+        cause."""
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []
 
     def plan(self, delay_us: int, action: Action) -> None:
-        """Run `action` after `delay_us`, unless the rank has closed by then."""
+        """Run `action` after `delay_us` of virtual time, unless this rank has been closed by then."""
         self.clock.after(delay_us, partial(self._happen, action))
 
     def _happen(self, action: Action) -> None:
@@ -96,7 +97,7 @@ class Conditions:
         return bool(self._reports)
 
     def say(self, progress: Progress) -> None:
-        """Report `progress`, possibly late, possibly twice."""
+        """Report `progress` to the cache, possibly late and possibly twice."""
         if self.faults.strikes(Mishap.LATE_REPORT):
             self._say_later(progress)
             return
@@ -112,17 +113,17 @@ class Conditions:
         self._reports.append(progress)
 
     def slowness(self) -> int:
-        """Draw the store's slowdown factor for one order."""
+        """Draw the factor by which the store slows down one order; usually 1."""
         return _SLOW_STORE_FACTOR if self.faults.strikes(Mishap.SLOW_STORE) else 1
 
     def duration_us(self, work: OrderWork, spread_us: int) -> int:
-        """Draw a transfer's duration: usually short, sometimes up to `spread_us` or more."""
+        """Draw how long a transfer takes; slow ranks and slow stores multiply the usual duration."""
         usual_us = 300 + self.random.random() ** 2 * spread_us
         pace = 1.0 if self.faults.over else self._pace
         return int(usual_us * pace * work.slowness)
 
     def plan_hung(self, work: OrderWork, end: Action) -> None:
-        """Complete a transfer after its deadline: slightly late, very late, or never."""
+        """Let a hung transfer complete around its deadline, much later, or never."""
         draw = self.random.random()
         if draw < 0.35:
             self.plan(int(work.timeout_us * self.random.uniform(0.8, 1.5)), end)
@@ -130,18 +131,18 @@ class Conditions:
             self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
 
     def end(self, work: OrderWork, *, ok: bool) -> None:
-        """Report the outcome of a copy or write, unless it was reported before."""
+        """Report the outcome of a copy or a persist, unless it was reported before."""
         if not work.over:
             work.over = True
             self.say(TransferEnded(work.operation, ok))
 
     def maybe_quiet(self, work: OrderWork) -> None:
-        """Report quiesced if `work` was cancelled and no transfer of it is in flight."""
+        """Report `Quiesced` if the order was cancelled and no transfer of it accesses memory."""
         if work.cancelled and not work.touching:
             self.say(Quiesced(work.operation))
 
     def give_up_quiet(self, work: OrderWork) -> None:
-        """Report that the quiesce deadline passed, if transfers are still in flight."""
+        """Report `QuiesceExpired` if transfers of the order still access memory."""
         if work.touching:
             work.gave_up_quiet = True
             self.say(QuiesceExpired(work.operation))

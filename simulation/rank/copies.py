@@ -1,7 +1,7 @@
-"""Device-host copies in virtual time, and the fences that stop their reading.
+"""Device-host copies in virtual time, and the fences that stop copies from reading the device.
 
-A copy is one unit over all its pools: it starts once and ends as a whole. Its destinations are torn
-while it runs. A copy may fail, and it may hang.
+A copy is one unit over all its pools: it starts once and ends as a whole. While it runs, its
+destination pages have torn content. A copy may fail, and it may hang.
 """
 
 from collections import Counter
@@ -19,25 +19,26 @@ from .memory import Slots, SymbolicMemory
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One page to copy between the tiers of a pool."""
+    """One page to copy: its slots on the source tier and on the destination tier."""
 
     sources: Slots
     source: int
     destinations: Slots
     destination: int
     sealed: tuple[str, int] | None = None
-    """Pool and host page of a sealed page, which must be unchanged when it is copied back."""
+    """Pool and host page of a sealed page, which a copy back to the device must find unchanged; else
+    None."""
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """An ordered copy, until it accesses no memory any more."""
+    """A copy in progress, kept until it accesses no memory any more."""
 
     work: OrderWork
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
-    """Whether the engine may have overwritten the sources during the copy."""
+    """Whether a fence has let the engine overwrite the copy's source pages."""
 
     def finish_reading(self) -> None:
         for pair in self.pairs:
@@ -49,7 +50,7 @@ class _Copy:
 
 
 class Copies:
-    """The copies of one rank's executor."""
+    """The device-host copies of one rank's simulated executor."""
 
     def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         self.moved: Counter[str] = Counter()
@@ -62,28 +63,28 @@ class Copies:
 
     @property
     def ref_counts(self) -> bool:
-        """Whether any ordered copy still waits for the engine to start it."""
+        """Whether some ordered copy is still waiting for the engine to start it."""
         return bool(self._held)
 
     def hold(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
-        """Queue a copy until the engine starts it; it claims no page before."""
+        """Queue a copy until the engine starts it; a queued copy does not claim its pages yet."""
         self._held[work.operation] = (order, work)
 
     def begin_held(self, direction: Direction) -> None:
-        """Start the queued copies of one direction."""
+        """Start all queued copies in one direction."""
         for order, work in list(self._held.values()):
             if order.direction is direction:
                 del self._held[work.operation]
                 self.begin(order, work)
 
     def drop(self, operation: int) -> None:
-        """Fail a copy that has not started."""
+        """Report a copy as failed if it is still queued, and drop it."""
         if operation in self._held:
             _, work = self._held.pop(operation)
             self._conditions.end(work, ok=False)
 
     def begin(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
-        """Claim a copy's pages, and start the copy at once or slightly later."""
+        """Claim a copy's pages, and start to copy now or slightly later."""
         to_device = isinstance(order, CopyToDevice)
         source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
         pairs = [
@@ -115,16 +116,19 @@ class Copies:
         return self._memory.named(HOST, pool).content[number] == self._seals.get(page)
 
     def writes_device(self, operation: int) -> bool:
-        """Return whether a copy to the device has started and may still write."""
+        """Return whether a copy to the device has been started and may still write."""
         copy = self._running.get(operation)
         return copy is not None and copy.to_device
 
     def fence(self, operations: Sequence[int], timeout_us: int) -> None:
-        """Let the engine overwrite the sources of copies, failing those that do not end in time."""
+        """Wait until the copies of these operations end; fail those that outlast `timeout_us`.
+
+        Afterwards the engine may overwrite the source pages of all these copies.
+        """
         for number in operations:
             self.drop(number)
         reading = [self._running[number] for number in operations if number in self._running]
-        # The seed decides whether the copies had time to end before the engine's fence.
+        # The seed decides whether the fence waits for copies or fails them at once.
         until_us = self._conditions.clock.now_us
         if reading and self._conditions.random.random() < 0.5:
             until_us += timeout_us

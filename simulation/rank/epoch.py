@@ -1,4 +1,4 @@
-"""One epoch of a schedule: new processes with empty memory, on stores that outlive them."""
+"""One epoch of a schedule: new processes with empty memory, on stores that outlive the processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from .memory import SimulatedStore, SymbolicMemory
 from .stores import FIRST_STORE, RankStores
 
 _PAGE_BYTES = 1 << 10
-"""The number of bytes that count per moved page; nothing else depends on it."""
+"""Number of bytes counted per moved page; only the counters of moved bytes depend on this number."""
 
 MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
 """Creates one rank's executor from its conditions, its memory and its store."""
@@ -37,17 +37,17 @@ def make_executor(
     kind: type[SimulatedExecutor] = SimulatedExecutor,
     copies: type[Copies] = Copies,
 ) -> SimulatedExecutor:
-    """Return an executor; it is correct unless faulty classes are passed."""
+    """Return a rank's executor; `kind` and `copies` are classes with a revived bug, if given."""
     return kind(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES, copies=copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """The parts from which a schedule's ranks are built; a faulty part revives a bug."""
+    """The classes from which a schedule's ranks are built; a revived bug replaces some of them."""
 
     make: MakeExecutor = make_executor
     parts: Parts = SOUND
-    """The parts of the replica."""
+    """The classes from which the replica is built."""
     cache: type[Cache] = Cache
     """The cache class for device pages owned by the replica."""
     host_cache: type[HostCache] = HostCache
@@ -60,14 +60,14 @@ SOUND_BUILD = Build()
 
 @dataclass(slots=True)
 class Epoch:
-    """The group of one epoch, with each rank's memory."""
+    """The group of one epoch: its caches, executors and memories."""
 
     cluster: Cluster
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
     """Simulated device and host memory of each rank, by rank."""
     logs: list[RequestLog]
-    """The operator requests received by each rank, by rank."""
+    """Each rank's log of received operator requests, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -76,10 +76,9 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """Why no rank can continue because copies hang; None if the ranks can continue.
+        """Why no rank can continue because copies hang; None if all ranks can continue.
 
-        A single hung copy into engine-owned device pages is enough. Other copies must hang in large
-        numbers.
+        A single hung copy into engine-owned device pages suffices. Other hung copies must be numerous.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"
@@ -97,7 +96,7 @@ def begin_epoch(
     find: Record,
     build: Build,
 ) -> Epoch:
-    """Start a group. The epoch's number separates its random draws from other epochs'."""
+    """Start the group of epoch `number`, whose random draws differ from those of other epochs."""
     config = world.config
     pools = config.pool_sizes()
     replica_config = ReplicaConfig.of(

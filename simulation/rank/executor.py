@@ -1,9 +1,9 @@
-"""An executor in virtual time that moves symbols instead of bytes and tracks memory accesses.
+"""An executor in virtual time that moves content numbers instead of bytes and tracks memory accesses.
 
-It obeys the contract of `ranks.executor.base.Executor` and uses all its freedom: pages land out of
-order, transfers continue after a `Cancel`, reports are late or repeated. Its reports are never wrong:
-`Landed` counts verified pages only, and `Quiesced` follows the last access. Forks happen at once, like
-device work in stream order.
+The executor obeys the contract of `ranks.executor.base.Executor` and uses all the freedom that the
+contract gives: pages land out of order, transfers continue after a `Cancel`, reports are late or
+repeated. Its reports are never wrong: `Landed` counts verified pages only, and `Quiesced` follows the
+last access. Forks happen at once, like device work in stream order.
 """
 
 from collections import deque
@@ -56,11 +56,12 @@ class SimulatedExecutor:
     ) -> None:
         self.memory = memory
         self.sick: str | None = None
-        """Why the rank is unhealthy, as returned by `trouble`; set by the schedule."""
+        """Why the rank is unhealthy, or None; set by the schedule or by a hung copy, and returned by
+        `trouble`."""
         self.lends_device = False
-        """Whether the device pages are engine-owned."""
+        """Whether the device pages are owned by the engine."""
         self.lost_device = False
-        """Whether a copy to engine-owned device pages missed the quiesce deadline."""
+        """Whether a copy into engine-owned device pages was still writing at the quiesce deadline."""
         self.conditions = conditions
         self.stores = SimulatedStores(store, conditions)
         self._faults = conditions.faults
@@ -69,9 +70,9 @@ class SimulatedExecutor:
         self.copies = copies(conditions, memory, page_bytes)
         self.serving = SimulatedPageServer(conditions, memory, store)
         self.address = ""
-        """The address at which other groups read pages served by this rank."""
+        """The address at which other groups read pages served by this rank; empty if there are none."""
         self.connect: Callable[[str], PageSource] = self._reach_nobody
-        """Returns the group that serves pages at a URI."""
+        """Returns the group that serves pages at an address."""
         self._lookups = SimulatedLookups(conditions)
         self._works: dict[int, OrderWork] = {}
         self._corrupt = 0
@@ -130,20 +131,20 @@ class SimulatedExecutor:
         return self.sick
 
     def serving_address(self) -> str:
-        """Return the address of pages served by this rank; empty without a consumer group."""
+        """Return the address at which this rank serves pages; empty without a consumer group."""
         return self.address
 
     def counts(self) -> ExecutorCounts:
-        """Return the moved bytes and corrupt pages; late calls are visible in progress only."""
+        """Return the counts of moved bytes and corrupt pages."""
         moved = BytesMoved(**self._moved, **self.copies.moved)
         return ExecutorCounts(bytes_moved=moved, pages_corrupt=self._corrupt)
 
     def close(self) -> None:
-        """Stop like a dying process: no transfer accesses memory or the store any more."""
+        """Stop like a process that dies: no transfer accesses memory or the store any more."""
         self.conditions.closed = True
 
     def restless(self) -> set[int]:
-        """Return the cancelled operations that still access memory."""
+        """Return the ids of cancelled operations whose transfers still access memory."""
         return {w.operation for w in self._works.values() if w.cancelled and w.touching}
 
     def _begin(
@@ -198,7 +199,8 @@ class SimulatedExecutor:
             self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
     def _give_up(self, work: OrderWork) -> None:
-        # The replica cannot quarantine engine-owned pages, so the rank reports itself unhealthy.
+        # The replica cannot quarantine engine-owned pages, so this rank reports itself unhealthy
+        # instead.
         if self.lends_device and self.copies.writes_device(work.operation):
             self.sick = f"the copy {work.operation} to the engine's device pages does not end"
             self.lost_device = True
@@ -214,7 +216,7 @@ class SimulatedExecutor:
     def _slots(self, pool: str) -> Slots:
         return self.memory.named(HOST, pool)
 
-    # Fetches and persists are queues of pages, with a few pages in flight at a time.
+    # A fetch or a persist is a queue of pages, of which a few are in flight at a time.
 
     def _fetch(self, order: Fetch) -> None:
         origin = self._origin(order.source)

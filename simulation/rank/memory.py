@@ -1,4 +1,4 @@
-"""Symbolic memory: page contents, accesses to pages, and the objects in a rank's store."""
+"""Simulated memory and storage of one rank: content numbers in place of bytes, with access checks."""
 
 from collections.abc import Mapping
 
@@ -11,43 +11,43 @@ from ..world.violated import Record
 class Slots:
     """The page slots of one pool on one tier of one rank.
 
-    An order claims its slots from its issue until its I/O is done. Several orders may read a slot; an
-    order that writes it must be the only one.
+    An order claims its slots when it is issued, until its I/O is done. Several orders may read a slot;
+    an order that writes a slot must be the only one.
     """
 
     def __init__(
         self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
     ) -> None:
         self.content = [EMPTY] * pages
-        """Content of each slot: a prefix's number for some rank's shard."""
+        """Content number of each slot; see `world/contents.py`."""
         self.shard = rank * SHARDS
-        """The offset of this rank's shard in content numbers."""
+        """The number that this rank's shard adds to the content number of a prefix."""
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
-        """The operation that writes, or may still write, each slot."""
+        """By slot: the operation that writes, or may still write, the slot; None if there is none."""
         self._readers = [0] * pages
         self._record = record
 
     def slot(self, page: int) -> str:
-        """Return a slot's name for a finding."""
+        """Return the name of a page slot for use in a finding."""
         return f"{self._tier} {self._pool} page {page}"
 
     def wrong_page(self, page: int, request: str, wanted: int) -> str:
-        """Return the finding that a page does not hold its request's prefix."""
+        """Return the finding that a page in use does not hold its request's prefix."""
         held = f"holds {describe(self.content[page])} instead of {describe(wanted)}"
         return f"rank {self.rank}: {self.slot(page)} of request {request} {held}"
 
     def touched_although(self, page: int, why: str) -> str:
-        """Return the finding that a transfer accesses a page although the cache excluded that."""
+        """Return the finding that a transfer accesses a page although the cache had ruled it out."""
         return f"rank {self.rank}: a transfer touches {self.slot(page)}, although {why}"
 
     def nothing_to_copy(self, page: int, who: str) -> str:
-        """Return the finding that a page without any prefix's content is copied."""
+        """Return the finding that an operation copies a page that holds no prefix's content."""
         ref_counts = describe(self.content[page])
         return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
-        """Record that `operation` will read the slot."""
+        """Record that `operation` will read the slot; a finding if another operation writes it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.writer[page] is not None:
@@ -55,7 +55,7 @@ class Slots:
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
-        """Record that `operation` will write the slot."""
+        """Record that `operation` will write the slot; a finding if others access it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.touched(page):
@@ -63,16 +63,19 @@ class Slots:
         self.writer[page] = operation
 
     def finish_reading(self, page: int) -> None:
-        """Drop one read claim."""
+        """Drop one operation's claim to read a slot."""
         self._readers[page] -= 1
 
     def finish_writing(self, page: int, operation: int) -> None:
-        """Drop the write claim of `operation`."""
+        """Drop the claim of `operation` to write a slot."""
         if self.writer[page] == operation:
             self.writer[page] = None
 
     def compute(self, page: int, before: int, after: int, request: str) -> None:
-        """Change this rank's shard from `before` (EMPTY: any content) to `after`, as the model does."""
+        """Change a page's content from `before` (EMPTY: any) to `after`, as the model does.
+
+        The contents are given without the shard's offset.
+        """
         if self.touched(page):
             self._record(self.touched_although(page, f"request {request} computes into it"))
         wanted = before + self.shard
@@ -81,7 +84,7 @@ class Slots:
         self.content[page] = after + self.shard
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy one slot to another at once, in order with the engine's device work."""
+        """Copy the content of one slot to another at once, like the device does in stream order."""
         if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
             return
         content = self.content[source]
@@ -92,11 +95,11 @@ class Slots:
         self.content[destination] = content
 
     def touched(self, page: int) -> bool:
-        """Return whether some transfer has a claim on the slot."""
+        """Return whether some operation has claimed the slot."""
         return self.writer[page] is not None or self._readers[page] > 0
 
     def claims(self) -> list[int]:
-        """Return the slots on which transfers have claims."""
+        """Return all slots that operations have claimed."""
         return [page for page in range(len(self.content)) if self.touched(page)]
 
     def _exists(self, page: int, who: str) -> bool:
@@ -107,17 +110,17 @@ class Slots:
         return False
 
     def _record_two(self, transfer: str, page: int) -> None:
-        """Record a finding about two transfers on a page, of which at least one writes."""
+        """Record a finding about two operations on one page, of which at least one writes."""
         writer = self.writer[page]
         other = "others still read" if writer is None else f"operation {writer} still writes"
         self._record(f"rank {self.rank}: {transfer} {self.slot(page)} while {other} it")
 
 
 class SymbolicMemory:
-    """One rank's page slots, by tier and pool."""
+    """All page slots of one rank, by tier and pool."""
 
     def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
-        """Create the slots; `pools` has the device and host page counts by pool name."""
+        """Create the slots; `pools` has the number of device and of host pages by pool name."""
         self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
         """Slots by tier (`DEVICE`, `HOST`) and pool."""
         for pool, sizes in pools.items():
@@ -135,7 +138,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of a pool named in an order."""
+        """Return the slots of the pool that an order names; a finding if the pool is unknown."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(f"rank {self._rank}: an order {wrong}")
@@ -144,19 +147,19 @@ class SymbolicMemory:
 
 
 class SimulatedStore:
-    """One rank's objects in storage. It outlives the group's processes.
+    """One rank's objects in a simulated store. They outlive the group's processes.
 
-    All ranks share `meanings`: a pool's key means the same token prefix everywhere and permanently.
-    Each rank's object is that rank's shard.
+    All ranks share `meanings`, because a pool's page key means the same token prefix on every rank and
+    at all times. Each rank's object under a key holds that rank's shard.
     """
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self.accepted: set[tuple[str, bytes]] = set()
-        """Objects that need no write by this rank.
+        """Pool and key of the objects that this rank need not write.
 
-        Either their write succeeded (they may be lost since), or they came from another group, which
-        writes them itself.
+        Either this rank has written the object (which may be lost since), or the page came from another
+        group, which writes the object itself.
         """
         self._meanings = meanings
         self._rank = rank
@@ -168,14 +171,14 @@ class SimulatedStore:
         return self._objects.get((pool, key))
 
     def write(self, pool: str, key: bytes, content: int) -> str | None:
-        """Write an object unless it exists; return what is wrong with the content, or None."""
+        """Write an object unless it exists; return a finding if its content is wrong, else None."""
         wrong = self.compare(pool, key, content)
         self._objects.setdefault((pool, key), content)
         self.accepted.add((pool, key))
         return wrong
 
     def compare(self, pool: str, key: bytes, content: int) -> str | None:
-        """Return what is wrong with a page obtained under a key, or None."""
+        """Return a finding if this content does not belong under this page key, else None."""
         under = "a page key"
         if content > EMPTY:
             meaning = self._meanings.setdefault((pool, key), content % SHARDS)
@@ -193,7 +196,7 @@ class SimulatedStore:
         self.accepted.clear()
 
     def lose(self, index: int) -> bool:
-        """Lose the object at position `index` modulo the count; return False if there is none."""
+        """Remove the object at position `index` modulo the object count; False if there is none."""
         if not self._objects:
             return False
         names = list(self._objects)

@@ -1,4 +1,4 @@
-"""Simulated lookups: they access no page, and their answers are hints that may be wrong."""
+"""Simulated lookups of page keys: they access no page, and their answers may be wrong."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from .stores import PageSource
 
 
 class SimulatedLookups:
-    """Answers one rank's lookups in a store or a serving group."""
+    """Answers one rank's lookups in a store or in a group that serves pages."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -19,7 +19,7 @@ class SimulatedLookups:
         self._random = conditions.random
 
     def begin(self, order: LookUp, work: OrderWork, origin: PageSource) -> None:
-        """Answer a lookup after a delay, or let it time out."""
+        """Answer a lookup order after a delay, or let the lookup time out."""
         if self._faults.strikes(Mishap.LOOKUP_SILENT):
             self._conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
             return
@@ -36,7 +36,7 @@ class SimulatedLookups:
         self._conditions.say(Answered(work.operation, pages, beyond))
 
     def _seen(self, need: Need, origin: PageSource) -> list[bool]:
-        """Return for each key whether the origin claims to have the object."""
+        """Return for each key whether the store or group claims to have the object."""
         seen = [bool(key) and origin.has(need.pool, key) for key in need.keys]
         absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
         present = [index for index, there in enumerate(seen) if there]
@@ -49,7 +49,7 @@ class SimulatedLookups:
         return seen
 
     def _some(self, indices: list[int]) -> list[int]:
-        """Draw at least one of `indices`: a head, a tail, or a random sample."""
+        """Draw at least one of `indices`: the first ones, the last ones, or a random sample."""
         count = self._random.randint(1, len(indices))
         match self._random.randrange(3):
             case 0:

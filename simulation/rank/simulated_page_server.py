@@ -1,8 +1,8 @@
-"""Simulated serving of pages to readers of other groups, who come and go at random.
+"""Simulated page server of one rank, with readers of other groups.
 
-A reader takes time over a page and checks its content. No reader starts after the order is cancelled.
-Quiesced is reported after the last reader has left, and slow readers are cut off. Readers are drawn
-here, or are the ranks of another simulated group (`peers`).
+A reader takes time over a page and checks its content. No reader starts after the serving order is
+cancelled. `Quiesced` is reported after the last reader has ended; slow readers are cut off. The readers
+are drawn here, or are the ranks of another simulated group (`simulated_peers.py`).
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from .conditions import Conditions, ObjectPage, OrderWork
 from .memory import SimulatedStore, SymbolicMemory
 
 READERS = 3
-"""The maximum number of drawn readers per page."""
+"""Maximum number of readers drawn for each served page."""
 
 
 @dataclass(slots=True, eq=False)
 class PeerRead:
-    """A read of a served page in progress."""
+    """One reader's read of a served page, until it ends."""
 
     server: "SimulatedPageServer"
     work: OrderWork
@@ -27,7 +27,7 @@ class PeerRead:
     is_cut_off: bool = False
 
     def end(self) -> int | None:
-        """Stop reading; return the content, or None if it is not usable."""
+        """End the read; return the page's content, or None if the reader was cut off."""
         return self.server.end(self)
 
 
@@ -37,7 +37,7 @@ class SimulatedPageServer:
     def __init__(
         self, conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
     ) -> None:
-        """Create the server; `store` knows the meanings of page keys."""
+        """Create the server; `store` knows which content belongs under which page key."""
         self._conditions = conditions
         self._memory = memory
         self._store = store
@@ -45,7 +45,7 @@ class SimulatedPageServer:
         self._readings: list[PeerRead] = []
 
     def serve(self, order: Serve, work: OrderWork) -> None:
-        """Offer an order's pages to other groups."""
+        """Offer the pages of a serving order to other groups, and draw readers of these pages."""
         conditions = self._conditions
         for transfer in order.transfers:
             for key, slot in zip(transfer.keys, transfer.pages, strict=True):
@@ -58,7 +58,7 @@ class SimulatedPageServer:
                     conditions.plan(delay_us, partial(self._visit, work, page))
 
     def withdraw(self, work: OrderWork, cut_off_us: int) -> None:
-        """Stop offering an order's pages, and cut off remaining readers after `cut_off_us`."""
+        """Stop offering an order's pages, and cut off readers that remain after `cut_off_us`."""
         for page in work.queue:
             copies = self._offered[page.pool, page.key]
             copies.remove((work, page))
@@ -71,7 +71,7 @@ class SimulatedPageServer:
         return not self._conditions.closed and (pool, key) in self._offered
 
     def begin(self, pool: str, key: bytes) -> PeerRead | None:
-        """Start to read an object; return None if it is not served."""
+        """Start to read a served page; return None if no page is served under this key."""
         if not self.has(pool, key):
             return None
         return self._begin(*self._offered[pool, key][0])

@@ -1,7 +1,7 @@
-"""Reads from the host memory of another simulated group, like `peer://`.
+"""Reads pages from the host memory of another simulated group, like a `peer://` source.
 
-A read holds the pages of all needed ranks from its start to its end. A page that one of them does not
-serve, or cuts off, is missing.
+A read takes the parts of a page from one or several ranks of that group, and locks all of them from its
+start to its end. If one rank does not serve its part, or cuts the read off, the page is missing.
 """
 
 from collections import Counter, defaultdict
@@ -18,12 +18,12 @@ PAGES_GONE = "pages that the other group no longer served"
 
 
 class ServingGroup:
-    """The page servers of all ranks of a group."""
+    """The page servers of all ranks of a group that serves pages."""
 
     def __init__(
         self, layouts: Mapping[str, PageLayout], servers: Sequence[SimulatedPageServer]
     ) -> None:
-        """Create the group with `layouts` by pool and `servers` by rank."""
+        """Create the group; `layouts` are given by pool, `servers` by rank."""
         self.ranks = len(servers)
         self.layouts = layouts
         self._servers = {
@@ -33,20 +33,20 @@ class ServingGroup:
         }
 
     def servers_for(self, pool: str, place: ShardPlace) -> list[SimulatedPageServer]:
-        """Return the servers that together have the shard of `place`."""
+        """Return the servers whose shards together contain the shard at `place`."""
         names = _objects_for(self.layouts[pool], place, self.ranks)
         return [self._servers[pool, name] for name in names]
 
 
 @cache
 def _objects_for(layout: PageLayout, place: ShardPlace, ranks: int) -> tuple[str, ...]:
-    """Return the names of the shards in a group of `ranks` that overlap the shard of `place`."""
+    """Return the shard names of a group of `ranks` ranks that overlap the shard at `place`."""
     others = tuple(each.name for each in sources_of(layout, place, ranks))
     return others or (layout.shard_name(place),)
 
 
 class SimulatedPeers:
-    """A group that serves pages, from the view of one rank of another group; see `Origin`."""
+    """The pages of a serving group as one rank of another group reads them; a `PageSource`."""
 
     closed = False
 
@@ -55,10 +55,11 @@ class SimulatedPeers:
         self._place = place
         self._coverage = coverage
         self._reads = defaultdict[tuple[str, bytes], list[list[PeerRead | None]]](list)
-        """Readings of each object in flight, one entry per read."""
+        """Reads in flight by pool and key; each read has one entry per server, None if it does not
+        serve the page."""
 
     def touch(self, who: str) -> None:
-        """See `Origin`; no check is needed."""
+        """Do nothing, because a serving group is never closed for its readers."""
 
     def has(self, pool: str, key: bytes) -> bool:
         servers = self._group.servers_for(pool, self._place)
@@ -78,4 +79,4 @@ class SimulatedPeers:
         return first % SHARDS + self._place.tp_rank * SHARDS
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Do nothing: damage in transit does not affect the source page."""
+        """Do nothing, because a page damaged in transit is still intact on the serving group."""

@@ -1,4 +1,4 @@
-"""Simulated opening and closing of stores, which takes time and may fail or hang."""
+"""Simulated opening and closing of a rank's stores, which takes time and may fail or hang."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,15 +12,15 @@ _OPENING_US_MAX = 90_000
 
 
 class SimulatedStores:
-    """One process's store in use, and its staged stores."""
+    """The store that one process uses, and the stores that it has staged for an attach proposal."""
 
     def __init__(self, store: SimulatedStore, conditions: Conditions) -> None:
         self.find: Callable[[str], SimulatedStore] = {FIRST_STORE: store}.__getitem__
-        """Returns the store of a URI."""
+        """Returns the simulated store at a URI."""
         self.refusals = 0.0
         """The chance that opening a staged store fails."""
         self.used = OpenStore(FIRST_STORE, store, conditions.find, conditions.rank)
-        """The store in use, or the last one, closed."""
+        """The attached store; after a detach, the closed store that was attached last."""
         self._conditions = conditions
         self._staged: dict[int, OpenStore] = {}
         self._readiness: dict[int, Readiness | str] = {}

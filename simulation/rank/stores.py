@@ -1,4 +1,4 @@
-"""The stores of a simulated rank by URI, and a store as opened by one process."""
+"""The stores of one simulated rank by URI, and a store as one process has opened it."""
 
 from typing import Protocol
 
@@ -6,41 +6,41 @@ from ..world.violated import Record
 from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"
-"""The store with which a group starts, if any."""
+"""URI of the store with which a group starts, unless it starts without a store."""
 OTHER_STORE = "memory://other"
 
 
 class PageSource(Protocol):
-    """A source of pages: a store, or another group that serves them."""
+    """A source of pages: a store, or another group that serves its pages."""
 
     @property
     def closed(self) -> bool:
-        """Whether the source is closed, so that calls that still hang have no effect."""
+        """Whether the source has been closed, so that calls that still hang have no effect."""
         ...
 
     def touch(self, who: str) -> None:
-        """Record an access; a closed source reports a finding."""
+        """Check that the source is open before `who` accesses it; a finding if it is closed."""
         ...
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Return whether the object exists."""
+        """Return whether the source has the object."""
         ...
 
     def begin(self, pool: str, key: bytes) -> None:
-        """Start to read an object."""
+        """Start to read an object from the source."""
         ...
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """Complete a read; return the content, or None if it is not available."""
+        """Complete a read; return the object's content, or None if it is missing."""
         ...
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Lose one object."""
+        """Remove one object from the source."""
         ...
 
 
 class RankStores:
-    """One rank's objects in each store. It outlives the group's processes."""
+    """One rank's objects in all simulated stores. They outlive the group's processes."""
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
         self._meanings = meanings
@@ -48,12 +48,12 @@ class RankStores:
         self._stores: dict[str, SimulatedStore] = {}
 
     def named(self, uri: str) -> SimulatedStore:
-        """Return the store of a URI, creating it on first use."""
+        """Return the store at a URI, which is created on first use."""
         return self._stores.setdefault(uri, SimulatedStore(self._meanings, self._rank))
 
 
 class OpenStore:
-    """A store as opened by one process; an access after its close is a finding."""
+    """A store as one process has opened it; any access after the close is a finding."""
 
     def __init__(self, uri: str, store: SimulatedStore, record: Record, rank: int) -> None:
         self.uri = uri
@@ -63,7 +63,7 @@ class OpenStore:
         self._rank = rank
 
     def touch(self, who: str) -> None:
-        """Record an access; report a finding if the store is closed."""
+        """Check that the store is open before `who` accesses it; a finding if it is closed."""
         if self.closed:
             self._record(f"rank {self._rank}: {who} touches store {self.uri}, which was closed")
 
@@ -84,7 +84,7 @@ class OpenStore:
         return self._store.write(pool, key, content)
 
     def note_accepted(self, pool: str, key: bytes) -> None:
-        """Record that an object needs no further write, whether it exists or not."""
+        """Record that this rank need not write an object, whether or not it exists."""
         self._store.accepted.add((pool, key))
 
     def remove(self, pool: str, key: bytes) -> None:

@@ -1,1 +1,1 @@
-"""Historical bugs of serving engines, reintroduced on purpose."""
+"""Historical bugs of serving engines, put back on purpose to prove that the simulator finds them."""

@@ -1,4 +1,4 @@
-"""Bugs in the handoff between groups, each reimplementing the faulty behaviour; see `revived`."""
+"""Revived bugs in the handoff between groups; each reimplements the old, faulty behaviour."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,10 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """Build a prefetch that reads the first pages that it looked up of a window, not the last."""
+    """Revive: a prefetch looks up all pages of a window, but reads the first instead of the last.
+
+    A handed-over request needs the window's last pages, which end where its prefix ends.
+    """
     return Build(parts=Parts(prefetching=_ReadsFirstPages))
 
 
@@ -60,7 +63,7 @@ class _NamesFirstPages(LookupPlanner):
 
 
 def one_pin_for_all_ends() -> Build:
-    """Build serving at several ends that pins only the pages of a match at the farthest end."""
+    """Revive: a request served up to several ends has only the farthest end's pages pinned."""
     return Build(parts=Parts(serving=_PinsTheFarthestEnd))
 
 

@@ -1,4 +1,4 @@
-"""Bugs that permanently prevent cache hits without any fault; see `revived`."""
+"""Revived bugs that permanently prevent cache hits without any fault."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from ..rank.epoch import Build
 
 
 def write_once() -> Build:
-    """Build persists without a retry after a failed write."""
+    """Revive: a persist that failed is never retried."""
     return Build(parts=Parts(persisting=_WritesOnce))
 
 
@@ -24,7 +24,7 @@ class _WritesOnce(Persisting):
 
 
 def trust_for_good() -> Build:
-    """Build a store that never rewrites pages that it has accepted once."""
+    """Revive: a page that the store has accepted once is never written again, even if lost since."""
     return Build(parts=Parts(store=_TrustsForGood))
 
 
@@ -35,7 +35,7 @@ class _TrustsForGood(Store):
 
 
 def back_up_once() -> Build:
-    """Build backups without a retry after a lack of room in host memory."""
+    """Revive: a backup that found no room in host memory is never retried."""
     return Build(parts=Parts(backing_up=_BacksUpOnce))
 
 

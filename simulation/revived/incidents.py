@@ -1,4 +1,4 @@
-"""The project's founding incidents, each reimplementing the faulty behaviour; see `revived`."""
+"""Revived bugs from the project's founding incidents; each reimplements the old, faulty behaviour."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ from ..rank.memory import SymbolicMemory
 
 
 def backups_of_unfilled_pages() -> Build:
-    """Build backups that take all pages provided by an engine, even those that no load has filled."""
+    """Revive: a backup also takes the engine's pages that no load has filled."""
     return Build(parts=Parts(lent=_TakesAllForFilled))
 
 
@@ -37,21 +37,21 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Build incident A: a load back shares the node's page numbers, and the executor changes them.
+    """Revive incident A: a load back shares page numbers with a tree node, and changes them.
 
-    Only transfers of pools other than full attention do that, as in the original code.
+    Only transfers of pools other than full attention do so, like in the original code.
     """
     make = partial(make_executor, kind=_MovesDescriptors)
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
 
 
 class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
-    """A transfer that holds a node's own array of page numbers."""
+    """A transfer that refers to a tree node's own array of page numbers instead of a copy."""
 
     shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
-        """Convert the numbers for the device, which counts pinned pages from the other end."""
+        """Change the shared page numbers in place, as the original code did for the device."""
         for at, page in enumerate(self.shared):
             self.shared[at] = host_pages - 1 - page
 
@@ -75,7 +75,7 @@ class _MovesDescriptors(SimulatedExecutor):
 
 
 def load_back_from_the_last_host_node() -> Build:
-    """Build incident B: admission loads from `last_host_node` instead of `best_match_node`."""
+    """Revive incident B: admission loads from `last_host_node` instead of `best_match_node`."""
     return Build(parts=Parts(owned=_ReachesTheLastHostNode))
 
 
@@ -86,7 +86,10 @@ class _ReachesTheLastHostNode(OwnedDevice):
 
 
 def complete_without_the_other_pools() -> Build:
-    """Build incident C: a prefetch counts as complete once its full-attention pages have landed."""
+    """Revive incident C: a prefetch is complete once its full-attention pages have landed.
+
+    Transfers of the other pools may still be running then.
+    """
     return Build(parts=Parts(prefetching=_WaitsForTheKvAlone))
 
 
@@ -101,7 +104,7 @@ class _WaitsForTheKvAlone(Prefetching):
 
 
 def cascade_past_pins() -> Build:
-    """Build incident D: the cascade stops at device locks only, and ignores pins."""
+    """Revive incident D: a cascade of evictions checks device locks only, and ignores pins."""
     return Build(parts=Parts(allocator=_LooksAtLocksOnly))
 
 
@@ -122,9 +125,9 @@ class _LooksAtLocksOnly(PageAllocator):
 
 
 def retract_the_kv_alone() -> Build:
-    """Build incident E: retraction saves only the KV pool's pages.
+    """Revive incident E: retraction saves only the pages of the KV pool.
 
-    In the other pools the resumed request continues with slots that other requests have used since.
+    In the other pools the resumed request continues with slots that other requests have used meanwhile.
     """
     return Build(parts=Parts(owned=_SavesTheKvAlone))
 
@@ -136,7 +139,7 @@ class _SavesTheKvAlone(OwnedDevice):
 
 
 def retract_hands_out_views() -> Build:
-    """Build incident E, second half: retraction saves views instead of copies.
+    """Revive incident E, second half: retraction saves views of device slots instead of copies.
 
     On resume, the request reads the current content of its old device slots.
     """
@@ -147,10 +150,10 @@ class _HandsOutViews(Copies):
     def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         super().__init__(conditions, memory, page_bytes)
         self._views: dict[tuple[str, int], int] = {}
-        """By pool and host page: the device slot of which the page is a view."""
+        """By pool and host page: the device slot whose content the host page shows as a view."""
 
     def _is_whole(self, page: tuple[str, int]) -> bool:
-        # The original code did not verify restored pages.
+        # Accept any page, because the original code did not verify restored pages.
         del page
         return True
 

@@ -1,7 +1,7 @@
-"""Historical bugs of serving engines, reintroduced to prove that the simulator finds them.
+"""Historical bugs of serving engines, put back to prove that the simulator finds them.
 
-Reviving a bug means building the ranks with a part that behaves like the old code. The product code
-contains no such switches. The simulation shows which checker finds the bug, and in which step.
+To revive a bug, ranks are built with a class that behaves like the old code. The product code has no
+switches for it. The simulation then shows which checker finds the bug, and in which step.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,16 @@ from . import handoffs, hits, incidents, votes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevivedBug:
-    """A bug, with the kind of schedules that can expose it."""
+    """A historical bug, and the kind of schedules that can expose it."""
 
     name: str
     about: str
-    """One line on the faulty behaviour and its source."""
+    """One line that describes the faulty behaviour, with the incident, issue or rule that it comes
+    from."""
     build: Callable[[], Build]
-    """Returns the build with the bug."""
+    """Returns the classes from which ranks with this bug are built."""
     profile: str
-    """A model profile with the components that the bug needs."""
+    """A model profile whose components can show the bug."""
     faults: str = "mixed"
     l1: str = REPLICA
 
@@ -153,7 +154,7 @@ _BUGS = (
 )
 
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}
-"""All bugs by name, as in `lockstep simulate --revive`."""
+"""All historical bugs, by the name that `lockstep simulate --revive` takes."""
 
 
 def find_bug(name: str) -> RevivedBug:

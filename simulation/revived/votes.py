@@ -1,4 +1,4 @@
-"""Bugs in agreement between ranks, each reimplementing the faulty behaviour; see `revived`."""
+"""Revived bugs in the agreement between ranks; each reimplements the old, faulty behaviour."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from ..world.contents import EMPTY
 
 
 def free_on_local_evidence() -> Build:
-    """Build ranks that free a cancelled operation's pages once their own I/O has quiesced."""
+    """Revive: a rank frees a cancelled operation's pages once its own I/O has quiesced."""
     return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
 
 
@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Build backup votes that count without names: each rank settles that many of its own."""
+    """Revive: ranks agree on the number of completed backups, and each rank settles its own."""
     parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Assign the settling queue indices to copies that have completed on this rank."""
+        """Reorder the queue so that copies completed on this rank are the ones that settle."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -110,7 +110,7 @@ class _SettlesOwnLent(_SettlesOwn, HostCache): ...
 
 
 def return_before_the_vote() -> Build:
-    """Build ranks that stop voting once their own part of all operations is done."""
+    """Revive: a rank stops voting once its own part of all operations is done."""
     return Build(cache=_ReturnsEarlyOwned, host_cache=_ReturnsEarlyLent)
 
 
@@ -144,7 +144,7 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """Build ranks that take the MIN of their longest lengths, restorable or not.
+    """Revive: ranks restore the MIN of their longest lengths, even if some rank cannot.
 
     A rank without a state at that length continues from the last state before it, or from none.
     """
@@ -153,10 +153,10 @@ def smallest_of_the_longest() -> Build:
 
 
 class _UncommonFetch(Fetch, frozen=True):
-    """A fetch of a length that some rank cannot restore."""
+    """A fetch of a length that some rank cannot restore, because it has no state there."""
 
     needs: tuple[Need, ...] = ()
-    """Lookup needs, searched for a state before the named one."""
+    """What the lookup asked for; used to find a state before the missing one."""
 
 
 class _TakesTheSmallest(Prefetching):
@@ -182,7 +182,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
-        """Yield the transfers, replacing a missing state by the last existing one before it."""
+        """Yield the fetch's transfers, with the last state that exists in place of a missing one."""
         need_of = {need.pool: need for need in order.needs}
         for transfer in order.transfers:
             keys, need = transfer.keys, need_of[transfer.pool]

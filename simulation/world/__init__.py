@@ -1,1 +1,1 @@
-"""The seed's draws: a schedule's world, faults, models, prompts and requests."""
+"""What is drawn from a schedule's seed: settings, faults, models, prompts and requests."""

@@ -1,6 +1,6 @@
-"""Virtual time, moved only by the schedule; all planned events happen in one order.
+"""Virtual time, which only the schedule moves; all planned events happen in one order.
 
-Events due at the same instant happen in the order in which they were planned. A schedule therefore
+Events planned for the same instant happen in the order in which they were planned. A schedule therefore
 depends on its seed only.
 """
 
@@ -18,7 +18,8 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now_us = 0
         self.beside: VirtualClock | None = None
-        """The clock of the other group in a pair; both advance together."""
+        """The clock of the other group of a pair, which advances together with this clock; None without
+        a pair."""
         self._planned: list[tuple[int, int, Action]] = []
         self._sequence = 0
 
@@ -28,7 +29,7 @@ class VirtualClock:
         heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
 
     def advance(self, duration_us: int) -> None:
-        """Advance by `duration_us`, running planned events of either clock at their times."""
+        """Advance by `duration_us`, and run events planned on this or the other group's clock."""
         end_us = self.now_us + duration_us
         clocks = (self,) if self.beside is None else (self, self.beside)
         while True:
@@ -41,16 +42,16 @@ class VirtualClock:
             first.happen()
 
     def wait_us(self) -> float:
-        """Return the time until this clock's next planned event."""
+        """Return the time in microseconds until this clock's next planned event."""
         return self._planned[0][0] - self.now_us if self._planned else inf
 
     def happen(self) -> None:
-        """Run the first planned event, which is due."""
+        """Run this clock's next planned event."""
         _, _, action = heappop(self._planned)
         action()
 
     def advance_to_next(self, duration_us_max: int) -> None:
-        """Advance to the next planned event, by at most `duration_us_max`."""
+        """Advance to this clock's next planned event, but by at most `duration_us_max`."""
         if self._planned:
             until_us = self._planned[0][0] - self.now_us
             self.advance(min(max(0, until_us), duration_us_max))
@@ -58,12 +59,12 @@ class VirtualClock:
             self.advance(duration_us_max)
 
     def forget_plans(self) -> None:
-        """Drop all planned events, as when every process of the group has ended."""
+        """Drop all planned events, because every process of the group has ended."""
         self._planned.clear()
 
 
 class RankClock:
-    """The clock of one rank, with an offset to the group's clock; it may leap ahead or stand still."""
+    """The clock of one rank: the group's clock plus an offset; it may leap ahead or stand still."""
 
     def __init__(self, clock: VirtualClock, ahead_ms: int) -> None:
         self._clock = clock
@@ -71,15 +72,15 @@ class RankClock:
         self._stands_until_us = 0
 
     def now_ms(self) -> int:
-        """Return the time in milliseconds; it never decreases."""
+        """Return the rank's time in milliseconds; it never decreases."""
         return (max(self._clock.now_us, self._stands_until_us) + self._ahead_us) // 1000
 
     def leap(self, by_ms: int) -> None:
-        """Jump ahead by `by_ms`."""
+        """Move this rank's clock ahead by `by_ms`."""
         self._ahead_us += by_ms * 1000
 
     def stand_still(self, for_ms: int) -> None:
-        """Stand still for `for_ms`, then continue from the time of the stop."""
+        """Stop this rank's clock for `for_ms`; afterwards it stays behind by this time."""
         from_us = max(self._clock.now_us, self._stands_until_us)
         self._stands_until_us = from_us + for_ms * 1000
         self._ahead_us -= for_ms * 1000

@@ -1,31 +1,31 @@
-"""Page contents represented by numbers.
+"""Page contents of simulated memory, represented by numbers.
 
-A number represents the pool, the token prefix that ends with the page, and the rank whose shard the
-page is. Checkers can therefore tell the right page from any wrong one without keys or trees. A
-recurrent state has the number of the prefix that it follows. Numbers below one represent bytes that
-belong to no prefix.
+A content number stands for a pool, the token prefix that ends with the page, and the rank whose shard
+the page is. Checkers can therefore recognise the right page without keys or trees. A recurrent state
+has the number of the prefix after which it was taken. Numbers below one represent bytes that belong to
+no prefix.
 """
 
 from ...ranks.protocol.orders import KV_POOL
 
 EMPTY = 0
-"""The slot was never written."""
+"""Content of a slot that was never written."""
 TORN = -1
-"""A transfer is writing to this slot."""
+"""Content of a slot while a transfer writes to it."""
 GARBAGE = -2
-"""A transfer into this slot has failed."""
+"""Content of a slot after a transfer into it has failed."""
 
 SHARDS = 1 << 40
-"""The content number of rank r's shard is the base number plus r times this."""
+"""A rank's content number is the prefix's number plus the rank times this constant."""
 
 OVERWRITTEN = SHARDS - 1
-"""Written by an engine over its pages after a request has left them."""
+"""Content that an engine writes over pages that a request has freed, before they are used again."""
 
 _NAMES = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
 
 
 def describe(held: int) -> str:
-    """Return a description of a slot's content."""
+    """Return a description of a slot's content for use in a finding."""
     rank, content = divmod(held, SHARDS)
     if content == OVERWRITTEN and held > EMPTY:
         return f"what was written over a page that was left, of rank {rank}"
@@ -33,18 +33,18 @@ def describe(held: int) -> str:
 
 
 class ExpectedContents:
-    """Numbers of token prefixes, equal only if pool, namespace, generation and all tokens are.
+    """Numbers token prefixes: equal only if pool, namespace, generation and all tokens are equal.
 
-    Generations differ across resets, for example because the model got new weights.
+    Each reset begins a new generation, for example because the model got new weights.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, int, bytes], int] = {}
 
     def of(self, namespace: str, prefix: bytes, generation: int = 0, *, pool: str = KV_POOL) -> int:
-        """Return the content of the last page of `prefix`, which may be partly filled.
+        """Return the content number of the last page of `prefix`; the page may be partly filled.
 
-        For a pool of states, the content is the state after all of `prefix`.
+        For a pool of states, return the number of the state after all of `prefix`.
         """
         name = (pool, namespace, generation, prefix)
         return self._numbers.setdefault(name, len(self._numbers) + 1)

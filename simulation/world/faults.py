@@ -1,7 +1,7 @@
-"""Faults of a schedule: kinds, rates, and the steps at which they strike.
+"""The faults of a schedule: their kinds, their rates, and the steps in which they strike.
 
-The seed switches each kind on or off per schedule, so that rare pairs of faults also occur without the
-others. Every fault that strikes is counted by kind.
+The seed switches each kind of fault on or off per schedule. Rare pairs of kinds thus occur without the
+other kinds, too. Every fault that strikes is counted by kind.
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from random import Random
 
 
 class Mishap(StrEnum):
-    """The kinds of fault."""
+    """The kinds of fault that the simulator can cause."""
 
     MISSING_PAGE = "missing_page"
-    """One rank's store lacks a page that was written."""
+    """At a read, one rank's store turns out to lack a page that was written."""
     LOST_OBJECT = "lost_object"
-    """One rank's store loses an object spontaneously."""
+    """One rank's store loses an object at some moment, without being accessed."""
     CORRUPT_PAGE = "corrupt_page"
-    """A read finds corrupt bytes, and the store drops the object."""
+    """A read finds corrupt bytes, so the store drops the object."""
     FAILED_READ = "failed_read"
     """A read ends with an error."""
     HUNG_READ = "hung_read"
@@ -27,7 +27,7 @@ class Mishap(StrEnum):
     LATE_WRITE = "late_write"
     """A hung read writes into its slot after the quiesce deadline."""
     SLOW_STORE = "slow_store"
-    """One order takes many times as long as usual."""
+    """The store takes many times as long as usual for one order."""
     LOOKUP_TOO_MANY = "lookup_too_many"
     """A lookup reports objects that do not exist."""
     LOOKUP_TOO_FEW = "lookup_too_few"
@@ -39,41 +39,41 @@ class Mishap(StrEnum):
     LOST_WRITE = "lost_write"
     """A write reports success, but nothing was stored."""
     HUNG_PERSIST = "hung_persist"
-    """A write outlives its deadline and keeps reading its host page."""
+    """A write outlives its deadline and goes on reading its host page."""
     FAILED_COPY = "failed_copy"
     """A copy between device and host ends with an error."""
     SPOILED_SAVE = "spoiled_save"
-    """A host page saved on retraction changes while it is in host memory."""
+    """A host page with a retracted request's data changes while it is in host memory."""
     HUNG_COPY = "hung_copy"
-    """A copy outlives its deadline."""
+    """A copy between device and host outlives its deadline."""
     REPEATED_REPORT = "repeated_report"
-    """A report is repeated, perhaps after its operation has ended."""
+    """A progress report is repeated, perhaps after its operation has ended."""
     LATE_REPORT = "late_report"
-    """A report arrives after later ones."""
+    """A progress report arrives after later reports."""
     SLOW_RANK = "slow_rank"
     """One rank's transfers take several times as long as the others'."""
     CLOCK_SKEW = "clock_skew"
-    """The ranks' clocks differ."""
+    """The ranks' clocks show different times throughout the schedule."""
     CLOCK_LEAP = "clock_leap"
     """The clock of one rank, or of all of them, leaps ahead."""
     CLOCK_STILL = "clock_still"
     """The clock of one rank, or of all of them, stands still for a while."""
     TINY_POOLS = "tiny_pools"
-    """Pools hold only a fraction of the working set."""
+    """Host and device pools have room for only a fraction of the pages in use."""
     TINY_BOUNDS = "tiny_bounds"
-    """Few operations may be in flight, and few may wait."""
+    """Only a few operations may be in flight, and only a few may wait."""
     ABORTED_REQUEST = "aborted_request"
-    """The engine aborts a request at some moment."""
+    """The engine aborts a request at a random moment."""
     DEAD_RANK = "dead_rank"
-    """A rank's process dies, and its transport detects that."""
+    """A rank's process dies, and the other ranks' transport detects the death."""
     SILENT_RANK = "silent_rank"
-    """A rank stops launching rounds; others detect that by timeout only."""
+    """A rank stops launching rounds; the other ranks detect this by a timeout only."""
     UNHEALTHY_RANK = "unhealthy_rank"
     """A rank reports that it cannot continue."""
     SAMPLED_APART = "sampled_apart"
-    """The ranks' engines sample different tokens, equal in number."""
+    """The engine of one rank samples other tokens than the other ranks' engines, equal in number."""
     RESTART = "restart"
-    """All processes end and restart on the same stores."""
+    """All processes of the group end and restart on the same stores."""
 
 
 BASE_RATES: Mapping[Mishap, float] = {
@@ -95,7 +95,10 @@ BASE_RATES: Mapping[Mishap, float] = {
     Mishap.LATE_REPORT: 0.1,
     Mishap.ABORTED_REQUEST: 0.02,
 }
-"""The chance that a fault strikes per opportunity (page read, order, report), before seed scaling."""
+"""Chance that a fault strikes at one opportunity (a page read, an order, a report).
+
+A schedule multiplies these rates by factors drawn from its seed.
+"""
 
 GROUP_FAULTS = {
     Mishap.DEAD_RANK: (0.12,),
@@ -103,32 +106,33 @@ GROUP_FAULTS = {
     Mishap.UNHEALTHY_RANK: (0.08,),
     Mishap.RESTART: (0.8, 0.5),
 }
-"""Faults that end the epoch, with the chances of a first and a second one per schedule.
+"""Faults that end the epoch, each with the chance that it strikes; RESTART may strike twice.
 
 The schedule continues with new processes on the old stores.
 """
 _SAMPLED_APART_SHARE = 0.12
 _CLOCK_FAULTS = {Mishap.CLOCK_LEAP: (300, 5_000), Mishap.CLOCK_STILL: (100, 1_000)}
-"""Durations in milliseconds of a clock leap or stop: one or the other is drawn."""
+"""By clock fault: the two possible durations in milliseconds, of which one is drawn."""
 _CLOCK_FAULTS_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultProfile:
-    """A named distribution from which a schedule's faults are drawn."""
+    """A named set of fault kinds and chances, from which a schedule's faults are drawn."""
 
     about: str
-    """One line about the profile for `--help`."""
+    """One line that describes the profile in `--help`."""
     faults: frozenset[Mishap]
-    """The kinds of fault that may be switched on."""
+    """The kinds of fault that the seed may switch on."""
     calm: float = 0.04
-    """The share of schedules without any fault."""
+    """The share of schedules in which all faults are off."""
     always: frozenset[Mishap] = frozenset()
-    """The kinds that are on in every schedule."""
+    """The kinds of fault that are on in every schedule that has faults."""
     retracted: float = 0.03
-    """The chance that the engine retracts a computing request, per opportunity."""
+    """The chance, per action of a computing request, that the engine retracts the request."""
     controlled: float = 0.0
-    """The chance that an operator drops a namespace, changes its limits, or renames weights."""
+    """The chance per step that an operator drops a namespace, changes limits, or renames the weights.
+    """
 
 
 _STORAGE = frozenset(
@@ -185,7 +189,7 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
 
 @dataclass(frozen=True, slots=True)
 class ClockFault:
-    """A clock fault on some ranks at one step."""
+    """A clock that leaps or stops, on one or all ranks, in one step."""
 
     fault: Mishap
     ranks: tuple[int, ...]
@@ -194,47 +198,47 @@ class ClockFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mishaps:
-    """The faults of one schedule."""
+    """The faults drawn for one schedule."""
 
     rates: Mapping[Mishap, float]
-    """Rates of the kinds that are switched on."""
+    """Chance per opportunity of each kind of fault that is switched on."""
     paces: tuple[float, ...]
-    """Slowdown factor of each rank's transfers, by rank."""
+    """By rank: the factor by which the rank's transfers are slower than usual."""
     skews_ms: tuple[int, ...]
-    """How far each rank's clock is ahead, by rank."""
+    """By rank: how many milliseconds the rank's clock is ahead of the group's clock."""
     tiny_pools: bool
     tiny_bounds: bool
     group_faults: Mapping[int, tuple[Mishap, int]]
-    """The fault that ends the epoch, and the struck rank, by step."""
+    """By step: the fault that ends the epoch in this step, and the rank that it strikes."""
     clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
-    """Clock faults by step."""
+    """By step: the clock fault in this step."""
 
     @property
     def still_us(self) -> int:
-        """Upper bound of the total time for which agreed time stands still."""
+        """Upper bound, in microseconds, of the total time for which clock faults stop agreed time."""
         faults = self.clock_faults.values()
         stills = (each.duration_ms for each in faults if each.fault is Mishap.CLOCK_STILL)
         return 1000 * sum(stills)
 
     @property
     def calm(self) -> bool:
-        """Whether storage, copies and reports work without faults, and no rank is lost."""
+        """Whether storage, copies and reports have no faults, and no rank is lost."""
         kinds = {fault for fault, _ in self.group_faults.values()}
         return not self.rates and kinds <= {Mishap.RESTART}
 
 
 @dataclass(slots=True)
 class FaultSource:
-    """Draws from a separate stream of the seed whether faults strike, and counts them."""
+    """Decides whether faults strike, by draws from a separate stream of the seed, and counts them."""
 
     plan: Mishaps
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
     over: bool = False
-    """Whether faults and slow ranks are switched off from now on."""
+    """Whether all faults and slow ranks are switched off from now on."""
 
     def strikes(self, fault: Mishap) -> bool:
-        """Draw whether `fault` strikes now."""
+        """Draw whether `fault` strikes now, and count it if so."""
         rate = self.plan.rates.get(fault)
         if self.over or rate is None or self.random.random() >= rate:
             return False
@@ -242,12 +246,16 @@ class FaultSource:
         return True
 
     def count(self, fault: Mishap) -> None:
-        """Count a fault that was drawn elsewhere."""
+        """Count a fault that was not drawn here."""
         self.counts[fault.value] += 1
 
 
 def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
-    """Draw a schedule's faults; draws from `apart` do not shift the other draws."""
+    """Draw a schedule's faults.
+
+    Faults that were added later are drawn from `apart`, so that the other draws of a seed stay the
+    same.
+    """
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Mishap]()

@@ -1,4 +1,4 @@
-"""Model profiles of a schedule: their components and pool sizes."""
+"""Model profiles for schedules: which components a model has, and how large their pools are."""
 
 from collections.abc import Mapping
 from random import Random
@@ -14,7 +14,7 @@ MODEL_PROFILES: Mapping[str, tuple[str, ...]] = {
     "qwen-next": (Recurrent.kind,),
     "hybrid-all": (SlidingWindow.kind, Recurrent.kind),
 }
-"""The model profiles of `lockstep simulate --profile`, with their components besides full attention."""
+"""Values of `lockstep simulate --profile`, each with its components besides full attention."""
 
 
 def draw_components(
@@ -27,7 +27,7 @@ def draw_components(
     prompt_pages_max: int,
     tiny: bool,
 ) -> tuple[ComponentConfig, ...]:
-    """Draw a model's components besides full attention; `tiny` makes their pools small."""
+    """Draw window and state components as `profile` says; `tiny` makes their pools small."""
     components: list[ComponentConfig] = []
     for kind in MODEL_PROFILES[profile]:
         if kind == SlidingWindow.kind:
@@ -64,7 +64,7 @@ def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw a window's device and host pages; all but the smallest pools hold one prompt."""
+    """Draw a window pool's device and host pages; only the smallest cannot hold one prompt."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(
@@ -80,7 +80,7 @@ def _draw_window_pools(
 
 
 def _draw_state_pools(random: Random, requests: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw the device and host slots for states; each request works on a separate slot."""
+    """Draw a state pool's device and host slots; each request in flight needs a device slot."""
     if tiny:
         device_pages = random.choice((2, 2, 1 + (requests + 1) // 2, requests + 1, requests * 3))
         return device_pages, random.choice((1, 2, 4, 40))

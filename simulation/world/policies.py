@@ -1,4 +1,4 @@
-"""Cache policies of a schedule: write policy, eviction order, limits and pins."""
+"""Cache policies of a schedule: write policy, eviction order, namespace limits and pins."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -8,7 +8,7 @@ from ...ranks.protocol.config import ANY_NAMESPACE, Eviction, NamespaceLimit, Wr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """The policies of one schedule."""
+    """The cache policies drawn for one schedule."""
 
     write_policy: WritePolicy
     selective_hits: int
@@ -18,7 +18,10 @@ class Policies:
 
 
 def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
-    """Draw the policies; an engine that owns the device pages chooses the backups itself."""
+    """Draw a schedule's cache policies.
+
+    An engine that owns the device pages chooses the backups itself, so the write policy is then fixed.
+    """
     policies = Policies(
         write_policy=random.choice((*[WritePolicy.WRITE_THROUGH] * 3, *WritePolicy)),
         selective_hits=random.randint(1, 3),
@@ -33,7 +36,7 @@ def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
 
 
 def draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:
-    """Draw limits of one or several namespaces; some limits are unbounded."""
+    """Draw limits for one or several namespaces; some of the limits are None (unbounded)."""
     return tuple(
         NamespaceLimit(
             namespace=namespace,

@@ -1,4 +1,4 @@
-"""Prompts that share prefixes: they branch within and between pages, repeat, and continue."""
+"""Prompts that share prefixes, branch within and between pages, and repeat or continue others."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,21 +10,22 @@ from .world import World
 TOKEN_BYTES = 4
 _SEGMENT_WORDS = 50
 _ASKED_AGAIN = 10
-"""Number of requests after a restart that mostly repeat earlier prompts."""
+"""Number of requests after a restart that mostly repeat earlier prompts, to test cache hits."""
 _OUTPUT_WORDS = 2
-"""Vocabulary of answers; small, so that answers often begin alike and requests compute the same KV."""
+"""Number of different words in answers; small, so that answers of several requests often begin alike.
+"""
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A piece of text that prompts may share, and its possible continuations."""
+    """A piece of text that several prompts may share, with its possible continuations."""
 
     tokens: bytes
     branches: list["_Branch"] = field(default_factory=list["_Branch"])
 
 
 class Prompts:
-    """Draws the prompts of one schedule."""
+    """Draws the prompts and answers of one schedule."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("prompts")
@@ -37,11 +38,11 @@ class Prompts:
         self._checkpoint_tokens = world.checkpoint_tokens or 0
 
     def begin_epoch(self) -> None:
-        """Make the next requests repeat prompts from before the restart."""
+        """Make the next prompts repeat prompts from before the restart."""
         self._asked_again = _ASKED_AGAIN
 
     def draw(self) -> tuple[str, bytes]:
-        """Return a namespace and the tokens of a prompt, at least two tokens."""
+        """Return the namespace and the tokens of a new prompt of at least two tokens."""
         draw = self._random.random()
         again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
         at_checkpoint = False
@@ -52,7 +53,7 @@ class Prompts:
         if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
             if at_checkpoint:
-                # Add one word: the last token is computed in any case.
+                # Add one word after the checkpoint, because a request's last token is always computed.
                 step = self._checkpoint_tokens * TOKEN_BYTES
                 tokens = tokens[: len(tokens) // step * step] + _words(
                     self._random, 1, _SEGMENT_WORDS
@@ -69,30 +70,31 @@ class Prompts:
         return namespace, tokens
 
     def earlier(self, random: Random) -> tuple[str, bytes]:
-        """Return an earlier request's namespace and tokens, or the first text if there is none."""
+        """Return namespace and tokens of an earlier request, or of a fixed text if there was none."""
         return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
 
     @property
     def earliest_first(self) -> Sequence[tuple[str, bytes]]:
-        """Namespaces and tokens of earlier requests."""
+        """Namespaces and tokens of earlier requests, in the order in which the requests finished."""
         return self._earlier
 
     def remember(self, namespace: str, tokens: bytes) -> None:
-        """Let later prompts repeat or continue `tokens`, a request's prompt and answer."""
+        """Let later prompts repeat or continue `tokens`, the prompt and answer of a request."""
         self._earlier.append((namespace, tokens))
         if len(self._earlier) > 24:
             del self._earlier[self._random.randrange(len(self._earlier))]
 
     def answer(self, tokens_max: int) -> bytes:
-        """Return tokens of a model's answer."""
+        """Return up to `tokens_max` tokens of an answer, at least one."""
         return _words(self._random, self._random.randint(1, tokens_max), _OUTPUT_WORDS)
 
     def _grow(self, depth: int, start: int) -> _Branch:
-        """Return a text that begins at token `start`, with all its continuations."""
+        """Return a random text that begins at token `start`, with all its continuations."""
         length = self._random.randint(1, 3 * self._page_tokens)
         choices = (1, 1, 2, 2, 3)
         if self._sparse:
-            # Sparse state is tested best by prompts that part at and between its positions.
+            # Branch more, and often at a page's end: recurrent state is kept only at some positions, so
+            # prompts that part at and between these positions test it best.
             choices = (1, 2, 2, 3, 3)
             if self._random.random() < 0.6:
                 length += -(start + length) % self._page_tokens

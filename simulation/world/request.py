@@ -1,4 +1,4 @@
-"""A request from the engine's view: its tokens and its progress."""
+"""A simulated request as its engine sees it: tokens and progress."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -8,102 +8,107 @@ from .prompts import TOKEN_BYTES
 
 
 class EngineStage(Enum):
-    """Stage of a request from the engine's view."""
+    """Stage of a request, as its engine sees it."""
 
     ARRIVED = auto()
-    """The engine has not yet called the cache for this request."""
+    """The request has arrived, and the engine has not called the cache for it yet."""
     PREFETCHING = auto()
-    """The request's prefetch has begun, and the engine may have to wait for it."""
+    """The request's prefetch has begun; the engine may wait for it."""
     WAITING = auto()
     """The request waits for admission."""
     LOADING = auto()
-    """The request's load back is in flight."""
+    """The request's cached prefix or saved data is being loaded from the host to the device."""
     COMPUTING = auto()
-    """The request's prefix is available, and the rest of its prompt is being computed."""
+    """The request's cached prefix is on the device, and the rest of its prompt is being computed."""
     ANSWERING = auto()
-    """The request is decoding tokens."""
+    """The request's prompt is computed, and its answer is being decoded."""
     PUBLISHED = auto()
-    """All computed tokens are in the tree."""
+    """All of the request's tokens are computed and cached for others; it is about to be released."""
     RETRACTED = auto()
-    """The request was retracted: its KV is in host memory, or being copied there or back."""
+    """The request was retracted: its KV is in host memory, or being copied to it."""
     GONE = auto()
-    """The cache holds nothing for the request any more."""
+    """The request was released or aborted."""
 
 
 @dataclass(slots=True)
 class EngineRequest:
-    """One request from the engine's view. Lengths are in tokens."""
+    """A simulated request as its engine sees it. Lengths are in tokens."""
 
     name: str
     namespace: str
     tokens: bytes
     prompt: int
-    """The length of the prompt; the tokens after it are the answer."""
+    """Number of tokens of the prompt; the tokens after them are the answer."""
     stage: EngineStage = EngineStage.ARRIVED
     source: str = ""
-    """The address of another group that serves the request's pages; empty if none does."""
+    """Address of another group that serves pages of this request; empty if none does."""
     is_served: bool = False
-    """Whether the request finished and stays only to serve its pages to another group."""
+    """Whether the request has finished and is kept only to serve its pages to another group."""
     is_handed_over: bool = False
-    """Whether the other group was notified of the request."""
+    """Whether the request was handed over to the other group."""
     computed: int = 0
     """Number of computed tokens.
 
-    Their KV is in the request's pages on every rank, and its state covers them.
+    Their KV is in the request's pages on every rank, and its recurrent state covers exactly these
+    tokens.
     """
     room: int = 0
-    """The token capacity of the request's pages."""
+    """Number of tokens for which the request has pages."""
     shared: int = 0
-    """Tokens that the request shares with the tree, as a hit or by publishing."""
+    """Number of leading tokens whose pages the request shares with the prefix tree."""
     priority: int = 0
-    """Pages last used by lower-priority requests are evicted first."""
+    """The request's priority; pages that a lower priority used last are evicted first."""
     answer: int = 0
-    """The length of the request's answer when it finishes."""
+    """Number of tokens that the complete answer will have."""
     refused: int = 0
-    """Number of consecutive refusals for lack of room."""
+    """Number of times in a row that the request was refused for lack of room."""
     prefetched: bool = False
-    """Whether a prefetch was started for the request."""
+    """Whether the cache accepted a prefetch for the request."""
     cached_before: int = 0
-    """Tokens matched right before the prefetch."""
+    """Number of tokens that a match found on the host just before the prefetch began."""
     came_from: EngineStage = EngineStage.COMPUTING
-    """The request's stage when it was retracted."""
+    """The stage that the request had when it was retracted, and has again after it resumes."""
     resumes: bool = False
-    """Whether the request resumes after a retraction, so that its load restores everything."""
+    """Whether the load in flight resumes the request after a retraction."""
     checkpoints: tuple[int, ...] = ()
-    """Lengths at which the request should publish, so that a recurrent state is kept there."""
+    """Token counts at which the request should publish, because a recurrent state can be kept there."""
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """The request's device pages by pool, as last read by the engine."""
+    """The request's device page tables by pool, as the engine last read or changed them."""
 
     generation: int = 0
-    """The number of cache resets before the request began to compute."""
+    """Number of cache resets before the request began to compute; its contents belong to this
+    generation."""
     admitted: bool = False
-    """Whether the cache knows that the request computes, because it has loaded or backed up."""
+    """Whether the cache knows that the request computes, because the request has loaded or backed up.
+    """
     unknown: bool = False
-    """Whether the request computed before a reset, unknown to the cache."""
+    """Whether the request began to compute before a reset and the cache did not know of it then."""
     failed: bool = False
-    """Whether a copy of the request has failed; nothing is loaded for it afterwards."""
+    """Whether a copy for the request has failed, after which the cache loads nothing for it."""
     bringing: int = 0
-    """The number of the request's tokens after its load, or at its retraction."""
+    """Number of tokens that the request has after its load in flight, or had when it was retracted."""
     keeps_windows: bool = False
-    """Whether the request provides pages for a whole window, even those that the window has passed."""
+    """Whether the request keeps window pages that its windows have passed, and provides them to loads.
+    """
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
-    """By pool: page-table entries provided for the request's last load and not filled by it."""
+    """By pool: page-table positions whose pages the last load left unfilled."""
     state_comes: bool = False
-    """Whether the request's load includes its state, whose slot has unknown content until then."""
+    """Whether a load in flight brings the request's state; until it ends, the state is unknown."""
     kept: list[int] = field(default_factory=list[int])
-    """Slots with copies of the request's state, which a backup may still read."""
+    """State slots with copies of the request's state, which a backup may still be reading."""
     lends_state: bool = False
-    """Whether a backup may still read the slot in which the request's state is computed."""
+    """Whether a backup may still be reading the slot in which the model updates the request's state."""
     copies_state: bool = False
-    """Whether the last slot of `kept` gets a copy of the state after this step's forward pass."""
+    """Whether the last slot of `kept` is to get a copy of the state after this step's forward pass."""
     planned: int = 0
-    """The request's computed tokens after this step's forward pass; 0 if it computes none."""
+    """Number of tokens that will be computed after this step's forward pass; 0 if the request skips it.
+    """
     fence_due: bool = False
-    """Whether the request was preempted in this step and still needs its fence."""
+    """Whether the request was preempted in this step, and the cache has not fenced its copies yet."""
 
     @property
     def table(self) -> list[int]:
-        """The request's full-attention device pages."""
+        """The request's page table of full attention."""
         return self.tables.get(KV_POOL, [])
 
     @table.setter

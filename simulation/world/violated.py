@@ -1,21 +1,24 @@
-"""The exception of all checkers: one sentence with the broken rule, the place and the values found."""
+"""The exception that all checkers raise; its message names the broken rule and the values found."""
 
 from collections.abc import Callable
 
 
 class Violated(Exception):
-    """A violated rule; the message describes it."""
+    """A rule was violated; the message says which one, where and how."""
 
 
 def not_kept(tokens: int, why: str, found: int) -> Violated:
-    """Return the finding that cached tokens were lost; `why` continues the word "tokens"."""
+    """Return the finding that cached tokens were lost.
+
+    `why` follows the word "tokens" and says why they had to be cached, as in "were pinned".
+    """
     return Violated(f"{tokens} tokens {why}, but a match finds {found} of them")
 
 
 def not_to_be_had(what: str, found: object) -> Violated:
-    """Return the finding that pages cannot be allocated at rest, without requests."""
+    """Return the finding that unused pages cannot be allocated while the group is at rest."""
     return Violated(f"{what} are unused, but the available ones are {found}")
 
 
 Record = Callable[[str], None]
-"""Receives a finding where raising is not possible."""
+"""Records a finding; called where an exception would not reach the schedule."""

@@ -1,4 +1,4 @@
-"""The world of one schedule: settings, sizes and pace, drawn from the seed before the first step."""
+"""The world of one schedule: settings, sizes and speeds, drawn from the seed before the first step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,51 +28,52 @@ from .policies import Policies, draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
-"""Owners of the device pages (L1); with `both`, the seed decides."""
+"""Possible owners of the device pages (L1); with `both`, the seed decides."""
 
 TP_SIZES = (1, 2, 4, 8)
 PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
-"""TP sizes of producer and consumer, as in `lockstep simulate --pd`."""
+"""TP sizes of producer and consumer, by name, as in `lockstep simulate --pd 2x1`."""
 DRAWN = "drawn"
 """The value of `--pd` that lets the seed draw one of `PAIRS`."""
 
 IDLE_S = 0.002
-"""How long an engine waits for I/O in a step that computes nothing."""
+"""Seconds that an engine may wait for I/O in a step in which it computes nothing."""
 
 STEPS_MIN = 100
-"""The minimum number of steps of a schedule; a shorter one proves little."""
+"""Minimum number of steps of a schedule, because shorter schedules find little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """All draws made before a schedule's first step."""
+    """All settings that are drawn before a schedule's first step."""
 
     seed: int
     ranks: int
     steps: int
     profile: str
-    """The model profile, one of `MODEL_PROFILES`."""
+    """Name of the model profile, one of `MODEL_PROFILES`."""
     fault_profile: str
-    """The fault profile, one of `FAULT_PROFILES`."""
+    """Name of the fault profile, one of `FAULT_PROFILES`."""
     depth: int
     l1: str
-    """Owner of the device pages: REPLICA or ENGINE."""
+    """Owner of the device pages: `REPLICA` or `ENGINE`."""
     device_pools: Mapping[str, int]
-    """Device pages of each pool on each rank, by pool name, for either owner."""
+    """By pool: number of device pages on each rank, whoever owns the device pages."""
     config: RankCacheConfig
     faults: Mishaps
     requests_max: int
-    """The maximum number of requests in flight in the engine."""
+    """Maximum number of requests that the engine has in flight."""
     arrival_rate: float
-    """The chance that a request arrives in a step with room for it."""
+    """Chance that a request arrives in a step in which the engine has room for one."""
     step_us_max: int
-    """The maximum duration of a forward pass."""
+    """Maximum duration of a step's forward pass, in microseconds."""
     prompt_pages_max: int
-    """The maximum length of a prompt, in pages."""
+    """Maximum length of a prompt, in pages."""
     role: str = ""
-    """The role from `Side`; empty for a single group."""
+    """This group's role in a pair, from `Side`; empty for a single group."""
     meanwhile_us: int = 0
-    """The maximum time that another group's steps may take between two of this group's."""
+    """Maximum time in microseconds that the other group's steps take between two steps of this group.
+    """
 
     @property
     def page_tokens(self) -> int:
@@ -80,12 +81,12 @@ class World:
 
     @property
     def device_pages(self) -> int:
-        """Full-attention pages on each rank, for either owner."""
+        """Number of full-attention device pages on each rank, whoever owns them."""
         return self.device_pools[KV_POOL]
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
-        """Device and host pages of each pool, by pool name."""
+        """By pool: number of device pages and of host pages on each rank."""
         sizes = self.config.pool_sizes()
         return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
 
@@ -97,7 +98,7 @@ class World:
 
     @property
     def checkpoint_tokens(self) -> int | None:
-        """The distance between checkpoints of a recurrent state; None in a model without one."""
+        """Tokens between two checkpoints of a recurrent state; None in a model without such states."""
         for component in self.config.components:
             if isinstance(component, Recurrent):
                 return component.checkpoint_tokens
@@ -105,18 +106,18 @@ class World:
 
     @property
     def whole_step_us_max(self) -> int:
-        """The maximum duration of a step, including waits of an engine that owns the device pages."""
+        """Maximum duration of a step in microseconds, including fences and waits for I/O."""
         waits_s = 0.0
         if self.l1 == ENGINE:
             waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
         return 2 * self.step_us_max + int(waits_s * 1_000_000) + self.meanwhile_us
 
     def stream(self, name: str) -> Random:
-        """Return a named random stream, so that draws of one part do not shift another's."""
+        """Return a named random stream; draws from one stream do not change those of another."""
         return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
-        """Return whether an empty device has room for a request's cached part and its reserve."""
+        """Return whether an empty device has room for a request's cached prefix and its reservation."""
         unit = self.page_tokens
         cached = cached_tokens // unit
         wanted = max(cached, -(-reserve_tokens // unit))
@@ -147,14 +148,14 @@ def _draw_layout(random: Random, heads: int) -> PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Fixed parameters of one of two groups, set before its world is drawn."""
+    """Parameters of one of the two groups of a pair, fixed before the group's world is drawn."""
 
     role: str
-    """The role that distinguishes the groups."""
+    """The group's role; it also separates the random draws of the two groups."""
     heads: int
-    """A number of heads that the ranks of both groups can divide; 0 for one head per rank."""
+    """Number of KV heads, divisible by the TP sizes of both groups; 0 means one head per rank."""
     prompt_pages: int
-    """The maximum length of a prompt, in pages; 0 means drawn."""
+    """Maximum length of a prompt, in pages; 0 means that the seed decides."""
 
 
 _ALONE = Side("", 0, 0)
@@ -174,7 +175,7 @@ def draw_world(
     """Draw the world of one schedule. Raises `ValueError` for an invalid size or name."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
     scope = f"{seed}/{faults}/{side.role}{ranks}"
-    # Owner and model have separate streams, so that all other draws are the same for each.
+    # Draw owner and model from separate streams, so that all other draws are the same for each of them.
     owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
     l1, profile = _choose(owner, model, l1, profile)
     random = Random(f"{scope}/world")
@@ -237,7 +238,7 @@ def _config(
     policies: Policies,
     **others: Any,
 ) -> RankCacheConfig:
-    """Return the cache settings, with device pages owned by the replica or by the engine."""
+    """Return a `HostCacheConfig` if the engine owns the device pages, else a `CacheConfig`."""
     shared: dict[str, Any] = {**others, "eviction": policies.eviction, "limits": policies.limits}
     if l1 != REPLICA:
         lent = tuple(structs.replace(each, device_pages=0) for each in components)
@@ -252,7 +253,7 @@ def _config(
 
 
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
-    """Return the L1 owner and the model profile: as given, or else drawn."""
+    """Return the L1 owner and the model profile: those given, or else drawn ones."""
     drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
     return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
 
@@ -281,7 +282,7 @@ def _draw_stop_policy(random: Random) -> StopPolicy:
 
 
 def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
-    """Draw short timeouts, so that schedules reach them."""
+    """Draw short timeouts, so that schedules reach them within their virtual time."""
     return Timeouts(
         round_s=0.004,
         lookup_s=random.choice((0.05, 0.3)),
@@ -297,7 +298,10 @@ def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
 
 
 def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw the device and host pages. A roomy device holds all pages that requests use."""
+    """Draw the numbers of full-attention device and host pages.
+
+    Unless `tiny`, the device often has room for all pages of all requests in flight.
+    """
     in_use = requests * (prompt_pages + 4)
     if tiny:
         host_pages = random.choice(

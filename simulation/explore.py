@@ -45,7 +45,7 @@ class ExplorationReport(TypedDict):
     """Number of schedules, by model."""
     steps: int
     rounds: int
-    """Sum over all schedules of the rounds that each rank took."""
+    """Number of rounds per rank, summed over all schedules."""
     epochs: int
     collectives_per_step_max: int
     operations: dict[str, int]
@@ -57,10 +57,10 @@ class ExplorationReport(TypedDict):
 
 
 _CONTROLLED = ("drops", "limits changed", "weights changed")
-"""Coverage counters of operator commands."""
+"""Names of the coverage counters for operator commands."""
 
 _HANDED = ("handed over", "taken over", PAGES_READ, PAGES_GONE)
-"""Coverage counters of handoffs in schedules with two groups."""
+"""Names of the coverage counters for handoffs in schedules with two groups."""
 
 _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",

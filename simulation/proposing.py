@@ -49,12 +49,12 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """The rank's round count when the proposal ended; identifies the proposal if it is made again at
-    once."""
+    """Number of rounds that the rank had taken when the proposal ended; tells repeated proposals apart.
+    """
 
 
 class Proposing:
-    """Draws a schedule's store campaigns, delivers their proposals, and checks the outcomes."""
+    """Draws a schedule's proposals to attach and detach stores, and checks their outcomes."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Proposing:
             executor.stores.refusals = self.refusals
 
     def step(self, now_us: int) -> None:
-        """Before a step: draw whether to start a campaign, and deliver proposals that are due."""
+        """Before a step: draw whether to propose an attach or a detach, and deliver due proposals."""
         self._steps += 1
         rate = self._rate
         if self._caches[0].store_state() in _WITHOUT:

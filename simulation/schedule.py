@@ -57,7 +57,7 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults that end the epoch although every rank, the struck one included, takes steps until then."""
+"""Faults after which the struck rank, like the others, takes steps until the epoch ends."""
 
 
 class _CopiesLost(Exception):
@@ -141,8 +141,7 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # The new epoch can come to rest without losing copies, because it has nothing in
-                # flight.
+                # This time no copies can be lost, because a new epoch has nothing in flight.
                 self._begin_anew()
                 self._end()
         except Violated as violated:

@@ -1,4 +1,4 @@
-"""Hooks into SGLang for events that Lockstep must follow but that reach no cache method.
+"""Hooks into SGLang for events that Lockstep must follow and SGLang does not report to its cache.
 
 Each hook does nothing for an engine that does not use Lockstep's cache.
 """
@@ -41,10 +41,10 @@ _ACTIVITY = "_lockstep_activity"
 
 @dataclass(slots=True)
 class _Activity:
-    """The agreed time at which a chat session of SGLang was last active."""
+    """When an SGLang chat session was last active, in agreed time and by this rank's clock."""
 
     own_s: float
-    """When the session was last active by this rank's clock; used only to detect newer activity."""
+    """Time of the session's last activity by this rank's clock; used only to detect newer activity."""
     since_s: float
     now_s: float
     unsure: int = 2
@@ -55,7 +55,7 @@ class _Activity:
     """
 
     def look(self, agreed_s: float) -> None:
-        """Record the current agreed time, and count it as the last activity while `unsure` is not 0."""
+        """Record the current agreed time, also as the last activity while `unsure` is not 0."""
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -64,7 +64,7 @@ class _Activity:
 
 def register_hooks() -> None:
     """Register all hooks; SGLang applies them after it has loaded all plug-ins."""
-    # Imported here so that the hooks can be tested without SGLang.
+    # Import SGLang here, so that the hooks can be tested without SGLang.
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register = HookRegistry.register
@@ -105,7 +105,7 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Set `enable_lmcache`, so that SGLang asks the cache before each admission, store or not."""
+    """Make SGLang ask the cache before each admission even without a store, by `enable_lmcache`."""
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
 
@@ -195,7 +195,7 @@ def around_update_in_session(original: Callable[..., Any], updater: Any, request
 
 
 def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Stop caching while the weights arrive in parts or another process writes them."""
+    """Stop caching during a weight-update session, which changes the weights part by part."""
     cache = _lockstep(updater.scheduler)
     # Do nothing during a weight-update session, because SGLang refuses to begin a second one.
     if cache is not None and updater._session is None:  # noqa: SLF001
@@ -221,7 +221,7 @@ def after_adapter_load(outcome: Any, scheduler: Any, request: Any) -> None:
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:
-    """Return the store's URI scheme for `cached_tokens_details`."""
+    """Return the scheme of the store's URI, which SGLang reports in `cached_tokens_details`."""
     controls = getattr(streamer.tree_cache, "lockstep", None)
     return original(streamer) if controls is None else str(controls.storage_scheme)
 
@@ -229,7 +229,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add the next batch to the state digest; after an error, log whether ranks' batches differed."""
+    """Add the next batch to the state digest; if it fails, log whether all ranks ran the same batch."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)

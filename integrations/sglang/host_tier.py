@@ -30,7 +30,7 @@ class HostTier:
     """The CUDA stream of the forward pass, which writes the KV; None on a CPU."""
 
     def behind_forward(self) -> AbstractContextManager[Any]:
-        """Return a context in which device copies are ordered after the forward pass in flight.
+        """Return a context in which device copies wait for the forward pass in flight.
 
         For a model with recurrent state, the copies also wait for the current stream, because SGLang
         copies states into the tree on that stream and not on the forward stream.

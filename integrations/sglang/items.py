@@ -35,7 +35,7 @@ class PromptItems:
 
     items: Items = ()
     head: bytes = b""
-    """The first of the prompt's ids in page keys, as int32, up to and including the last placeholder.
+    """Page-key ids of the beginning of the prompt, as int32, up to and including the last placeholder.
     """
     padded: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """SGLang's token ids for the same positions as `head`."""

@@ -51,7 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # Take the position at which SGLang should keep a state from the match of the whole prefix.
+            # The shorter match cannot say where SGLang should keep a state, so use the whole match's
+            # position.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)

@@ -94,8 +94,8 @@ class Namespaces:
         parts["items"] = [] if found.in_ids else named_by_content(found.items)
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
-            # Ranks that read different adapter files, or could not read them, diverge here in the
-            # digest.
+            # Put the identity into the digest, so that ranks diverge here if they read different files
+            # or none.
             self._host.digest_facts("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

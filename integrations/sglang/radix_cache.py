@@ -172,7 +172,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
-        """Evict device tokens and states; if states are short, finish copies that lock some.
+        """Evict; if too few states become free, finish the copies that lock states and evict again.
 
         SGLang treats a missing state slot as an error. Every rank calls this at the same point.
         """
@@ -267,10 +267,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().reset()
 
     def weights_may_change(self) -> None:
-        """Finish all copies before a weight update, because no round runs during the update.
+        """Finish all copies before a weight update, and run no round until it has ended.
 
-        No round may run, because an update can fail on one rank alone: SGLang then flushes its cache on
-        the other ranks only.
+        A round needs all ranks. An update can fail on one rank alone, and SGLang then flushes its cache
+        on the other ranks only, so a round in the flush would never complete.
         """
         self.settle()
         self._updating = True
@@ -323,7 +323,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Run SGLang's check of the tree, which reports locks as leaks, unless backups hold locks."""
+        """Run SGLang's check of its tree unless backups hold locks, which it would report as leaks."""
         if not len(self._backups):
             super().sanity_check()
 

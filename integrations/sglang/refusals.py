@@ -51,7 +51,7 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
-    """Return the settings; raise `ConfigError` for any error that shows before pools exist.
+    """Return the settings; raise `ConfigError` for errors visible before SGLang creates its pools.
 
     `resolved` has the flags with SGLang's defaults filled in.
     """

@@ -62,7 +62,7 @@ def check_covered(request: str, covered: int, found: int, tokens: int, page_toke
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Raise unless pages in use hold this rank's shard of the right content, and nobody writes them.
+    """Raise unless pages in use hold this rank's shard of the right content, and no transfer writes.
 
     Each entry of `wanted` has a page, the content that it should hold, and the name of its request.
     """

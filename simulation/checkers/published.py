@@ -41,8 +41,8 @@ class Published:
         excluded."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
-        """Whether pages may have been evicted: the device may have been full, or limits or an operator
-        evict."""
+        """Whether the device may have evicted pages, because it was full or because of limits or an
+        operator."""
 
     def add(self, request: EngineRequest, length: int) -> None:
         """Record that a request now shares its first `length` tokens with the prefix tree."""

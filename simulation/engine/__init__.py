@@ -1,1 +1,1 @@
-"""Simulated engines: with device pages owned by the cache, and with engine-owned device pages."""
+"""Simulated engines of two kinds: the cache owns the device pages, or the engine owns them."""

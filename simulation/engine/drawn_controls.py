@@ -37,8 +37,8 @@ class DrawnControls:
 
     def _reset(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str:
         self.generation += 1
-        # The name contains the generation: page contents differ between generations, so keys must
-        # differ, too.
+        # The weights' name contains the generation, because page contents, and so page keys, differ
+        # between generations.
         version = f"weights {self.generation}" if self.generation % 3 else None
         ask("reset", caches, lambda c: c.reset(version))
         for request in requests:

@@ -35,7 +35,7 @@ CacheT = TypeVar("CacheT", bound=RankCache)
 
 
 class SimulatedEngine(ABC, Generic[CacheT]):
-    """The simulated engine of one schedule; requests end with their epoch, the engine goes on."""
+    """The simulated engine of one schedule; it outlives epochs, its requests do not."""
 
     kind: type[CacheT]
     """The cache class that this engine drives."""
@@ -51,9 +51,10 @@ class SimulatedEngine(ABC, Generic[CacheT]):
     ) -> None:
         self.requests: list[EngineRequest] = []
         self.gives: GroupHandoff | None = None
-        """Queue to another group for finished requests; None without a consumer group."""
+        """Queue through which finished requests go to a consumer group; None if there is no such group.
+        """
         self.takes: GroupHandoff | None = None
-        """Queue of requests that another group has computed; None without a producer group."""
+        """Queue through which requests come from a producer group; None if there is no such group."""
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
@@ -79,10 +80,10 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         self._model.begin_epoch(every_rank(memories))
 
     def step(self) -> None:
-        """Give the commands that the engine gives before a step."""
+        """Let the engine act before a step: give its commands to all ranks."""
 
     def decide(self, *, active: bool) -> float:
-        """Give the commands that the engine gives between the halves of a step.
+        """Let the engine act between the halves of a step: give its commands to all ranks.
 
         New work starts only if `active`. Return how many seconds the engine waits for I/O if it
         computes nothing in this step.

@@ -18,7 +18,7 @@ from .every_rank import NO_PAGE
 from .model import Layers, SimulatedModel
 
 Held = Mapping[str, Sequence[int]]
-"""The pages that a request had, by pool."""
+"""Device pages taken from a request, by pool."""
 
 
 class EnginePools:
@@ -199,7 +199,7 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop one user of each page; with `overwrite`, mark the pages that become free."""
+        """Drop one user of each page; `overwrite` marks the pages that become free for overwriting."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:

@@ -54,7 +54,7 @@ class LendingBackups(LendingEngine):
         the request waits for the backup.
         """
         if known % self.page_tokens:
-            # Pass any slot, because the cache must ignore the state if a page is partial.
+            # Pass any slot: the cache must ignore the state, because the last page is partial.
             return self.pools.slot(request)
         if not known or known != max(request.computed, request.planned):
             return []

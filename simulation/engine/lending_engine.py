@@ -23,7 +23,7 @@ class RequestCommand(Protocol):
 
 @dataclass(slots=True)
 class LendingEngine:
-    """One part of such an engine (loads, backups or retracts), for one epoch."""
+    """One part (loads, backups or retracts) of a simulated engine over a `HostCache`, for one epoch."""
 
     caches: Sequence[HostCache]
     pools: EnginePools

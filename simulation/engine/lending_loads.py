@@ -10,7 +10,7 @@ class LendingLoads(LendingEngine):
     """Loads cached prefixes of requests; the engine checks its own prefix cache on the device first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
-        """Return how many tokens the cache can load; raise if a match says otherwise."""
+        """Return how many tokens the cache can load; raise unless a match confirms the number."""
         most = request.prompt - 1 if length is None else length
         tokens = request.head(most)
         hit = self.ask(
@@ -51,7 +51,7 @@ class LendingLoads(LendingEngine):
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # The state need not be on the device, because a load brings it; it is needed only without a
+        # Ignore the state at first, because a load brings it; it must be on the device only without a
         # load.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:

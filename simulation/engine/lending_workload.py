@@ -351,8 +351,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
                 if request.stage in _COMPUTES:
                     self._preempt(request)
         self._generation += 1
-        # The name contains the generation: page contents differ between generations, so keys must
-        # differ, too.
+        # The weights' name contains the generation, because page contents, and so page keys, differ
+        # between generations.
         version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1

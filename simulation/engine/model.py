@@ -20,7 +20,8 @@ class Layers(ABC):
     """The layers of one component, with the pool that holds their KV or state."""
 
     per_page = True
-    """Whether a request's page table has one entry per page of tokens (True) or a single entry."""
+    """Whether a request's page table has one entry per page of tokens; otherwise it has a single entry.
+    """
 
     def __init__(self, pool: str, page_tokens: int, contents: ExpectedContents) -> None:
         self.pool = pool

@@ -101,7 +101,7 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """Return what became of a retracted request, and resume it if its pages are saved."""
+        """Return a retracted request's progress; resume the request once its pages are saved."""
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

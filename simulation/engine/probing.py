@@ -12,7 +12,7 @@ from .every_rank import NO_PAGE
 
 
 def probe(caches: Sequence[Cache], world: World) -> bool:
-    """Allocate as many device pages as fit to one request, and every state slot; raise if refused.
+    """Allocate to one request as many device pages as fit, and every state slot; raise if refused.
 
     Return False if more steps are needed first: under write-back, evicted pages must be backed up
     before they are free.
@@ -22,7 +22,7 @@ def probe(caches: Sequence[Cache], world: World) -> bool:
     count = max((pools[pool][0] for pool in states), default=1)
     names = [f"probe{number}" for number in range(count)]
     tokens = [pages * world.page_tokens] + [0] * (count - 1)
-    # Call for all names even if one is refused, because all are released below.
+    # Reserve for all requests even if one is refused, because all of them are released below.
     had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
     for pool, (device, _) in pools.items() if all(had) else ():
         table = [page for name in names for page in _table(caches, name, pool)]

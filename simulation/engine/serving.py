@@ -10,7 +10,7 @@ from ..world.world import World
 
 
 class ServesPeers:
-    """Draws requests to serve to other groups, and the token counts at which readers may end."""
+    """Draws which requests are served to other groups, and up to which token counts."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("serving")

@@ -35,7 +35,7 @@ class _Branch:
     run: SharedPages | None = None
 
     def cut(self, at: int) -> None:
-        """Split the branch after `at` bytes into an upper and a lower branch."""
+        """Split this branch of the tree of prompts into two, after `at` bytes."""
         lower = _Branch(self.ids[at:], self.below)
         self.ids, self.below = self.ids[:at], {lower.ids[:ID_BYTES]: lower}
 
@@ -76,7 +76,7 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
 
 
 def _grow(top: _Branch, ids: bytes) -> None:
-    """Add a prompt's pages to the tree; a branch ends where the prompt ends."""
+    """Add a prompt's pages to the tree of prompts; some branch ends where the prompt ends."""
     branch, done = top, 0
     while done < len(ids):
         following = branch.below.get(ids[done : done + ID_BYTES])
@@ -126,7 +126,8 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """Number of each run's leading pages that are cached, by run number."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of cached runs, latest next use first; entries that differ from `when` are outdated."""
+    """Heap of cached runs, latest next use first; entries whose next use differs from `when` are
+    skipped."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):

@@ -118,7 +118,7 @@ class Cluster:
     ) -> list[GroupError | None]:
         """Do the second half of a step; return each rank's error in either half, or None.
 
-        At pipeline depth 1 this launches a round. `idle_s` is how long an engine without work waits for
+        At pipeline depth 1 this launches a round. An engine without work waits `idle_s` seconds for
         I/O; see `RankCache.end_step`.
         """
         if idle_s:

@@ -41,7 +41,7 @@ class OrderWork:
     store: PageSource | None = None
     """The store or group that the order reads or writes; None for a copy."""
     touching: int = 0
-    """Number of the order's transfers that access memory or can no longer be prevented from it."""
+    """Number of the order's transfers that are running or can no longer be stopped."""
     cancelled: bool = False
     gave_up_quiet: bool = False
     over: bool = False
@@ -51,7 +51,7 @@ class OrderWork:
     pending: list[bool] = field(default_factory=list[bool])
     """By page index of a fetch: True until the page has landed."""
     reading: list[ObjectPage] = field(default_factory=list[ObjectPage])
-    """Pages being read from another group; if the order is cancelled, their data is discarded."""
+    """Pages that are being read from another group; a cancel of the order discards their data."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True
@@ -74,8 +74,8 @@ class Conditions:
         self.random = random
         self.closed = False
         self.find = find
-        """Records a finding about this rank, such as an access that the cache had promised not to
-        cause."""
+        """Records a finding about this rank, such as an access to a page that the cache had ruled out.
+        """
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []
 

@@ -70,7 +70,7 @@ class SimulatedExecutor:
         self.copies = copies(conditions, memory, page_bytes)
         self.serving = SimulatedPageServer(conditions, memory, store)
         self.address = ""
-        """The address at which other groups read pages served by this rank; empty if there are none."""
+        """Address at which this rank serves pages to other groups; empty without a consumer group."""
         self.connect: Callable[[str], PageSource] = self._reach_nobody
         """Returns the group that serves pages at an address."""
         self._lookups = SimulatedLookups(conditions)
@@ -131,7 +131,7 @@ class SimulatedExecutor:
         return self.sick
 
     def serving_address(self) -> str:
-        """Return the address at which this rank serves pages; empty without a consumer group."""
+        """Return the address at which this rank serves pages to other groups; empty if it has none."""
         return self.address
 
     def counts(self) -> ExecutorCounts:

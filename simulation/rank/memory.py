@@ -47,7 +47,7 @@ class Slots:
         return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
-        """Record that `operation` will read the slot; a finding if another operation writes it."""
+        """Record that `operation` will read the slot; add a finding if another operation writes it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.writer[page] is not None:
@@ -55,7 +55,7 @@ class Slots:
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
-        """Record that `operation` will write the slot; a finding if others access it."""
+        """Record that `operation` will write the slot; add a finding if other operations access it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.touched(page):
@@ -138,7 +138,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of the pool that an order names; a finding if the pool is unknown."""
+        """Return the slots of the pool that an order names; add a finding if the pool is unknown."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(f"rank {self._rank}: an order {wrong}")

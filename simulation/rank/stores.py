@@ -19,7 +19,7 @@ class PageSource(Protocol):
         ...
 
     def touch(self, who: str) -> None:
-        """Check that the source is open before `who` accesses it; a finding if it is closed."""
+        """Record that `who` accesses the source; add a finding if the source is closed."""
         ...
 
     def has(self, pool: str, key: bytes) -> bool:
@@ -63,7 +63,7 @@ class OpenStore:
         self._rank = rank
 
     def touch(self, who: str) -> None:
-        """Check that the store is open before `who` accesses it; a finding if it is closed."""
+        """Add a finding if the store is closed when `who` accesses it."""
         if self.closed:
             self._record(f"rank {self._rank}: {who} touches store {self.uri}, which was closed")
 

@@ -150,7 +150,8 @@ class _HandsOutViews(Copies):
     def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         super().__init__(conditions, memory, page_bytes)
         self._views: dict[tuple[str, int], int] = {}
-        """By pool and host page: the device slot whose content the host page shows as a view."""
+        """By pool and host page: the device slot that the host page refers to, instead of holding a
+        copy."""
 
     def _is_whole(self, page: tuple[str, int]) -> bool:
         # Accept any page, because the original code did not verify restored pages.

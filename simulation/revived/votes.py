@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Reorder the queue so that copies completed on this rank are the ones that settle."""
+        """Give the queue positions that settle to copies that this rank has completed."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -156,7 +156,7 @@ class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore, because it has no state there."""
 
     needs: tuple[Need, ...] = ()
-    """What the lookup asked for; used to find a state before the missing one."""
+    """Keys that the lookup queried, in which an earlier state is found in place of a missing one."""
 
 
 class _TakesTheSmallest(Prefetching):

@@ -1,1 +1,1 @@
-"""What is drawn from a schedule's seed: settings, faults, models, prompts and requests."""
+"""Everything that is drawn from a schedule's seed: settings, faults, models, prompts, requests."""

@@ -95,7 +95,7 @@ BASE_RATES: Mapping[Mishap, float] = {
     Mishap.LATE_REPORT: 0.1,
     Mishap.ABORTED_REQUEST: 0.02,
 }
-"""Chance that a fault strikes at one opportunity (a page read, an order, a report).
+"""By kind of fault: chance that it strikes at one opportunity (a page read, an order, a report).
 
 A schedule multiplies these rates by factors drawn from its seed.
 """
@@ -201,7 +201,7 @@ class Mishaps:
     """The faults drawn for one schedule."""
 
     rates: Mapping[Mishap, float]
-    """Chance per opportunity of each kind of fault that is switched on."""
+    """By kind of fault that is switched on: chance that it strikes at one opportunity."""
     paces: tuple[float, ...]
     """By rank: the factor by which the rank's transfers are slower than usual."""
     skews_ms: tuple[int, ...]
@@ -246,15 +246,14 @@ class FaultSource:
         return True
 
     def count(self, fault: Mishap) -> None:
-        """Count a fault that was not drawn here."""
+        """Count a fault that another part of the simulation has drawn."""
         self.counts[fault.value] += 1
 
 
 def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
     """Draw a schedule's faults.
 
-    Faults that were added later are drawn from `apart`, so that the other draws of a seed stay the
-    same.
+    Some faults are drawn from `apart`, so that these draws do not change the other draws of the seed.
     """
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:

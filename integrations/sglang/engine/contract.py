@@ -16,7 +16,7 @@ Node: TypeAlias = Any
 refuses."""
 
 Lock: TypeAlias = Any
-"""A lock handle: unlocks the tree path that it locked."""
+"""Handle of a lock on a path of SGLang's tree; `unlock` takes it to release the lock."""
 
 Handle: TypeAlias = Any
 """SGLang's id of a waiting request; hashable, and the same on every rank."""
@@ -33,8 +33,8 @@ class KvRow(Protocol):
     """State-pool slots into which SGLang copies the request's recurrent state from time to time."""
     mamba_last_track_idx: Any
     mamba_last_track_seqlen: int | None
-    """Number of tokens that the last of these state copies covers; None after the tree has taken the
-    copy."""
+    """Number of tokens that the last copy of the request's recurrent state covers; None after the tree
+    has taken this copy."""
     mamba_prev_track_seqlen: int | None
 
 
@@ -48,8 +48,8 @@ class MultimodalItem(Protocol):
     hash."""
     pad_value: int | None
     pad_values: Sequence[int] | None
-    """Token ids that replace the item's placeholders, in order; None if `pad_value` replaces all of
-    them."""
+    """Token ids that replace the multimodal item's placeholders, in order; None if `pad_value` replaces
+    all."""
     offsets: Sequence[tuple[int, int]] | None
     """The first and last token position of each run of the multimodal item's placeholders."""
     feature: object | None
@@ -100,12 +100,12 @@ class SlotAllocator(Protocol):
 
     @property
     def remaining_total(self) -> float:
-        """Return for how many more full-attention tokens there is room."""
+        """Return the number of full-attention tokens that still have room."""
         ...
 
     @property
     def remaining_swa(self) -> float:
-        """Return for how many sliding-window tokens there is room; 0 for a model without windows."""
+        """Return the number of sliding-window tokens that still have room; 0 without windows."""
         ...
 
 
@@ -173,8 +173,8 @@ class LatentBuffers(Protocol):
     """Tensors and geometry of a latent-attention pool."""
 
     buffers: object
-    """A tuple with one tensor [tokens, 1, elements] per layer; any other type means an unsupported
-    layout."""
+    """The device tensors: a tuple with one tensor [tokens, 1, elements] per layer if the layout is
+    supported."""
     device_layer_num: int
     page_size: int
     kv_cache_dim: int

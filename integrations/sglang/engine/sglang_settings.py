@@ -29,7 +29,7 @@ BACKEND = "dynamic"
 log = logging.getLogger(__name__)
 
 FORMER_KEYS = {"witness": "compare_batches"}
-"""Keys of the extra configuration that were renamed, by their former names."""
+"""Renamed keys of the extra configuration: present name by former name."""
 NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 """Keys by which SGLang would find a HiCache backend; Lockstep ignores these keys."""
 
@@ -76,10 +76,10 @@ class ExtraSettings(ServingSettings):
     """Minimum number of a request's tokens that are not on the device, for the request to be
     prefetched."""
     prefetch_timeout_base: StopTime | None = None
-    """SGLang's name for `base_s` of the prefetch stop policy, in seconds; mutually exclusive with
+    """Base timeout of a prefetch in seconds (`base_s` of the stop policy); not allowed with
     `stop_policy`."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """SGLang's name for `per_ki_token_s` of the prefetch stop policy; mutually exclusive with
+    """Timeout of a prefetch per 1,024 tokens in seconds (`per_ki_token_s`); not allowed with
     `stop_policy`."""
 
 
@@ -112,7 +112,8 @@ class SglangSettings:
         """
         settings, device = self.plugin, pools[main].device_pages
         size_gb = self.flags.hicache_size
-        # The ratio is rarely None, because SGLang fills in its own default before it creates a cache.
+        # `hicache_ratio` is rarely None, because SGLang fills in its own default before it creates a
+        # cache.
         ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
         if settings.host_pages is not None:
             ratio = settings.host_pages / device
@@ -174,7 +175,7 @@ def store_to_attach(
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")
-    # `@path` is not accepted here, because the file could differ between ranks.
+    # Do not accept `@path` here, because the file could differ between ranks.
     extra = _parsed(WHERE, given or "{}")
     store = read_settings(_AttachSettings, _ours(extra), WHERE).store
     for name, (asked, started) in policies.items():

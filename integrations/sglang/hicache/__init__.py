@@ -1,1 +1,1 @@
-"""Any Lockstep store as HiCache's storage backend; ranks agree by HiCache's votes, not Lockstep's."""
+"""Makes any Lockstep store a storage backend of SGLang's HiCache; HiCache's own votes stay."""

@@ -50,7 +50,7 @@ class HicacheHostPool(Protocol):
         ...
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:
-        """Return any tensor with the dtype and length of one page's bytes."""
+        """Return a tensor with the dtype and length of one page; its values mean nothing."""
         ...
 
     def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
@@ -85,4 +85,4 @@ class HicacheTransfer(Protocol):
 
 
 EngineFacts = Mapping[str, str]
-"""Values of SGLang arguments that change page contents but no pool's layout, by argument name."""
+"""SGLang arguments that change page contents but no pool's layout: value by argument name."""

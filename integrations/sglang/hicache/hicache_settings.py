@@ -24,7 +24,7 @@ class StorageSettings(Settings):
     store: Text
     """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """Version of the weights in page keys: change it whenever the weights change under one model name.
+    """Part of page keys given by the user: change it whenever the weights change under one model name.
     """
     open_timeout_s: _Seconds = 60.0
     """Timeout in seconds for opening the store, and for closing it."""

@@ -32,15 +32,15 @@ class PageBatch:
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """Copies the n-th page that was read from its temporary tensor into the pool; does nothing in
-    place."""
+    """After a read, copies the n-th page from its temporary tensor to the pool; does nothing for pages
+    in place."""
 
 
 class PoolPages:
     """Access to the pages of one HiCache host pool; keeps the pool's memory alive."""
 
     def __init__(self, name: str, pool: HicacheHostPool) -> None:
-        """Check whether pages can be accessed in place; raise `ConfigError` if not even by copies."""
+        """Find out how to access the pool's pages; raise `ConfigError` if there is no way."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size
@@ -102,8 +102,8 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # In-place access would lose data: such a pool's pages have more than these pieces, so it
-            # raises.
+            # A pool that raises here has more data in a page than these pieces, so access in place
+            # would lose data.
             return None
         if not meta or not meta[0]:
             return None
@@ -134,7 +134,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _memory_of(pool: HicacheHostPool) -> list[memoryview]:
-    """Return the whole memory of a host pool; empty if the pool does not expose it."""
+    """Return the memory of a host pool as buffers; empty if the pool does not expose it."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]
 
@@ -148,4 +148,4 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 
 
 def _stay(_: int) -> None:
-    """Do nothing: the page is already in its place."""
+    """Do nothing, because a page that was read in place needs no copy."""

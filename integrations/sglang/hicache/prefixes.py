@@ -97,7 +97,7 @@ def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str
 
 
 def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
-    """Return the prefix lengths in pages whose last `width` pages are all present.
+    """Return the lengths, in pages, of the prefixes whose last `width` pages are present.
 
     For a prefix shorter than `width`, all its pages must be present.
     """

@@ -43,7 +43,7 @@ For example, two 8-bit number formats have the same dtype in a pool.
 
 
 class LockstepStorage(HiCacheStorage):
-    """One rank's HiCache storage. Raises `ConfigError` at startup only, and nothing later.
+    """One rank's HiCache storage. Raises `ConfigError` if it cannot start; later calls never raise.
 
     SGLang's pool names are string enum members; they are converted to plain text here.
     """
@@ -126,7 +126,7 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # `read_flat` returns False for all keys if there are fewer target tensors than keys.
+        # If there are fewer target tensors than keys, `read_flat` returns False for every key.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(
@@ -178,6 +178,6 @@ def _engine_facts() -> EngineFacts:
     try:
         arguments = get_server_args()
     except ValueError:
-        # No engine runs in this process.
+        # No SGLang engine runs in this process, so there are no arguments to read.
         return {}
     return {name: repr(getattr(arguments, name)) for name in _FACTS}

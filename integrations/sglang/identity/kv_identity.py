@@ -180,8 +180,8 @@ def _loaded(
     """Return the identity of the weights at `named`: a path, a revision and a load format."""
     path, revision, load_format = named
     if load_format == DUMMY:
-        # With dummy weights each rank draws its shard from a constant seed, so the TP size identifies
-        # the weights.
+        # With dummy weights each rank fills its shard from the same seed, so the TP size identifies the
+        # weights.
         return f"dummy on {resolved.field('parallel', 'tp_size')}"
     loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
     return loaded.identity(digests, where)

@@ -32,7 +32,8 @@ def resolved(model_config: object) -> Resolved:
 
 def declared(arguments: Callable[..., object]) -> dict[str, object]:
     """Return the default value of each SGLang argument, by name."""
-    # Constructing SGLang's arguments neither fills in defaults nor reads files.
+    # These values are the defaults, because constructing the arguments neither resolves them nor reads
+    # files.
     blank = arguments(model_path="")
     return {
         name: with_fallback(arguments, name, getattr(blank, name))

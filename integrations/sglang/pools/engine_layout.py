@@ -131,8 +131,8 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     if not layers:
         return {KV_POOL: latent}
     row = layers[0].shape[1]
-    # The cut into rows per token is arbitrary: a page holds all keys, then all scales, and is copied
-    # whole.
+    # A page holds all keys, then all scales, so its rows are not tokens; this is harmless because pages
+    # are copied whole.
     column = Column(
         name=INDEX,
         layers=len(layers),

@@ -75,7 +75,7 @@ class Surroundings:
 
 
 class Schedule:
-    """Runs the schedule of one group's world, once."""
+    """Runs the schedule of one group, in the world that was drawn for it, once."""
 
     def __init__(
         self,
@@ -389,7 +389,7 @@ class Schedule:
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # Go on if a backup has started that had waited for quarantined pages or for a backoff.
+            # Repeat if a backup has started that was waiting for quarantined pages or for a backoff.
             if set(seen.in_flight) <= before and seen.idle:
                 break
         else:

@@ -34,7 +34,7 @@ class Loads:
     slots: AttentionSlots
 
     def begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
-        """Start to load `hit` tokens after the first `start`; return False if there is no room.
+        """Start to load `hit` tokens after the first `start`; return False if too few slots are free.
 
         `anchor` is a lock on the first `start` tokens, which are on the device. It is released when the
         load ends, or at once if the load does not start.

@@ -64,7 +64,7 @@ class Namespaces:
             self._host.digest_facts("adapters are", *found)
 
     def items_of(self, request: SglangRequest) -> PromptItems | None:
-        """Return a request's multimodal items, read before their use; None if contents are unknown."""
+        """Return a request's multimodal items, and note their hashes; None if contents are unknown."""
         found = self._items.of(request)
         if found is not None:
             self.names.note(found.items)

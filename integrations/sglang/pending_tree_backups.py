@@ -85,7 +85,7 @@ class PendingTreeBackups:
         return name
 
     def collect(self) -> None:
-        """Unlock pages whose backups completed on every rank; retry backups that wait for room."""
+        """Unlock pages of backups that all ranks completed; retry those that wait for host memory."""
         for name in self.host.collect_freed():
             self.unlock(self._kept.pop(name))
         if self._awaiting:

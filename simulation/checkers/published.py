@@ -55,7 +55,7 @@ class Published:
         self._ends.update(pages[-1:])
 
     def loading(self, answer: Admission) -> None:
-        """Record how many device pages the load back of an admission is to fill."""
+        """Record how many device pages an admission's load back is going to fill."""
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 

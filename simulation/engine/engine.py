@@ -26,7 +26,7 @@ from .sampling_apart import Bringing, bring
 from .serving import ServesPeers
 
 PATIENCE = 25
-"""Number of refused attempts to get room after which the engine aborts a request."""
+"""Number of refusals for lack of pages after which the engine aborts a request."""
 
 _PRIORITIES = (0, 0, 1, 5)
 """Request priorities, drawn with equal chance; used only with a `Cache`."""

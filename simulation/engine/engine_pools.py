@@ -128,7 +128,7 @@ class EnginePools:
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Return whether a request can compute in its present pages although its load has failed."""
+        """Return whether a request can compute after a failed load: it lacks no page and no state."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
@@ -189,7 +189,7 @@ class EnginePools:
         return lent if len(lent) > 1 else lent[KV_POOL]
 
     def take_all(self, request: EngineRequest) -> Held:
-        """Take all pages from a request and return them; the caller must free them."""
+        """Take all pages away from a request and return them; the caller must free them."""
         held = request.tables
         if self.state is not None:
             held[self.state.pool] = held.get(self.state.pool, []) + request.kept

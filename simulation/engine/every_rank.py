@@ -16,7 +16,11 @@ class EveryRank:
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None
     ) -> None:
-        """Create the pool; `numbers` has each rank's page number for each common one; None: equal."""
+        """Create the pool on these devices, one device per rank.
+
+        `numbers` has, by rank, the rank's own number of every page; None means that all ranks use the
+        same numbers.
+        """
         self.count = len(devices[0].content)
         same = range(self.count)
         self._devices = [
@@ -39,7 +43,7 @@ class EveryRank:
             device.fork(numbers[source], numbers[destination])
 
     def require_untouched(self, why: str, pages: Iterable[int]) -> None:
-        """Raise if a copy may still access one of `pages` although the cache has ruled it out."""
+        """Raise if a copy may still access one of `pages`; `why` says why none should."""
         pages = list(pages)
         for device, numbers in self._devices:
             for page in pages:

@@ -51,8 +51,8 @@ class LendingLoads(LendingEngine):
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # Ignore the state at first, because a load brings it; it must be on the device only without a
-        # load.
+        # Look for device pages without the state first, because a load would bring the state. Without a
+        # load, the state must be on the device, too.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:
             hit = self.hit(request, first * unit, most)

@@ -156,7 +156,7 @@ class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore, because it has no state there."""
 
     needs: tuple[Need, ...] = ()
-    """Keys that the lookup queried, in which an earlier state is found in place of a missing one."""
+    """Keys that the lookup queried; an earlier state among them replaces a missing state."""
 
 
 class _TakesTheSmallest(Prefetching):

@@ -64,7 +64,7 @@ def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw a window pool's device and host pages; only the smallest cannot hold one prompt."""
+    """Draw a window pool's device and host pages; most draws have room for one whole prompt."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(

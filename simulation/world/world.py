@@ -175,7 +175,8 @@ def draw_world(
     """Draw the world of one schedule. Raises `ValueError` for an invalid size or name."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
     scope = f"{seed}/{faults}/{side.role}{ranks}"
-    # Draw owner and model from separate streams, so that all other draws are the same for each of them.
+    # Draw owner and model from separate streams, so that other draws do not depend on these two
+    # choices.
     owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
     l1, profile = _choose(owner, model, l1, profile)
     random = Random(f"{scope}/world")

@@ -100,12 +100,12 @@ class SlotAllocator(Protocol):
 
     @property
     def remaining_total(self) -> float:
-        """Return the number of full-attention tokens that still have room."""
+        """Return for how many more full-attention tokens SGLang can allocate slots."""
         ...
 
     @property
     def remaining_swa(self) -> float:
-        """Return the number of sliding-window tokens that still have room; 0 without windows."""
+        """Return for how many more window tokens SGLang can allocate slots; 0 without windows."""
         ...
 
 
@@ -150,7 +150,7 @@ class StateRows(Protocol):
 
 
 class KvBuffers(Protocol):
-    """The key tensors and the value tensors, one of each per layer."""
+    """SGLang's key tensors and value tensors on the device, one of each per layer."""
 
     k: Sequence[torch.Tensor]
     v: Sequence[torch.Tensor]
@@ -158,7 +158,7 @@ class KvBuffers(Protocol):
 
 
 class MhaBuffers(Protocol):
-    """Tensors and geometry of an attention pool."""
+    """The device tensors of an attention pool, with page size, head counts and dtype."""
 
     buffers: KvBuffers
     page_size: int
@@ -170,7 +170,7 @@ class MhaBuffers(Protocol):
 
 
 class LatentBuffers(Protocol):
-    """Tensors and geometry of a latent-attention pool."""
+    """The device tensors of a latent-attention pool, with page size, layer count and dtype."""
 
     buffers: object
     """The device tensors: a tuple with one tensor [tokens, 1, elements] per layer if the layout is

@@ -146,11 +146,12 @@ ROUNDING: Final[Mapping[str, str]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    "custom_weight_loader": [],  # SGLang's value if the user defines no weight loader.
-    "mm_process_config": {},  # SGLang's value if the user gives no options for image processing.
-    # SGLang's value if the user gives no quantization for the draft model.
+    "custom_weight_loader": [],  # The value that SGLang fills in if the user defines no weight loader.
+    # The value that SGLang fills in if the user gives no options for image processing.
+    "mm_process_config": {},
+    # The value that SGLang fills in if the user gives no quantization for the draft model.
     "_speculative_draft_quantization_explicitly_set": False,
-    "enable_lora_overlap_loading": False,  # SGLang's value if there are adapters.
+    "enable_lora_overlap_loading": False,  # The value that SGLang fills in if there are adapters.
 }
 """Values that SGLang fills in for settings whose default is None. Each value counts as a default, too.
 """

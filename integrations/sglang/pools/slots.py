@@ -62,9 +62,9 @@ class AttentionSlots:
         return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
-        """Allocate the slots of a load of `tokens` tokens; return None if there is no room.
+        """Allocate slots for a load of `tokens` tokens; return None if too few slots are free.
 
-        The last `window_tokens` of them also get window slots.
+        The last `window_tokens` of these tokens also get window slots.
         """
         del window_tokens
         short = tokens - self._allocator.available_size()

@@ -364,7 +364,7 @@ class Schedule:
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # Skip the probe, because pages of quarantined transfers can never be allocated.
+            # Skip the probe, because pages of quarantined operations can never be allocated.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():

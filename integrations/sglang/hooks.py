@@ -263,7 +263,7 @@ def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
 
 
 def around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
-    """Time out a flush that waits for an idle engine in the same iteration on every rank."""
+    """Time out a flush that waits for an idle engine, on every rank in the same iteration."""
     cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
     if cache is None or pending is None:
         original(wrapper)
@@ -286,7 +286,7 @@ def _scheduler_of(wrapper: Any) -> Any:
 def around_reaping(
     original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
 ) -> Any:
-    """Time out SGLang's chat sessions in the same iteration on every rank."""
+    """Time out SGLang's chat sessions, on every rank in the same iteration."""
     if not hasattr(controller.tree_cache, "lockstep"):
         return original(controller, now, interval)
     agreed_s = controller.tree_cache.lockstep.agreed_s

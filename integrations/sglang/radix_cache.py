@@ -315,11 +315,11 @@ class LockstepRadixCache(UnifiedRadixCache):
         return True
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-        """Attach a store; SGLang calls this on every rank in the same iteration, while it is idle."""
+        """Attach a store; every rank's scheduler calls this in the same iteration, while idle."""
         return self.lockstep.attach(*args, **kwargs)
 
     def detach_storage_backend(self) -> tuple[bool, str]:
-        """Detach the store; SGLang calls this on every rank in the same iteration, while it is idle."""
+        """Detach the store; every rank's scheduler calls this in the same iteration, while idle."""
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:

@@ -199,7 +199,7 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop one user of each page; `overwrite` marks the pages that become free for overwriting."""
+        """Drop one user of each page; `overwrite` means: overwrite pages that become free, later."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:

@@ -45,7 +45,8 @@ class Path:
     """A prompt as a sequence of runs."""
 
     usable: tuple[SharedPages, ...]
-    """The runs of the prompt that can be cache hits, because at least one token is always computed."""
+    """The prompt's runs that can be cache hits; without the page of the last token, because that token
+    is always computed."""
     whole: tuple[SharedPages, ...]
     """All runs that can be cached once the prompt has been computed."""
 

@@ -82,7 +82,7 @@ class EngineRequest:
     """Whether the cache knows that the request computes, because the request has loaded or backed up.
     """
     unknown: bool = False
-    """Whether the request began to compute before a reset and the cache did not know of it then."""
+    """Whether the request began to compute before a reset, without the cache knowing of the request."""
     failed: bool = False
     """Whether a copy for the request has failed, after which the cache loads nothing for it."""
     bringing: int = 0

@@ -283,7 +283,7 @@ def _draw_stop_policy(random: Random) -> StopPolicy:
 
 
 def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
-    """Draw short timeouts, so that schedules reach them within their virtual time."""
+    """Draw timeouts so short that they can expire within a schedule."""
     return Timeouts(
         round_s=0.004,
         lookup_s=random.choice((0.05, 0.3)),

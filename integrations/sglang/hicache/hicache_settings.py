@@ -24,8 +24,8 @@ class StorageSettings(Settings):
     store: Text
     """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """Part of page keys given by the user: change it whenever the weights change under one model name.
-    """
+    """The user's version of the weights, which is part of page keys. Change it whenever the weights
+    change under one model name."""
     open_timeout_s: _Seconds = 60.0
     """Timeout in seconds for opening the store, and for closing it."""
     exists_timeout_s: _Seconds = 2.0

@@ -47,7 +47,7 @@ class EnginePools:
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
         """Return how many of a request's first `pages` pages the device prefix cache can provide.
 
-        The request must be able to continue after them.
+        Counts only as many as let the request continue computing after them.
         """
         full, end = self.pools[KV_POOL], 0
         while end < pages:

@@ -74,7 +74,7 @@ class Slots:
     def compute(self, page: int, before: int, after: int, request: str) -> None:
         """Change a page's content from `before` (EMPTY: any) to `after`, as the model does.
 
-        The contents are given without the shard's offset.
+        Both arguments are content numbers without a shard; this rank's shard is added here.
         """
         if self.touched(page):
             self._record(self.touched_although(page, f"request {request} computes into it"))

@@ -65,10 +65,10 @@ class WriteOutcome(IntEnum):
 
 
 class Read(NamedTuple):
-    """Read some parts of the object into `buffers`, one after the other.
+    """A request to read the parts in `shape` of one object into `buffers`, one after the other.
 
-    The buffers together are as long as the parts that `shape` contains. They must not overlap those of
-    another read in flight.
+    The total length of the buffers is the total length of these parts. The buffers must not overlap the
+    buffers of another read in flight.
     """
 
     name: ObjectName
@@ -77,26 +77,26 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """The object that another one continues, and how far back it is."""
+    """An object's predecessor in the chain of objects, and the distance to the predecessor."""
 
     name: ObjectName
     distance: int = 1
-    """How many objects this one is after `name` in the chain; 1 for its direct successor."""
+    """Number of steps in the chain from `name` to this object; 1 if `name` is the direct predecessor.
+    """
 
 
 class Write(NamedTuple):
-    """Write the concatenated bytes of `buffers` as the object, with all its parts.
+    """A request to write the concatenated bytes of `buffers` as one object with all parts of `shape`.
 
-    Writing an object that is PRESENT marks it as used. Such a write is cheap, and the outcome tells the
-    caller that the object still exists.
+    If the object already exists, the write costs little, marks the object as used and returns PRESENT.
     """
 
     name: ObjectName
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
     after: After | None = None
-    """The object that the first object of the call continues; the same value in every write of the call
-    (S9)."""
+    """The predecessor of the first object in the `write` call (S9). All writes of one call have the
+    same value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class StorageBackend(Protocol):
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the object seems to exist; False if the store cannot say."""
+        """Return for each name whether the object seems to exist; False if the backend cannot tell."""
         ...
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:

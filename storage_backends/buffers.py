@@ -29,10 +29,10 @@ def fitting(
                 return None
             size = buffer.nbytes
             left -= size
-            # An empty buffer may have a format that `cast` rejects.
+            # `cast` may raise for an empty buffer because of its format.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
-        # The elements have no single native format, or the memory was released.
+        # The format of the elements is not a native one, or the memory was released.
         return None
     return None if left else views
 
@@ -52,8 +52,9 @@ def move_all(
 ) -> int:
     """Transfer `views` by repeated `preadv` or `pwritev` calls; return how many bytes were transferred.
 
-    The result is less than the total at the end of the file or if the disk is full. The loop stops
-    after a call that ends within a block of `block_bytes`. Raises OSError.
+    The number is less than the total if the file ends or the disk is full. The loop stops after a
+    system call that transferred a number of bytes that is not a multiple of `block_bytes`. Raises
+    OSError.
     """
     left, done = views, 0
     while left:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
-"""After a warning of one kind, how long further ones of that kind are only counted."""
+"""Minimum seconds between two logged warnings of one kind; warnings in between are only counted."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedError:
-    """Logs one kind of trouble: at once, then once per `SAID_AGAIN_S` with a count of the others.
+    """Logs warnings of one kind, at most once per `SAID_AGAIN_S`, with the number of suppressed ones.
 
     Thread-safe.
     """
@@ -63,7 +63,7 @@ class LoggedError:
 class ErrorLog:
     """Logs the problems of one store, each kind rate-limited by `LoggedError`. Thread-safe.
 
-    `store` is the store's name without secrets, and `room` the remedy for a full store.
+    `store` is the store's name without secrets. `room` is the advice to print when the store is full.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class ErrorLog:
         self._troubles: dict[str, LoggedError] = {}
 
     def say(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning of the kind `what`, or only count it."""
+        """Log a warning of the kind `what`; if one was logged recently, only count the warning."""
         trouble = self._troubles.setdefault(what, LoggedError(clock=self._clock))
         trouble.warn(f"store %s: {message}", self._store, *arguments)
 
     def log_failure(self, what: str, number: int | None) -> None:
-        """Log that `what` failed with this errno, with the system's reason and a remedy."""
+        """Log that `what` failed with the errno `number`; add the system's error text and a remedy."""
         number = number or errno.EIO
-        # On a full store all writes fail for this one reason, so they share one warning.
+        # A full store makes all writes fail for the same reason, so all of them share one warning.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"
         remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
         self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)

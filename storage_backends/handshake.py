@@ -1,19 +1,19 @@
 """Mutual authentication of two processes by a shared secret, before any other message.
 
-    both       greeting: magic (8 bytes), version (2), zeros (2), nonce (32)
-    connecting length (2) and text of the addresses that it dialled, as configured and as resolved,
-               separated by a space; and its proof (32): HMAC-SHA256 by the secret, of "connecting",
-               both greetings (its own first) and that text
-    listening  verdict (1) and its own proof (32), of "listening", the verdict, both greetings and that
-               text; zeros if the secrets differ
+    both sides      greeting: magic (8 bytes), version (2), zeros (2), nonce (32)
+    connecting side length (2) and text of the addresses that it dialled, as configured and as
+                    resolved, separated by a space; then its proof (32): the HMAC-SHA256, keyed with the
+                    secret, of "connecting", its own greeting, the other side's greeting and that text
+    listening side  verdict (1), then its proof (32): the HMAC-SHA256 of "listening", the verdict, and
+                    the same greetings and text; zeros if the secrets differ
 
 Fresh nonces prevent replay, and the role in each proof prevents reflection. The magic names the purpose
 of the connection, so a proof for one purpose is invalid for another. The listening side admits a
 connection only if one of the dialled addresses is its own, so a relay at another address is refused.
 Both sides derive one key per direction (`SessionKeys`) to authenticate later messages.
 
-Without a secret the same protocol runs with an empty one. That proves nothing, and addresses are not
-compared.
+Without a configured secret both sides use an empty one. The proofs then prove nothing, and the
+listening side does not check the dialled addresses.
 """
 
 import hmac
@@ -34,7 +34,7 @@ _UNEQUAL: Final = "the other side has another secret; give both the same one"
 
 
 class RefusalReason(Enum):
-    """The reasons for which a handshake fails."""
+    """The reasons for which a handshake can fail."""
 
     STRANGER = auto()
     """The other side is not a peer for this purpose (another magic)."""
@@ -57,22 +57,23 @@ class NotAdmitted(LockstepError):
 
 
 UNPROVEN_S: Final = 60.0
-"""How long an address is not retried after a process there failed to prove its identity."""
+"""Seconds without a new connection to an address after the process there failed to prove its identity.
+"""
 
 
 class UnprovenError(ConfigError):
-    """The process at an address did not prove that it knows the secret and owns the address."""
+    """The process at an address failed to prove that it knows the secret and owns the address."""
 
 
 class SessionKeys(NamedTuple):
-    """The keys of one connection, one per sender, for authenticating its messages."""
+    """The keys that authenticate the messages of one connection, one key per direction."""
 
     connecting: bytes
     listening: bytes
 
 
 class ByteStream(Protocol):
-    """The interface that a handshake needs of a connection: read and write bytes."""
+    """A connection over which a handshake can read and write bytes."""
 
     async def read(self, count: int) -> bytes:
         """Return exactly `count` bytes. Raises `OSError` or `EOFError` if fewer arrive."""
@@ -86,15 +87,15 @@ class ByteStream(Protocol):
 async def introduce(
     stream: ByteStream, *, magic: bytes, version: int, secret: bytes, meant: Sequence[str]
 ) -> SessionKeys:
-    """Run the connecting side of the handshake; `meant` are the dialled addresses of the other side.
+    """Run the connecting side of the handshake; `meant` are the addresses that this side dialled.
 
-    Raises `NotAdmitted` if either side refuses.
+    Raises `NotAdmitted` if either side refuses the other.
     """
     ours = greeting(magic, version)
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    # The text separates addresses by spaces, so a name with a space must not count as two.
+    # The text separates addresses by spaces, so a space within a host name must be replaced.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
     said = ours + theirs + text
     await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))
@@ -122,10 +123,11 @@ async def admit(
     own: Container[str],
     full: bool = False,
 ) -> SessionKeys:
-    """Run the listening side of the handshake. Raises `NotAdmitted` if either side refuses.
+    """Run the listening side of the handshake. Raises `NotAdmitted` if either side refuses the other.
 
-    `own` are the addresses of this side. Only a peer that knows the secret learns that it dialled a
-    wrong address, or that the connections are `full`.
+    `own` are the addresses of the listening side, and `full` says that it accepts no more connections.
+    A peer that does not know the secret learns neither that it dialled a wrong address nor that the
+    listening side is full.
     """
     ours = greeting(magic, version)
     await stream.write(ours)

@@ -11,11 +11,11 @@ BOUNDS_S: Final = tuple(step * 10.0**power for power in range(-5, 2) for step in
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often an operation ran, by its duration."""
+    """A histogram of the durations of one operation."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """One count for each bound of `BOUNDS_S`: durations up to it and above the bound before. The last
-    count is of durations above all bounds."""
+    """One count per bound in `BOUNDS_S`: the durations above the previous bound and up to this bound.
+    One more count, the last, is for durations above all bounds."""
     sum_s: float = 0.0
 
     def since(self, before: "Histogram") -> "Histogram":

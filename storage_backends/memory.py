@@ -40,8 +40,8 @@ Stored = tuple[bytes, bytes]
 class Shelf:
     """The objects of one store, keyed by the digest of their names.
 
-    Thread-safe: a look-up or an insertion is one operation on the dictionary, and a thread that changes
-    or removes an object holds the lock.
+    Thread-safe, because a look-up or an insertion is one atomic operation on the dictionary, and a
+    thread that replaces or removes an object holds the lock.
     """
 
     objects: dict[bytes, Stored] = field(default_factory=dict[bytes, Stored])
@@ -52,9 +52,9 @@ _shelves: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
 
 
 class MemoryBackend:
-    """A `StorageBackend` without I/O, so that nothing in it can fail.
+    """A `StorageBackend` that keeps objects in memory and does no I/O.
 
-    Calls copy whole payloads on the event loop.
+    Calls run on the event loop, and copy whole payloads there.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class MemoryBackend:
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
 
     async def close(self) -> None:
-        """Stop serving. A store is dropped with the last backend that uses it."""
+        """Stop serving. The store's objects are freed when its last backend is garbage-collected."""
         self._open = False
 
     def _read(self, read: Read, deadline: float) -> ReadOutcome:
@@ -168,7 +168,7 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return the replacement for `standing`, or None if it has all columns of `write`."""
+    """Return the object to replace `standing` by, or None if `standing` has all columns of `write`."""
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)
     if finding is HeaderFinding.SOUND:

@@ -60,7 +60,7 @@ def known_schemes() -> list[str]:
 
 
 def is_built_in(scheme: str) -> bool:
-    """Return whether a scheme is built in, so that no other package has to be queried for it."""
+    """Return whether a scheme is built into Lockstep, not provided by another package."""
     return scheme in _BUILT_IN
 
 
@@ -92,7 +92,7 @@ def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
 
 
 def _entries() -> "list[EntryPoint]":
-    # This import is slow, and only a scheme that is not built in needs it.
+    # Import here because this module is slow to import and only schemes of other packages need it.
     from importlib.metadata import entry_points
 
     return list(entry_points(group=ENTRY_POINT_GROUP))

@@ -26,15 +26,17 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # As in `look_up`, consecutive names almost always differ only in the key.
+            # Most consecutive names differ only in the key, so look up the group's set only when it
+            # changes.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
             if name.key in keys:
                 continue
             if self._count >= self._names_max:
-                # Clearing the cache keeps it bounded without work per look-up. Each name still in use
-                # returns at the cost of one system call.
+                # When the cache is full, clear it completely, because evicting single names would cost
+                # time at each look-up. A name still in use costs one system call and is then in the
+                # cache again.
                 self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
@@ -52,12 +54,12 @@ class SeenNames:
                     del self._keys[group]
 
     def look_up(self, names: Sequence[ObjectName]) -> list[bool]:
-        """Return for each name whether it was seen."""
+        """Return for each name whether it is in the cache."""
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # The names of a call almost always share all parts but the key, so most of a look-up is one
-        # membership test.
+        # Most consecutive names differ only in the key, so look up the group's set only when it
+        # changes. Each other name then costs one membership test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
@@ -70,7 +72,7 @@ class SeenNames:
         names: Sequence[ObjectName],
         ask: Callable[[Sequence[ObjectName]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        """Return for each name whether it exists; calls `ask` for the names not seen yet."""
+        """Return for each name whether it exists; calls `ask` for names that are not cached."""
         found = self.look_up(names)
         if False not in found:
             return found

@@ -1,16 +1,16 @@
 """Base of backends with blocking calls: open once, run calls in batches on threads, close once.
 
 A subclass of `ThreadedBackend` defines how to open the store and how a thread processes the keys of a
-job. This module decides when jobs run, and the outcome of keys whose job cannot run.
+job. This module decides when jobs run, and sets the outcome of keys whose job cannot run.
 
 A call is cut into a few jobs of neighbouring items, so that its overhead is paid per batch. At the
 deadline, or when the call is cancelled, queued jobs are dropped and running jobs are signalled to stop.
 The call still returns only when the last job has finished, because until then a thread may touch the
-caller's buffers (S2, S3). If jobs mark the times when they touch buffers, a call may leave its jobs
-running and return at its deadline.
+caller's buffers (S2, S3). A call with `leaves` may return at its deadline while jobs still run, because
+such jobs touch the caller's buffers only inside `Stop.touching`.
 
-The threads are daemons, because the standard library joins its pools at interpreter exit. A thread
-stuck in the kernel (for example on a dead network filesystem) would block the exit.
+The threads are daemons, because the standard library joins other threads at interpreter exit. A thread
+stuck in the kernel (for example on a dead network filesystem) would then block the exit.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Extra time for a listing thread to return with the reason for its delay."""
+"""Seconds after a listing's deadline in which its thread may still return the reason for the delay."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -59,10 +59,10 @@ class _Job(Generic[Result]):
 
 
 class DaemonThreads:
-    """Runs work on at most `threads` threads, started on demand. Thread-safe.
+    """Runs submitted work on at most `threads` daemon threads, started on demand. Thread-safe.
 
-    After `end`, the last thread to exit calls `at_end`, so shared resources are released as soon as no
-    thread uses them.
+    After `end`, the last thread to exit calls `at_end`, so that shared resources are released as soon
+    as no thread uses them.
     """
 
     def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # A running future cannot be cancelled by a caller that stops waiting for it.
+        # Mark the future as running, because a caller that stops waiting would otherwise cancel it.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
@@ -150,7 +150,7 @@ class DaemonThreads:
 
 
 class Stop:
-    """The deadline and stop flag of a call, which a running job checks between two items."""
+    """The deadline and stop flag of a call; a running job checks them between two items."""
 
     __slots__ = ("_touched", "_touching", "asked", "deadline")
 
@@ -162,7 +162,10 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Keep the call from returning while in the block; yield False if it is over or due."""
+        """Keep the call from returning during the block; yield False if the job must touch no buffers.
+
+        The value is False once the call was told to stop or its deadline has passed.
+        """
         with self._touched:
             wanted = not self.due()
             self._touching += wanted
@@ -174,13 +177,16 @@ class Stop:
                 self._touched.notify_all()
 
     def leave(self) -> None:
-        """Let the call return without its jobs: wait until none is in `touching`, then admit none."""
+        """Wait until no job is inside `touching`, and admit no job to it any more.
+
+        The call may then return although its jobs still run.
+        """
         with self._touched:
             self.asked = True
             self._touched.wait_for(lambda: not self._touching)
 
     def due(self) -> bool:
-        """Return whether the job should start no further item."""
+        """Return whether the job should stop before the next item."""
         return self.asked or time.monotonic() >= self.deadline
 
 
@@ -201,10 +207,11 @@ class ThreadCalls:
         self._quiet.set()
 
     async def once(self, work: Callable[[], Result], timeout_s: float) -> Result:
-        """Return the result of `work`, or raise its exception.
+        """Run `work` on a thread, and return its result or raise its exception.
 
-        After `timeout_s` this raises `TimeoutError`; the thread then continues alone, as after a
-        cancellation. Raises `StorageError` if `close` came before a thread started the work.
+        Raises `TimeoutError` after `timeout_s`; the thread continues the work although no caller waits,
+        and also does so after a cancellation. Raises `StorageError` if `close` came before a thread
+        started the work.
         """
         answer = asyncio.wrap_future(self._pool.submit(work))
         try:
@@ -212,7 +219,7 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # `close` cancelled the job; the caller itself was not cancelled.
+                # Here `close` cancelled the job, so the caller, which was not cancelled, gets an error.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -233,11 +240,12 @@ class ThreadCalls:
 
         `job` processes some items in a thread and returns one result for each. It checks its `Stop`
         between two items, and raises only for bugs. `weights` is the amount of work per item. Each job
-        gets at least `job_weight_min`, unless the whole call is less. The call returns when no thread
-        touches the items any more, even if that takes longer than the deadline.
+        gets at least `job_weight_min` of work, unless the whole call has less. The call returns when no
+        thread touches the items any more, even if the deadline has passed by then.
 
-        With `leaves` the call returns at its deadline without the jobs that still run; their results
-        are `late`. Such jobs touch the caller's memory only inside `Stop.touching`.
+        With `leaves` the call returns at its deadline without the results of jobs that still run; the
+        results of their items are `late`. Such jobs touch the caller's memory only inside
+        `Stop.touching`.
         """
         if not items:
             return []
@@ -264,7 +272,7 @@ class ThreadCalls:
 
     @property
     def left(self) -> int:
-        """Return how many threads still run jobs of calls that have returned without them."""
+        """Return how many threads still run a job whose call has already returned."""
         return self._left
 
     def _leave(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -278,10 +286,10 @@ class ThreadCalls:
             self._left -= 1
 
     async def close(self, timeout_s: float) -> bool:
-        """Ask all calls to stop and wait for them; return whether all finished in time. Idempotent.
+        """Signal all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread stuck in the kernel is left behind, and its call returns only when the thread does,
-        also if this wait is cancelled. Raises the exceptions of `at_end`.
+        A thread stuck in the kernel is left behind. Its call returns only when that thread does, even
+        if this wait is cancelled. Raises the exceptions of `at_end`.
         """
         for stop in self._stops:
             stop.asked = True
@@ -297,7 +305,7 @@ class ThreadCalls:
 
 
 def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) -> list[slice]:
-    """Cut neighbouring items into at most one job per thread, none below the minimum weight."""
+    """Cut the items of a call into at most one slice per thread, each of at least `job_weight_min`."""
     job_weight = max(job_weight_min, -(-total // threads))
     if total <= job_weight:
         return [slice(0, len(weights))]
@@ -314,9 +322,9 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
 
 
 class _AllDone:
-    """Notifies one event loop, once, that all jobs of a call are done.
+    """Wakes the event loop once when the last job of a call is done.
 
-    Only the last job wakes the loop, because all other threads wait during each wake-up.
+    Earlier jobs do not wake the loop, because every wake-up makes all other threads wait.
     """
 
     def __init__(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -332,7 +340,8 @@ class _AllDone:
             self._left -= 1
             last = not self._left
         if last:
-            # The loop of a call that left its jobs may have been closed by now.
+            # The loop may have been closed, because a call with `leaves` returns before its jobs are
+            # done.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._tell)
 
@@ -342,9 +351,9 @@ class _AllDone:
 
 
 async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, leaves: bool) -> None:
-    """Wait until every job is done, even after a cancellation; then raise the cancellation.
+    """Wait until every job is done. If cancelled meanwhile, raise the cancellation only after that.
 
-    With `leaves` the wait ends at the deadline or at a cancellation.
+    With `leaves` wait only until the deadline or a cancellation.
     """
     done = _AllDone(jobs)
     cancelled: asyncio.CancelledError | None = None
@@ -368,8 +377,9 @@ async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, lea
 class ThreadedBackend(ABC):
     """Base class of a store that is accessed on at most `threads` threads, from one event loop.
 
-    `store` is its name in errors, and `threads_name` that of the threads. A call is split into several
-    jobs only if each gets at least the given number of bytes or names.
+    Errors contain `store` as the store's name, and the threads are named `threads_name`. A call is
+    split into several jobs only if each job gets at least `job_bytes_min` bytes or `job_names_min`
+    names.
     """
 
     def __init__(
@@ -413,7 +423,8 @@ class ThreadedBackend(ABC):
                 raise UsageError(f"store {self._store} was closed while it opened")
             self._on_opened()
         except BaseException:
-            # Do not wait: the thread may hang. It closes what it opened when it returns.
+            # Do not wait, because the opening thread may hang. If that thread returns later, it closes
+            # the resources that it opened.
             await calls.close(0)
             raise
         self._calls = calls
@@ -421,9 +432,9 @@ class ThreadedBackend(ABC):
     async def close(self) -> None:
         """Stop running jobs, wait for them, and close everything that was opened. Idempotent.
 
-        If a thread hangs longer than the timeout, or the close is cancelled, the thread's call returns
-        when the thread does, and the last thread to exit closes everything. Threads do not keep the
-        process from exiting.
+        If a thread hangs beyond the timeout, or this close is cancelled, the hanging thread's call
+        returns only when the thread does, and the last thread to exit closes everything. Threads do not
+        keep the process from exiting.
         """
         self._closed = True
         calls, self._calls = self._calls, None
@@ -431,7 +442,7 @@ class ThreadedBackend(ABC):
             await calls.close(CLOSE_TIMEOUT_S)
 
     def _ready(self) -> ThreadCalls | None:
-        """Return the threads, or None after `close`."""
+        """Return the threads, or None after `close`. Raises `UsageError` before `open`."""
         if self._calls is None and not self._closed:
             raise UsageError(f"store {self._store} is not open; await open() first")
         return self._calls
@@ -442,7 +453,10 @@ class ThreadedBackend(ABC):
         names: Sequence[ObjectName],
         deadline: float,
     ) -> list[bool]:
-        """Return the job's result for each name; False for late ones, and for all after `close`."""
+        """Run the job for each name and return its results.
+
+        The result is False for names whose job never started, and for all names after `close`.
+        """
         calls = self._ready()
         if calls is None:
             return [False] * len(names)
@@ -462,9 +476,9 @@ class ThreadedBackend(ABC):
         late: Outcome,
         deadline: float,
     ) -> list[Outcome]:
-        """Return the job's outcome for each key; `late` for keys whose job never started.
+        """Run the job for each key and return the outcomes; `late` for keys whose job never started.
 
-        After `close` all keys are FAILED.
+        After `close` the outcome of every key is FAILED.
         """
         calls = self._ready()
         if calls is None:
@@ -481,10 +495,10 @@ class ThreadedBackend(ABC):
     async def _list(
         self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Yield the objects of `listed` from a thread in batches; sets the deadline of each in `stop`.
+        """Iterate `listed` on a thread, and yield its objects; sets each batch's deadline in `stop`.
 
-        Yields nothing after `close`. Raises `StorageError` if the store is closed meanwhile, or a batch
-        is late.
+        Yields nothing after `close`. Raises `StorageError` if the store is closed during the listing,
+        or if a batch is late.
         """
         calls = self._ready()
         while calls is not None:

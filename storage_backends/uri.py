@@ -34,9 +34,11 @@ _SHOWN_PLAIN: Final = ":/?*@,=[]"
 RANK: Final = "{rank}"
 """The placeholder for the rank in a URI, for stores that are separate for each rank."""
 _NESTED_MAX: Final = 4
-"""Depth to which URIs in options of URIs are shown; deeper ones are hidden completely."""
+"""Maximum nesting of URIs in options of URIs in which secrets are masked one by one. Deeper URIs are
+replaced as a whole."""
 _SECRET_CHARACTERS_MIN: Final = 3
-"""Shorter secrets are not replaced in texts: they reveal little and occur in many words."""
+"""Minimum length of a secret to be replaced in texts. Shorter secrets reveal little and would match
+many ordinary words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class StoreUri:
     options: Mapping[str, str] = field(repr=False)
 
     def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
-        """Return the options as settings, merged with the `parts` from the rest of the URI.
+        """Return the options as settings, merged with `parts`, the settings from the rest of the URI.
 
         With `wrapper`, return the options of that wrapper: `breaker.calls` becomes the setting `calls`.
         Raises `ConfigError` for an unknown option or a value of the wrong type. Options of the URI's
@@ -148,7 +150,7 @@ def hiding_secrets(uri: str) -> Generator[None]:
 
 
 def _secrets(text: str, depth: int) -> set[str]:
-    """Return the secrets that `_shown` hides: as written and decoded, in whole and in parts."""
+    """Return the secrets of a URI, whole and split into parts, as written and percent-decoded."""
     found: list[str] = []
     for user in (_USER if "://" in text else _USER_OF_NO_URI).findall(text):
         name = user.removeprefix("://").removesuffix("@")

@@ -1,23 +1,24 @@
 """`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: one file per object.
 
 Paths are derived from digests of object names (`objects`). A file appears under its final name whole or
-not at all (`publish`), is verified by every read, and moves to the quarantine if it is corrupt
+not at all (`publish`). Every read verifies its file, and moves a corrupt one to the quarantine
 (`quarantine`). Processes may share the directory, also on a network filesystem with exclusive links.
 
-`durability` states what an OK write survives: `none` (default) the death of the process, `data` and
-`full` a power failure, `full` also for the name. `direct=1` bypasses the page cache; opening fails if
-the filesystem cannot do that. Buffers whose address or length is not a multiple of 4096 bytes still use
-the page cache, because the kernel would need a copy. `threads` is the maximum of concurrent I/O.
+`durability` states which failures an OK write survives. `none` (default): the death of the process.
+`data`: also a power failure, but the file's name may be lost. `full`: a power failure, name included.
+`direct=1` bypasses the kernel's page cache; opening fails if the filesystem cannot do that. Buffers
+whose address or length is not a multiple of 4096 bytes still use the page cache, because bypassing it
+would need a copy. `threads` is the maximum of concurrent I/O.
 
 `quota_gib` (or `quota_bytes`) limits the disk space, and `ttl_s` the time that an unused object is
-kept. The default quota is half of the space that the filesystem has without the store, recomputed by
-each pass; 0 means all of it. Every process sweeps, one at a time (`sweeper`). Writes between two passes
-may exceed the quota. Records, which describe the pages, are never swept.
+kept. The default quota is half of the disk space that the store uses or could use, recomputed by each
+sweep; 0 means no limit. Every process sweeps the directory, one at a time (`sweeper`). Writes between
+two sweeps may exceed the quota. Records (manifests and writers' markers) are never swept.
 
 With `read_only=1` nothing in the directory is created, moved or removed, and every write fails.
 
-Anyone who can write to the directory can forge pages, because checksums are not signatures. So only the
-owner can access the files. A directory that others can write to is refused unless the URI has
+Anyone who can write to the directory can forge objects, because checksums are not signatures. So only
+the owner can access the files. A directory that others can write to is refused unless the URI has
 `trust=group` or `trust=any`. Links out of the directory are not followed.
 """
 
@@ -50,20 +51,22 @@ from .sweeper import Sweeper
 from .trust import Trust
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
-"""More threads help with a slow disk, but cost time if there are no cores for them."""
+"""Default number of I/O threads. More threads help with a slow disk, but without idle cores they cost
+time."""
 _JOB_BYTES_MIN: Final = 4 << 20
-"""Minimum bytes per job. Small pages are mostly interpreter work, which two threads do more slowly than
-one, so only large batches are divided."""
+"""Minimum bytes per job. Only large calls are divided among threads, because small objects are mostly
+interpreter work, which two threads do more slowly than one."""
 _JOB_NAMES_MIN: Final = 8192
-"""Minimum names per job, for the same reason as `_JOB_BYTES_MIN`: a look-up is short interpreter
-work."""
+"""Minimum names per job. A look-up is short interpreter work, which two threads do more slowly than
+one."""
 _LONG_LOOK_S: Final = 50e-6
-"""A look-up that takes longer waits for a device or a network. Shorter ones are mostly interpreter
-work, and concurrent calls take three times as long for them as sequential ones."""
+"""Seconds per look-up above which look-ups are assumed to wait for a device or network. Faster look-ups
+are mostly interpreter work, and take three times as long in concurrent calls as one after the other."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups from which their average duration is measured."""
+"""Minimum number of look-ups in a job for measuring their average duration."""
 _LOOK_TURN_S: Final = 0.01
-"""How long a call waits for `_looking`; a call that holds it longer is waiting for the filesystem."""
+"""Seconds that a look-up call waits for `_looking`, the lock of the look-up in progress. If the lock is
+held longer, its holder is waiting for the filesystem."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -128,7 +131,7 @@ class FileBackend(ThreadedBackend):
         self._seen = SeenNames()
         self._looking = asyncio.Lock()
         self._looks_last = False
-        """Whether look-ups wait for the filesystem, so that calls should make them concurrently."""
+        """Whether look-ups wait for the filesystem, so that calls should run them concurrently."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -183,7 +186,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Look names up in the filesystem, one call after the other while that is faster."""
+        """Look names up in the filesystem, one call at a time while look-ups are fast."""
         has_turn = False
         if not self._looks_last:
             try:
@@ -249,7 +252,8 @@ class FileBackend(ThreadedBackend):
         swept = self._sweeper.end() if self._sweeper is not None else None
         await super().close()
         if swept is not None:
-            # The sweeper stops between two files and holds nothing that other code needs.
+            # If the wait times out, the sweeper's thread stops at the next file; it blocks no other
+            # thread.
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(swept), CLOSE_TIMEOUT_S)
 

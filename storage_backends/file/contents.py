@@ -33,7 +33,7 @@ BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
 """Maximum number of buffers that are read together with the header; more would gain nothing."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
-"""`PIECE_BYTES` for direct I/O: large enough to keep the device busy."""
+"""Maximum bytes read or written at once with direct I/O; large enough to keep the device busy."""
 
 
 def file_bytes(shape: ObjectShape) -> int:
@@ -63,13 +63,13 @@ class FileContents:
     ) -> HeaderFinding | None:
         """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
 
-        Returns SOUND if they hold the object's bytes. Returns LACKING, after reading only the header,
-        if the object lacks a column, and None if `stop` was due.
+        Returns SOUND if the buffers hold the object's verified bytes. Returns LACKING, after reading
+        only the header, if the object lacks a column. Returns None if `stop` was due.
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
-        # Usually the object has exactly the reader's columns, and the reader wants all of them. An
-        # omitted empty part takes no bytes but splits the read into two runs.
+        # Usually the object has exactly the columns that the reader wants, so one system call can read
+        # the whole file. An omitted part without bytes still splits the read into two runs.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -91,10 +91,10 @@ class FileContents:
         return self._pick(fd, buffers, shape.plan(presence_bits(block)), stop, direct=direct)
 
     def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[HeaderFinding, int]:
-        """Return how the object's columns compare with those of `shape`, and its presence bits.
+        """Compare an object's columns with those of `shape`; return the finding and the presence bits.
 
-        Checks the header and the length of the file, which was opened without O_DIRECT. The bits are 0
-        if the file is not an object.
+        Checks the header and the length of the file, which must be open without O_DIRECT. The bits are
+        0 if the file is not a valid object.
         """
         block = self._scratch.block
         got = _read_fully(fd, [block], 0, direct=False)
@@ -116,10 +116,10 @@ class FileContents:
     def unite(
         self, fd: int, buffers: Sequence[memoryview], shape: ObjectShape, present: int, stop: Stop
     ) -> memoryview | None:
-        """Return the payload of `buffers` merged with the object's other columns.
+        """Return a payload with the columns in `buffers` and all other columns of the existing object.
 
-        The object is that of this thread's last `look`, which returned the bits `present`. Returns None
-        if the object's payload is corrupt or `stop` was due.
+        The existing object is the one that this thread last passed to `look`, which returned the bits
+        `present`. Returns None if the existing payload is corrupt or `stop` was due.
         """
         whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)
@@ -165,7 +165,7 @@ class FileContents:
         return True
 
     def _aligned(self, header: bytes | memoryview) -> memoryview:
-        """Return the header in this thread's aligned block, as direct I/O needs it."""
+        """Return this thread's aligned block with a copy of the header, for direct I/O."""
         block = self._scratch.block
         block[:] = header
         return block
@@ -173,7 +173,10 @@ class FileContents:
     def _pick(
         self, fd: int, buffers: Sequence[memoryview], plan: Plan, stop: Stop, *, direct: bool
     ) -> HeaderFinding | None:
-        """Read the runs of `plan` into `buffers`; this thread's block holds the checked header."""
+        """Read the parts wanted by `plan` into `buffers`, after the header was checked.
+
+        The header is in this thread's block.
+        """
         block = self._scratch.block
         size = os.fstat(fd).st_size - BLOCK_BYTES
         if size != plan.payload_bytes:
@@ -181,7 +184,8 @@ class FileContents:
         if direct and any(
             run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
         ):
-            # A run begins or ends within a block, which direct I/O cannot read.
+            # Direct I/O cannot read a run that begins or ends within a block, so switch it off for this
+            # file.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             direct = False
         piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
@@ -211,25 +215,25 @@ class _Scratch(threading.local):
         self.block = memory[:BLOCK_BYTES]
         """The header block."""
         self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
-        """One byte that a read fills if the file continues after the payload."""
+        """One byte after the payload; a read fills it only if the file is longer than the object."""
         self._room = memory[:0]
 
     def room(self, nbytes: int) -> memoryview:
-        """Return memory for a payload; reused until a larger payload needs more."""
+        """Return scratch memory for a payload; a longer payload makes the thread allocate more."""
         if len(self._room) < nbytes:
             self._room = memoryview(mmap.mmap(-1, nbytes))
         return self._room[:nbytes]
 
 
 def _steps(nbytes: int, piece_bytes: int) -> list[int]:
-    """Return sizes that add up to `nbytes`, none larger than a piece."""
+    """Return the lengths of the pieces of `nbytes`, each at most `piece_bytes`."""
     whole, rest = divmod(nbytes, piece_bytes)
     return [piece_bytes] * whole + ([rest] if rest else [])
 
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
     """Fill `views` from `offset` until they are full or the file ends; return the bytes read."""
-    # Direct I/O stops within a block only at the end of the file, and cannot continue from there.
+    # A direct read that ends within a block has reached the end of the file, and cannot be continued.
     return move_all(os.preadv, fd, views, offset, BLOCK_BYTES if direct else 1)
 
 

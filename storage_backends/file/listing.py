@@ -19,17 +19,17 @@ from .contents import FileContents
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Links are not followed, and opening a pipe does not wait for its other end."""
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
-"""The errors of the kernel for a file or directory that does not exist, or no longer."""
+"""The kernel's errors when a file or directory does not exist, or has been removed."""
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def stored_as(
     directory_fd: int, path: str, contents: FileContents, now: float
 ) -> StoredObject | None:
-    """Return the object that a file's header describes, with its age at `now`; None if not an object.
+    """Return the object that a file's header describes, with the object's age at time `now`.
 
-    Returns None also if the file has disappeared. Raises OSError if it is a regular file that cannot be
-    read.
+    Returns None if the file is not an object or has disappeared. Raises OSError if a regular file
+    cannot be read.
     """
     try:
         fd = os.open(path, READ_FLAGS, dir_fd=directory_fd)

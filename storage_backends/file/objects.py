@@ -1,11 +1,11 @@
 """The blocking part of `file://`, called from several threads: one file per object.
 
     <root>/objects/<namespace digest>/<2 digits>/<name digest>     one object
-    <root>/quarantine/<place>                                      a file that was found to be bad
+    <root>/quarantine/<number>                                     a corrupt file
     <root>/temporary/<random>                                      a file being written (see `publish`)
 
-`contents` defines the format of a file, and `publish` how it gets its name. Paths contain only digests
-of the caller's names, never the names.
+`contents` defines the format of a file, and `publish` how a file gets its name. Paths contain only
+digests of the caller's names, never the names.
 """
 
 import errno
@@ -36,20 +36,21 @@ from .uses import UseTimes
 from .write_lock_slots import Identity, WriteLockSlots
 
 _WRITE_TRIES: Final = 256
-"""A try fails only if another writer changed the file meanwhile."""
+"""Maximum number of attempts of one write; an attempt fails only if another writer interfered."""
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
 """The errors of the kernel if the name belongs to something other than a regular file."""
 
 
 class Durability(StrEnum):
-    """The failures that a successful write survives."""
+    """The failures that an OK write survives."""
 
     NONE = "none"
-    """The death of the process. After a power failure the object may be missing or corrupt."""
+    """The write survives the death of the process. After a power failure the object may be missing or
+    corrupt."""
     DATA = "data"
-    """A power failure, for the bytes; the name may be lost."""
+    """The write survives a power failure, but the file's name may be lost."""
     FULL = "full"
-    """A power failure, for the bytes and the name."""
+    """The write survives a power failure, including the file's name."""
 
 
 class _New(NamedTuple):
@@ -86,8 +87,8 @@ class ObjectFiles:
     def open(self) -> None:
         """Create the directories, sweep the temporary files of dead writers, and try a write.
 
-        Raises OSError, and `ConfigError`, before anything is created, if others than trusted users can
-        write.
+        Raises `ConfigError`, before anything is created, if untrusted users can write to the directory.
+        Raises OSError if a step fails.
         """
         self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -95,7 +96,7 @@ class ObjectFiles:
             check_trust(self._root, self._root_fd, self._trust)
             for name in BELOW:
                 self._make_directory(name)
-            # In a sticky root another user may have created the directories first.
+            # Check again, because in a sticky root another user may have created the directories first.
             check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
             self._make_draft = choose_draft(self._root_fd, self._direct_flag)
@@ -110,7 +111,7 @@ class ObjectFiles:
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return the setter of times for a call's files, the first of which continues `after`."""
+        """Return a `UseTimes` for the files of one call; the call's first file continues `after`."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class ObjectFiles:
         return True
 
     def read_all(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        """Read objects one after the other, each with the result of `read`."""
+        """Read objects one after the other; return for each the outcome that `read` would return."""
         if self._direct_flag:
             return [self.read(each, stop) for each in reads]
         return QuickReads(self._root_fd, self._own).read(reads, stop, self.read)
@@ -175,7 +176,7 @@ class ObjectFiles:
                 return ReadOutcome.TIMED_OUT
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
-            # The file stays open until it has moved, so that its inode number cannot be reused.
+            # Keep the file open until it has moved, so that no new file can get its inode number.
             self._quarantine.move_to_quarantine(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
@@ -205,7 +206,8 @@ class ObjectFiles:
                     return outcome
             except OSError as error:
                 failure = error
-                # The directory was swept as empty meanwhile, by this or another host.
+                # A sweep, possibly by another host, removed the empty directory before the file was
+                # created.
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     break
         if stop.due():
@@ -217,7 +219,7 @@ class ObjectFiles:
     def names(self) -> Iterator[StoredObject]:
         """Yield the stored objects with a valid header whose path matches their name.
 
-        Ages are relative to the start of the listing, so sorting by age sorts by use. Raises
+        Ages are relative to the start of the listing, so sorting by age sorts by last use. Raises
         `StorageError` if a file or directory exists but cannot be read.
         """
         now, root, root_fd = time.time(), self._root, self._root_fd
@@ -233,7 +235,7 @@ class ObjectFiles:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Return whether an object's directories are the store's own; quarantine a link among them."""
+        """Return whether no directory on an object's path is a link; move a link to the quarantine."""
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
             self._quarantine.move_to_quarantine(foreign, None, HeaderFinding.KIND, stop)
@@ -262,14 +264,14 @@ class ObjectFiles:
         return 0 if address_of(payload) % BLOCK_BYTES else self._direct_flag
 
     def _try_to_write(self, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Write the object unless an equal one exists; None if another writer interfered."""
+        """Try once to write the object unless it exists; return None if another writer interfered."""
         if not self._is_within(new.path, stop):
             return None
-        # Usually no file exists, and this check finds that out without an exception.
+        # Usually no file exists; `access` reports that without the cost of an exception.
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # Usually the length proves that it is this object, at the cost of one call.
+        # If the length alone proves that the file is this object, one `stat` call is enough.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -286,9 +288,10 @@ class ObjectFiles:
             os.close(fd)
 
     def _write_beside(self, fd: int, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Write the object next to the existing file `fd`.
+        """Write the object in place of the file `fd`, which has its name, unless they are equal.
 
-        `fd` stays open, so that its inode number cannot be reused.
+        Moves `fd` to the quarantine if it is corrupt; returns None if another attempt is needed. `fd`
+        stays open, so that no new file can get its inode number.
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -314,7 +317,7 @@ class ObjectFiles:
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
-        """Write a new file and give it the name, which must be free or belong to the file `standing`.
+        """Write a new file under the name, which must be free or belong to the file `standing`.
 
         Returns False, and leaves nothing behind, if another file has the name or `stop` was due.
         """
@@ -346,7 +349,8 @@ class ObjectFiles:
         try:
             return self._make_draft(self._root_fd, directory, direct)
         except FileNotFoundError:
-            # Usually only the last two are missing, but the whole store may have been emptied.
+            # Usually only the last two directories are missing, but another process may have removed
+            # them all.
             for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
                 self._make_directory(each)
             return self._make_draft(self._root_fd, directory, direct)

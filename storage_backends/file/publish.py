@@ -1,9 +1,9 @@
 """Publishes a new file under its name: whole, once, and without leftovers if the writer dies.
 
 With `O_TMPFILE` a new file gets its only name when it is complete, and the kernel frees it if the
-writer dies earlier. Without it the writer locks a file under a temporary name. A temporary file without
-a lock belongs to a dead writer, and the next process that opens the store removes it. On a filesystem
-without locks only the file's age shows that the writer is dead.
+writer dies earlier. Without `O_TMPFILE` the writer locks a file under a temporary name. A temporary
+file without a lock belongs to a dead writer, and the next process that opens the store removes it. On a
+filesystem without locks only a temporary file's age shows that its writer is dead.
 
 The final name is given by `link`, which fails if the name is taken, so the first writer wins. A file
 that replaces another gets a temporary name first, and then the final one by `rename`, atomically.
@@ -24,7 +24,7 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
-"""Maximum number of temporary files that one opening of a store checks."""
+"""Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
 """Minimum age for sweeping a temporary file without locks. Writing takes seconds, but the clocks of
 hosts that share a filesystem may differ."""
@@ -33,7 +33,7 @@ _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class Draft:
-    """A new file without a final name: unnamed, or under a temporary name. One thread owns it."""
+    """A new file that has no name, or only a temporary one, until published. One thread owns it."""
 
     def __init__(self, root_fd: int, fd: int, temporary: str | None = None) -> None:
         self._root_fd = root_fd
@@ -51,7 +51,7 @@ class Draft:
     def replace(self, path: str) -> None:
         """Give the file its name below the root, replacing the file that has the name."""
         if self._temporary is None:
-            # Lock it like a draft that was named from the start, so that no sweep removes the name.
+            # Lock the file, so that a sweep by another process does not remove its temporary name.
             try_to_lock(self.fd)
             temporary = _new_name()
             self._link(temporary)
@@ -68,8 +68,8 @@ class Draft:
             os.close(self.fd)
 
     def _link(self, path: str) -> None:
-        # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. A plain link would
-        # try to link the entry of /proc itself.
+        # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. Without that flag
+        # linkat would try to link the entry of /proc instead of the file.
         os.link(
             self._temporary or f"/proc/self/fd/{self.fd}",
             path,
@@ -93,7 +93,7 @@ def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
 def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
     """Create a draft under a temporary name, locked for as long as its writer lives.
 
-    `directory` must exist, although it is not used yet.
+    `directory`, into which the draft will be published, must exist.
     """
     os.stat(directory, dir_fd=root_fd, follow_symlinks=False)
     for _ in range(_NAME_TRIES):
@@ -102,7 +102,8 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
         draft = Draft(root_fd, fd, temporary)
         try:
-            # A sweep may have removed the name, or be about to, before the lock was taken.
+            # Another process's sweep may have removed the name, or locked the file to remove it, before
+            # this lock.
             kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
         except BaseException:
             draft.close()
@@ -144,9 +145,10 @@ def _sweep_one(directory_fd: int, name: str) -> None:
 
 
 def choose_draft(root_fd: int, flags: int) -> MakeDraft:
-    """Return the better kind of draft that works here after a trial; raise OSError if none works.
+    """Return the preferred kind of draft that works on this filesystem; raise OSError if none does.
 
-    `flags` are those with which drafts will be opened.
+    Tests each kind with a trial file, unnamed drafts first. `flags` are those with which drafts will be
+    opened.
     """
     try:
         _try(draft_unnamed, root_fd, flags)
@@ -163,10 +165,11 @@ def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
     path = _new_name()
     draft = make(root_fd, TEMPORARY, flags)
     try:
-        # Lock it, so that the sweep of another process that opens the store leaves the name alone.
+        # Lock the trial file, so that a sweep by another process does not remove it.
         try_to_lock(draft.fd)
         if draft.publish(path):
-            # Without locks a sweep may remove it all the same if the clocks differ much.
+            # On a filesystem without locks another host's sweep may have removed the file, if the
+            # clocks differ.
             with suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=root_fd)
     finally:

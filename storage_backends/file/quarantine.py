@@ -1,8 +1,8 @@
 """Keeps a bounded number of corrupt files for inspection; they are never served.
 
-A file moves to a free place of the quarantine, else it replaces the content of the next place in turn.
-If all places hold non-empty directories, which cannot be replaced atomically, each arriving file
-removes a part of one, so that no arrival waits long.
+A file moves to a free place of the quarantine. If no place is free, it replaces the file in the next
+place, in rotation. A non-empty directory cannot be replaced atomically. So if all places hold non-empty
+directories, each arriving file removes a bounded number of entries, so that no arrival waits long.
 """
 
 import errno
@@ -19,9 +19,10 @@ from .write_lock_slots import Identity, WriteLockSlots
 
 QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
-"""Number of places in the quarantine."""
+"""Number of places in the quarantine, each for one file or directory."""
 TAKEN_APART_MAX: Final = 1024
-"""Maximum number of entries removed per arriving file if all places are non-empty directories."""
+"""Maximum number of directory entries removed per arriving file if non-empty directories hold all
+places."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ class FileQuarantine:
     ) -> bool:
         """Move the file at `path` to the quarantine; return whether it was moved.
 
-        Moves only the file with this `identity`; with None, only something that is not a regular file.
-        So a good file that another process has put there stays. The wait for the lock ends when `stop`
-        is due.
+        The file moves only if it has this `identity`, so that a good file that another process has put
+        there meanwhile stays. With None, only something other than a regular file moves. Waits for the
+        write lock until `stop` is due.
         """
         try:
             with self._turns.on(path, identity, stop) as ours:
@@ -67,7 +68,7 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # The quarantine cannot take the file, but the file's name must become free, so delete the file.
+        # No place takes the file, but its name must become free, so delete the file.
         _drop(self._root_fd, path)
         return True
 
@@ -81,8 +82,8 @@ class FileQuarantine:
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
-                # A directory can replace only an empty directory, and a file cannot replace a
-                # directory, so some places may not fit this one.
+                # A place may not suit this entry: a directory can replace only an empty directory, and
+                # a file cannot replace a directory.
                 if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:
@@ -90,7 +91,7 @@ class FileQuarantine:
         return False
 
     def _free_a_place(self) -> None:
-        """Empty the first place that permits it, within a bounded amount of work."""
+        """Empty one place, the first that needs few enough removals."""
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):
             place = f"{QUARANTINE}/{number % PLACES:02x}"

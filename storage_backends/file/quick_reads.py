@@ -30,15 +30,15 @@ ReadOne = Callable[[Read, Stop], ReadOutcome]
 
 
 class _File(NamedTuple):
-    """A read whose object is expected to fill one file."""
+    """One read on the fast path, which expects the file to contain exactly the requested parts."""
 
     at: int
-    """The index of the read in its group."""
+    """Index of the read in its group of reads."""
     digest: bytes
     path: str
     target: memoryview
     parts: list[memoryview]
-    """The parts of the object in the target, one checksum each."""
+    """The target memory of each part of the object; each part has its own checksum."""
 
 
 class _Found(NamedTuple):
@@ -58,7 +58,7 @@ class QuickReads:
         self._own = own
 
     def read(self, reads: Sequence[Read], stop: Stop, otherwise: ReadOne) -> list[ReadOutcome]:
-        """Return the outcome of each read; `otherwise` reads the objects that the fast path cannot."""
+        """Return the outcome of each read; calls `otherwise` where the fast path fails."""
         outcomes: list[ReadOutcome] = []
         for start in range(0, len(reads), _GROUP_PAGES):
             for _, alike in groupby(reads[start : start + _GROUP_PAGES], _shape_of):
@@ -99,10 +99,14 @@ class QuickReads:
 
 
 def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found]:
-    """Return the results of the files that could be opened and read before `stop` was due."""
+    """Open, read and hash the files one after the other until `stop` is due.
+
+    Returns the results without files that could not be opened or read.
+    """
     header, beyond = bytearray(HEADER_BYTES), bytearray(1)
     found: list[_Found] = []
-    # Bound to locals, because each page evicts the attribute tables from the core's cache.
+    # Copy functions to local variables, because each page evicts the modules' attribute tables from the
+    # core's cache.
     open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
     for file in files:
         _, _, path, target, parts = file
@@ -118,7 +122,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             continue
         finally:
             close(fd)
-        # The normal path reads such a payload in pieces and stops between two of them.
+        # After the deadline leave a long payload to the normal path, which can stop between two pieces.
         if len(target) > PIECE_BYTES and due():
             break
         found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))
@@ -126,7 +130,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
 
 
 def _shape_of(read: Read) -> int:
-    """Return the identity of the shape; all reads of a pool share one shape object."""
+    """Return a sort key for the shape: its identity, as all reads of a pool share one shape object."""
     return id(read.shape)
 
 

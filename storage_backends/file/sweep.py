@@ -1,17 +1,17 @@
 """One pass over the files of a store: removes expired files, then the least recently used.
 
-A file's modification time is its last use, and never later than that of the file that it continues
-(`uses`). Removal follows these times strictly, so leaves go before roots. All times are by the
-filesystem's clock, because a host with a wrong clock must not empty a shared store. A file's size is
-its allocated blocks.
+A file's mtime is the time of its last use, and never later than the mtime of the file that it continues
+(`uses`). A pass removes files strictly in the order of these times, so leaves go before roots. All
+times are by the filesystem's clock, because a host with a wrong clock must not empty a shared store. A
+file's size is its allocated blocks.
 
-Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass counts sizes by age,
-derives the age limit, and walks a second time to remove older files. Ages within about one percent
-share a counter; only the files of the last counter are sorted.
+Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass counts file sizes by age,
+derives the age limit, and walks the files again to remove older ones. Ages within about one percent
+share a counter. Only the files at the age limit are sorted.
 
 Records are kept at any age: manifests, and the markers by which groups of other TP sizes find pages.
-Without them existing pages could not be found or identified. A record is recognised by its length and
-then its header. `lockstep store rm` removes records with their pages.
+Without them existing pages could not be found or identified. A file is recognised as a record by its
+length and then by its header. `lockstep store rm` removes records with their pages.
 
 Files in quarantine are removed first. A directory there is removed at the age limit of empty
 directories, because its contents were not counted.
@@ -47,29 +47,29 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""A process that has written this fraction of the quota since its last pass starts one at once. Because
-passes start to remove at `HIGH_WATER`, a single process stays within the quota."""
+"""Fraction of the quota. A process that has written this much since its last pass starts a pass at
+once. A single process then stays within the quota, because passes start to remove at `HIGH_WATER`."""
 LOCK: Final = "sweep.lock"
-"""The file in the root that the sweeping process locks. Its time is the end of the last pass."""
+"""The file in the root that the sweeping process locks. Its mtime is the end of the last pass."""
 EMPTY_AGE_S: Final = 3600.0
 """Age at which an empty directory, or any directory in quarantine, is removed."""
 FUTURE_S: Final = 60.0
-"""A file with a time further in the future than this was marked by a wrong clock. Its time is reset,
-else the file would stay until then."""
+"""A file with an mtime further in the future than this was written with a wrong clock. Its mtime is
+reset to now; otherwise the file would stay until that future time."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
-"""Maximum number of files of one age counter sorted at a time; if there are more, the pass walks
-again."""
+"""Maximum number of files at the age limit that are sorted at a time. If there are more, the pass walks
+the files again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMESPACE_DIGITS: Final = 32
 _DIRECTORY_DIGITS: Final = 2
 _FILE_DIGITS: Final = 64
-"""Number of hexadecimal digits of the names in an object's path; other names do not belong to the
-store."""
+"""Number of hexadecimal digits of the file names in an object's path. The sweeper ignores other names.
+"""
 _BLOCK_BYTES: Final = 512
-"""The unit of `st_blocks` on every filesystem."""
+"""Bytes per unit of `st_blocks`, the same on every filesystem."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +77,17 @@ class SweepLimits(Settings):
     """The limits of a store: quota and time to live."""
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
-    """0 for the whole filesystem; None for half of the space that the filesystem of the root has
-    without the store. Files of the store on filesystems mounted below the root count too, else those
-    would fill up."""
+    """Maximum total size of the files. 0 means no limit. None means half of the space that the root's
+    filesystem would have without the store. Files of the store on filesystems mounted below the root
+    count too, because those filesystems would otherwise fill up."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Seconds since the last use after which an object expires; None for never."""
 
     def quota(self, place: int | Path, held: int) -> int | None:
-        """Return the quota of a store at `place` that holds `held` bytes; None for no limit."""
+        """Return the quota in bytes of the store at `place`, or None for no limit.
+
+        `held` is the number of bytes that the store uses now.
+        """
         if self.quota_bytes is not None:
             return self.quota_bytes or None
         room = os.statvfs(place)
@@ -92,7 +95,11 @@ class SweepLimits(Settings):
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
-        """Return whether the whole filesystem's usage is within the limits; reads no file."""
+        """Return True if the whole filesystem's usage proves that no file need be removed.
+
+        Reads no file. Returns False if a quota or time to live is set, because only a pass can check
+        these.
+        """
         if self.ttl_s is not None or self.quota_bytes is not None:
             return False
         room = os.statvfs(root_fd)
@@ -105,14 +112,14 @@ class SweepLimits(Settings):
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            # On a nearly full disk passes are frequent. In a small store they are cheap; in a large one
-            # the first pass shrinks the store to half of the space.
+            # A nearly full disk makes passes frequent. They are cheap in a small store, and in a large
+            # store the first pass removes enough files that later passes are rare.
             half = room.f_bavail // 2 * room.f_frsize
             return max(half * WRITTEN_PART, 1.0) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
 
     def in_words(self, place: int | Path) -> str:
-        """Return a description of the space that a store at `place` may use."""
+        """Return a phrase for the log about the disk space that the store at `place` may use."""
         if self.quota_bytes is None:
             room = os.statvfs(place)
             if not room.f_blocks:
@@ -150,11 +157,11 @@ def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable
 
 @contextmanager
 def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
-    """Hold the store's lock for a pass, and yield the time by the filesystem's clock.
+    """Hold the store's sweep lock for a pass, and yield the time by the filesystem's clock.
 
     Yields None if another process has the lock, or finished a pass less than `rest_s` ago. The kernel
-    releases the lock when its holder dies. Without locks several processes may sweep at a time, which
-    only costs time.
+    releases the lock when its holder dies. On a filesystem without locks several processes may sweep at
+    the same time, which only costs time.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     before = _lstat(root_fd, LOCK)
@@ -163,7 +170,8 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
         if try_to_lock(fd) is Lock.TAKEN:
             yield None
             return
-        # A pass that ended between the first check and the lock counts as well.
+        # Check the time of the last pass again, because a pass may have ended before the lock was
+        # taken.
         last = os.fstat(fd)
         now = _touch(fd)
         if before is not None and now - rest_s < last.st_mtime <= now:
@@ -177,7 +185,7 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
 
 
 def _touch(fd: int) -> float:
-    """Let the filesystem set a file's time, and return that time."""
+    """Set a file's mtime to the filesystem's current time, and return that time."""
     os.utime(fd)
     return os.fstat(fd).st_mtime
 
@@ -194,7 +202,8 @@ class _Pass:
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
         self._counted = False
-        """Whether `_left`, the remaining bytes, already covers all files of the store."""
+        """Whether `_left`, the total size of the remaining files, already covers all files of the
+        store."""
         self.files_removed = 0
 
     def run(self) -> None:
@@ -207,14 +216,17 @@ class _Pass:
         if quota is None or self._left <= quota * HIGH_WATER:
             return
         target = int(quota * LOW_WATER)
-        # Corrupt files have the least value.
+        # Remove corrupt files first, because they have the least value.
         self._walk_quarantine(lambda _: self._left > target)
         oldest = self._first_bucket_to_go(self._left - target)
         while self._remove_oldest(oldest, target):
             pass
 
     def _remove_oldest(self, bucket: int, target: int) -> bool:
-        """Remove files older than `bucket`, then its oldest; return whether the bucket has more."""
+        """Remove files older than age `bucket`, then that bucket's oldest ones until `target` is met.
+
+        Returns whether another walk is needed because the bucket has more files.
+        """
         oldest: list[_Seen] = []
         more = False
 
@@ -258,7 +270,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the youngest age bucket to remove so that at least `excess` bytes are freed."""
+        """Return the age bucket down to which files must be removed to free at least `excess` bytes."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1
@@ -301,7 +313,10 @@ class _Pass:
         return True
 
     def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
-        """Yield each of the store's directories in `above`, open; then remove it if empty and old."""
+        """Yield name and descriptor of each directory of the store in the open directory `above`.
+
+        Afterwards removes the directory if it is empty and old.
+        """
         with os.scandir(above) as entries:
             for entry in entries:
                 self._check_stop()
@@ -320,7 +335,7 @@ class _Pass:
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Remove the regular files for which `goes` is true; yield the others, except records.
 
-        With `digits`, only files whose names have that many hexadecimal digits.
+        With `digits`, ignore files whose names do not have that number of hexadecimal digits.
         """
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -331,19 +346,20 @@ class _Pass:
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
                 if status.st_mtime > self._now + FUTURE_S:
-                    # The time of another user's file cannot be set.
+                    # Another user owns the file, so its mtime cannot be reset.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
                 record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
                 if not record and goes(status) and self._remove(directory, entry.name, status):
                     continue
-                # Records count towards the total, but not towards the bytes that removal could free.
+                # Records count towards the store's size, but not towards the bytes that removal can
+                # free.
                 self._left += 0 if self._counted else _room(status)
                 if not record:
                     yield entry.name, status
 
     def _is_record(self, directory: int, name: str) -> bool:
-        """Return whether a file is a record under its own name; True also if it cannot be read."""
+        """Return whether a file is a valid record under the right name, or cannot be read."""
         try:
             stored = stored_as(directory, name, self._contents, self._now)
         except OSError:

@@ -1,9 +1,9 @@
 """The thread, one per process, that keeps a store within its quota and time to live.
 
-The process that gets the store's lock runs the pass (`sweep`), and the others skip it. A read only
-records the name, and the thread later sets the times of all recorded files. So other processes may see
-a file in constant use as unused for one interval. A write sets the times itself, also of existing
-objects.
+The process that gets the store's sweep lock runs the pass (`sweep`), and the other processes skip it. A
+read only records the object's name, and the thread later sets the mtimes of all recorded files. So
+other processes may see a file in constant use as unused for one interval. A write sets the mtimes
+itself, also those of existing objects.
 """
 
 import logging
@@ -24,7 +24,7 @@ INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
 USED_NAMES_MAX: Final = 1 << 16
 PASS_MAX_S: Final = 3600.0
-"""A pass stops after this time, and a later one continues."""
+"""Maximum seconds of one pass; a later pass continues with the remaining files."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class Sweeper:
         return self._thread.end()
 
     def used(self, names: Iterable[ObjectName]) -> None:
-        """Record that `names` were read, roots first; the thread sets their times in its next turn.
+        """Record that `names` were read, roots first; the thread later sets the mtimes of their files.
 
-        Names beyond the maximum are dropped and count as unused, which is safe because leaves go before
-        roots.
+        Names beyond `USED_NAMES_MAX` are dropped and count as unused, which is safe because leaves are
+        dropped before roots.
         """
         with self._lock:
             for name in names:
@@ -71,13 +71,13 @@ class Sweeper:
                     self._used[name] = None
 
     def marked(self, names: Iterable[ObjectName]) -> None:
-        """Record that the times of `names` were set after their last read."""
+        """Discard the recorded reads of `names`, because a write has just set their mtimes."""
         with self._lock:
             for name in names:
                 self._used.pop(name, None)
 
     def wrote(self, nbytes: int) -> None:
-        """Add `nbytes` written; start a pass if the total is a sizeable part of the quota."""
+        """Add `nbytes` to the bytes written; wake the thread for a pass once they are enough."""
         self._written += nbytes
         if self._written >= self._written_max:
             self._written = 0
@@ -85,24 +85,25 @@ class Sweeper:
             self._wake.set()
 
     def has_removed(self) -> bool:
-        """Return whether files were removed since the last call."""
+        """Return whether the sweeper has removed files since the last call of this method."""
         removed = self._removed.is_set()
         if removed:
             self._removed.clear()
         return removed
 
     def turn(self, *, wanted: bool) -> int | None:
-        """Set the times of used files, and run a pass unless another process does or just did.
+        """Set the mtimes of used files, and run a pass unless another process does or just did.
 
         `wanted` forces a pass because this process has written enough. Returns the number of removed
-        files, or None without a pass, for example if the whole filesystem holds less than the quota.
-        Raises OSError if the store cannot be swept.
+        files, or None if no pass ran, for example because the whole filesystem holds less than the
+        quota. Raises OSError if the store cannot be swept.
         """
         self._mark_used()
         self._written_max = self._limits.written_until_pass(self._root_fd)
         if self._limits.is_kept(self._root_fd):
             return None
-        # Half an interval, so that only the first of many processes walks in each interval.
+        # Skip the pass if another process has finished one within half an interval, so that of many
+        # processes only the first one in each interval walks the files.
         with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
             if now is None:
                 return None

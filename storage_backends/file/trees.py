@@ -1,8 +1,9 @@
 """Removes a directory with its contents, in small steps.
 
-Such a directory is in the store by mistake, so it may be very deep, very large, or changing. Accesses
-go through open descriptors and follow no link. The removal may stop after any entry, and the next one
-continues. Deep directories are first moved up, so that depth costs neither long paths nor descriptors.
+Such a directory is in the store by mistake, so it may be very deep, very large, or changing. Every
+access goes through an open descriptor and follows no link. The removal may stop after any entry, and
+the next removal continues there. Deep directories are first moved up, so that depth costs neither long
+paths nor many descriptors.
 """
 
 import os
@@ -17,8 +18,8 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
     """Remove the directory `name` below the open directory `above`; return whether it is gone.
 
-    Calls `go_on`, which may raise, before each entry and stops when it returns False. An entry that
-    cannot be removed stays and is not an error.
+    Calls `go_on`, which may raise, before each entry, and stops when `go_on` returns False. An entry
+    that cannot be removed stays and is not an error.
     """
     try:
         top = os.open(name, _DIRECTORY, dir_fd=above)
@@ -36,7 +37,10 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
 
 
 def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
-    """Empty `top` or a directory in it; return whether subdirectories were moved up to `top`."""
+    """Remove entries of `directory`, which is `top` or below it.
+
+    Moves subdirectories of a lower directory up to `top`; returns whether any were moved.
+    """
     moved = False
     with os.scandir(directory) as entries:
         for entry in entries:

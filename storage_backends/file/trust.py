@@ -16,19 +16,19 @@ from .publish import TEMPORARY
 from .quarantine import QUARANTINE
 
 _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
-"""Length of a file's name with the separator before it."""
+"""Length of a file's name in an object's path, with the separator before the name."""
 _REAL_MAX: Final = 1 << 16
-"""Maximum number of directories remembered as real directories."""
+"""Maximum number of directories remembered as not being links."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
 """The directories in the root of a store of files."""
 
 
 class Trust(StrEnum):
-    """The users who may be able to write to a store's directory."""
+    """The users whose permission to write to a store's directory is accepted."""
 
     OWNER = "owner"
     GROUP = "group"
-    """The owner and the directory's group may write."""
+    """The owner and the directory's group may have write permission."""
     ANY = "any"
 
 
@@ -58,7 +58,10 @@ def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
 
 
 def check_own(root: Path, trust: Trust) -> None:
-    """Raise `ConfigError` if untrusted users can create files in a directory, sticky or not."""
+    """Raise `ConfigError` if untrusted users can create files in the directory `root`.
+
+    Unlike in `check_trust`, a sticky bit does not help.
+    """
     if trust is not Trust.ANY:
         _check_mode(root, root.stat(), trust, sticky_helps=False)
 
@@ -90,8 +93,8 @@ def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
 class OwnDirectories:
     """Remembers which directories were checked not to be links. Thread-safe.
 
-    A directory is checked at its first use only. The check is for links made by an administrator,
-    because an attacker with write access could change the objects themselves.
+    A directory is checked only at its first use, because the check finds links made by an
+    administrator. An attacker with write access could change the objects themselves.
     """
 
     def __init__(self) -> None:

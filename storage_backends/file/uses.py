@@ -1,8 +1,9 @@
-"""Keeps each file's time of last use in its modification time, in an order that suits eviction.
+"""Keeps each file's time of last use in its mtime, in an order that suits eviction.
 
-A page is found only behind all pages before it, so a sweep must remove leaves before roots. Therefore a
-file never has a later time of use than the file that it continues: the files of a call get falling
-times, starting now or just below the time of the file that the first one continues.
+A reader finds a page only after all pages before it, so a sweep must remove leaves before roots.
+Therefore a file never has a later mtime than the file that it continues. The files of a call get
+descending mtimes. The first mtime is now, or just below the mtime of the file that the first file
+continues.
 """
 
 import os
@@ -15,24 +16,24 @@ from ...page_format.object_name import ObjectName, located
 from ..base import After
 
 STEP_NS: Final = 1000
-"""Difference between the times of a page and the next; filesystems store times at least that
-exactly."""
+"""Nanoseconds between the mtimes of a file and the next one; filesystems store mtimes at least that
+precisely."""
 
 
 class UseTimes:
-    """Sets the times of the files of one call, by their position in it. Thread-safe."""
+    """Sets the mtimes of the files of one call, by their position in the call. Thread-safe."""
 
     def __init__(self, root_fd: int, after: After | None = None) -> None:
-        """The first file of the call continues the file of `after`, if given."""
+        """`after` names the object that the first file of the call continues, if any."""
         self._root_fd = root_fd
         self._after = after
         self._lock = threading.Lock()
         self._first_ns: int | None = None
 
     def mark(self, first: int, names: Sequence[ObjectName | None]) -> None:
-        """Set the times of neighbouring files, from position `first` on; None skips a position.
+        """Set the mtimes of neighbouring files, from position `first` on; None skips a position.
 
-        A file that is gone or belongs to another user keeps its time.
+        A file that does not exist or belongs to another user is skipped.
         """
         for position, name in enumerate(names, start=first):
             place = None if name is None else located(name)
@@ -43,7 +44,7 @@ class UseTimes:
                 os.utime(place[1], ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
 
     def _begin(self, path: str) -> int:
-        """Return the time of the call's first file (position 0), by the filesystem's clock."""
+        """Return the mtime for the call's first file (position 0), by the filesystem's clock."""
         with self._lock:
             if self._first_ns is None and self._after is not None:
                 place = located(self._after.name)

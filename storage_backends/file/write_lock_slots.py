@@ -1,8 +1,8 @@
 """The write lock of a store: one process at a time moves or replaces a named file.
 
-Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed.
-Removing or replacing a file is a check followed by an action. The process holds the lock for both, and
-acts only on the file that it has checked.
+Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed. A
+process that removes or replaces a file first checks it. The process holds the lock from the check to
+the end of the action, and acts only on the file that it has checked.
 """
 
 import errno
@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
 
 Identity = tuple[int, int]
-"""Device and inode of a file that is still open, so that the number cannot be reused."""
+"""Device and inode number of a file. The file must stay open, so that no new file gets the number."""
 
 
 class Lock(Enum):
@@ -33,7 +33,7 @@ class Lock(Enum):
     OURS = 0
     TAKEN = 1
     UNKNOWN = 2
-    """Unknown, because the filesystem has no locks."""
+    """The filesystem has no locks, so another process may hold one."""
 
 
 def try_to_lock(fd: int) -> Lock:
@@ -60,8 +60,9 @@ class WriteLockSlots:
     def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
         """Wait for the lock; yield whether the file at `path` still has this identity.
 
-        An identity of None means anything but a regular file. Raises OSError if the lock is not free
-        within the timeout or before `stop` is due, or if the path cannot be checked.
+        With an identity of None, yield whether `path` is something other than a regular file. Raises
+        OSError if the path cannot be checked, or if the lock stays taken until the timeout or until
+        `stop` is due.
         """
         fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
         try:
@@ -83,8 +84,8 @@ class WriteLockSlots:
 def _lock(fd: int, stop: Stop | None) -> None:
     """Wait for the lock.
 
-    On a filesystem without locks another process may act between the check and the action. The result
-    is a good file in quarantine or lost columns: a miss, never wrong data.
+    Without locks in the filesystem, another process may act between this one's check and action. The
+    result is a good file in quarantine or lost columns: a miss, never wrong data.
     """
     give_up = time.monotonic() + _TIMEOUT_S
     while try_to_lock(fd) is Lock.TAKEN:

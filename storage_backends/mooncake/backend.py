@@ -6,15 +6,15 @@ RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (this process's addres
 127.0.0.1), `replicas` (copies of each object).
 
 An object is the header and payload that a file would have, under a key derived from the digest of its
-name. Objects live in segments, the memory of the participating processes. They are lost with the
-segment's owner, or with the master. `exists` may stay true for some seconds after that, so reads
-decide. Without room, or without any segment, writes are FAILED and a warning is logged, until the
-master evicts. A store with segments on disks may return another object. Names and checksums are inside
-the object, and one that does not match is removed.
+name. Objects are stored in segments, the memory of the participating processes. An object is lost with
+the process that owns its segment, or with the master. `exists` may stay true for some seconds after
+that, so reads decide. If the store has no space or no segment, writes are FAILED and a warning is
+logged, until the master evicts. A store with segments on disks may return another object than the
+requested one. Such an object is detected and removed, because names and checksums are inside objects.
 
-A stopped master blocks a call until it resumes, or for the client's timeout of 30 seconds; the backend
-recovers from that and from a restart of the master. A stopped owner of a segment blocks a call until
-the library gives up (`pieces`). A read still returns at its deadline and leaves its thread behind
+While the master is stopped, a call blocks for at most the client's timeout of 30 seconds. The backend
+recovers when the master resumes or restarts. While the owner of a segment is stopped, a call blocks
+until the library gives up (`pieces`). A read still returns at its deadline and leaves its thread behind
 (`staged_reads`). While all threads are left behind, reads are FAILED at once.
 """
 
@@ -43,7 +43,8 @@ THREADS: Final = 4
 _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
-"""Timeout of joining a store; the library needs half a minute to find that a device does not exist."""
+"""Seconds to wait for joining a store. The library takes 30 seconds to detect that a device does not
+exist."""
 
 
 class MooncakeBackend(ThreadedBackend):
@@ -87,9 +88,10 @@ class MooncakeBackend(ThreadedBackend):
         return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """Read the objects into their buffers, and verify them; FAILED while every thread is blocked.
+        """Read the objects into their buffers, and verify them.
 
-        Returns at the deadline and on cancellation, even if the library still holds the calls.
+        Returns at the deadline and on cancellation, even if calls of the library still block. While
+        every thread is blocked in such a call, all reads are FAILED at once.
         """
         calls = self._ready()
         if calls is None or calls.left >= THREADS:
@@ -112,7 +114,7 @@ class MooncakeBackend(ThreadedBackend):
         return await self._run_by_bytes(self._write, writes, late, deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects, also those that are being read."""
+        """Remove the objects, even while others read them."""
         return await self._run_by_names(self._remove, names, deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
@@ -127,7 +129,10 @@ class MooncakeBackend(ThreadedBackend):
         self._writer = ObjectWriter(client, registered, self.reader, complaints)
 
     def _give_back(self) -> None:
-        """Leave the store with this process's segment, once no call blocks a thread any more."""
+        """Leave the store; the contents of this process's segment are lost.
+
+        The last thread calls this when no call of the library blocks any thread.
+        """
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -195,7 +200,7 @@ class MooncakeBackend(ThreadedBackend):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A read, and its outcome as known when the call returns."""
+    """A read with its outcome, which stays TIMED_OUT until a thread has finished the read."""
 
     read: Read
     outcome: ReadOutcome = ReadOutcome.TIMED_OUT

@@ -5,8 +5,8 @@ call after `close` crashes the process. Joining and leaving a store hold the int
 are done only while the master answers.
 
 Objects are written and read in *sessions*, which the library keeps by key. The master opens one put
-session per key and refuses the others, so the first writer wins. A get session remembers an object's
-place, so that ranges are read without another query to the master.
+session per key and refuses other writers, so the first writer wins. A get session remembers where an
+object is stored, so that ranges are read without another query to the master.
 """
 
 import ctypes
@@ -37,7 +37,8 @@ _WHOLE_BYTES_MAX: Final = 1 << 30
 
 
 left_behind: list["MooncakeDistributedStore"] = []
-"""Clients that could not leave their store. Dropping the reference would close them."""
+"""Clients that could not leave their store. They are kept referenced, because garbage collection would
+close them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class MooncakeSettings(Settings):
     master: str
     """The master's address as host:port."""
     host: str = "127.0.0.1"
-    """The address at which other clients reach this one's segment."""
+    """The address at which other clients reach this process's segment."""
     metadata: str = "P2PHANDSHAKE"
     protocol: Protocol = "tcp"
     device: str = ""
@@ -62,7 +63,7 @@ class MooncakeSettings(Settings):
 class MooncakeClient:
     """One client of a store. Thread-safe, except for `close`. Methods return one code per key.
 
-    `store` is the result of `set_up`.
+    `store` is the library's client after it has joined a store (see `set_up`).
     """
 
     def __init__(self, store: "MooncakeDistributedStore", settings: MooncakeSettings) -> None:
@@ -73,8 +74,8 @@ class MooncakeClient:
         self._config.replica_num = settings.replicas
         self._master = settings.master
         self.may_be_late = settings.protocol != "tcp"
-        """Whether bytes of an abandoned transfer may still arrive. Over TCP the library disconnects
-        first."""
+        """Whether bytes of an abandoned transfer may still arrive. False for TCP, because the library
+        disconnects when it abandons a transfer."""
         self._lock = threading.Lock()
         self._writing: set[str] = set()
         self._reading: Counter[str] = Counter()
@@ -83,33 +84,37 @@ class MooncakeClient:
         self._registered: list[int] = []
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Let the library read and write this memory until `close`; return whether it accepts."""
+        """Register memory that the library may read and write until `close`; False if refused."""
         if self._store.register_buffer(address, nbytes):
             return False
         self._registered.append(address)
         return True
 
     def exist(self, keys: list[str]) -> list[bool]:
-        """Return for each key whether an object exists; False if the master does not say."""
+        """Return for each key whether an object exists; False if the master does not answer."""
         return [code == 1 for code in self.presence(keys)]
 
     def presence(self, keys: list[str]) -> list[int]:
         """Return 1 for each key that has an object, 0 for one that has none, or a negative code.
 
-        The master checks the keys of one call in any order, and other writers may act in between.
+        The answers are not a snapshot: the master checks the keys in any order while others write.
         """
         return complete(self._store.batch_is_exist(keys), keys)
 
     @contextmanager
     def reading(self, keys: list[str]) -> Generator[list[int]]:
-        """Locate objects; those with code 0 can be fetched inside the block."""
+        """Locate objects, and keep their get sessions open during the block; yields a code per key.
+
+        Objects with code 0 can be fetched inside the block.
+        """
         with self._lock:
             self._reading.update(keys)
         try:
-            # An expired lease is not an error yet, because `fetch` renews it.
+            # An expired lease is not an error here, because `fetch` obtains a new one.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # The library has one session per key, shared by all readers, so the last reader ends it.
+            # The library has one session per key, shared by all readers, so end it when no reader is
+            # left.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -139,14 +144,15 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Let the library query the places of objects, or query them again under a new lease."""
+        """Query the locations of objects from the master, under a new lease; return a code per key."""
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # The library has no sessions for objects that are only on disk.
+        # Objects that are only on disk have no sessions, so remember them and report success.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # When a session starts, INVALID says nothing about the object, so report a failed transfer.
+        # INVALID says nothing about the object when a session starts, so replace it by the code of a
+        # failed transfer.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 
@@ -165,15 +171,15 @@ class MooncakeClient:
                 self._expired.update(key for key, code in found if code == Code.LEASE_EXPIRED)
 
     def _dropped(self, key: str) -> bool:
-        """Return whether the library may have ended a session without the knowledge of a reader.
+        """Return whether the library may have ended a key's session while this reader used it.
 
-        It ends the session that all readers of a key share when it finds the lease expired.
+        The library ends a session, which all readers of the key share, when it finds the lease expired.
         """
         with self._lock:
             return key in self._expired or self._reading[key] > 1
 
     def _fetch_slowly(self, key: str, pieces: Sequence[BufferPiece], stop: Stop) -> int:
-        """Read pieces of an object on a disk, which the library returns only whole."""
+        """Read pieces of an object on a disk, by fetching the whole object and copying the pieces."""
         whole = self._whole_in_time(key, stop)
         if isinstance(whole, int):
             return whole
@@ -187,7 +193,7 @@ class MooncakeClient:
     def _whole_in_time(self, key: str, stop: Stop) -> mmap.mmap | int:
         """Return a copy of all bytes of an object, or a negative code.
 
-        Retries, at most as often as `fetch`, if the bytes arrive after the object's lease has expired.
+        Retries, at most `LEASES` times, if the bytes arrive after the object's lease has expired.
         """
         whole = self._whole(key)
         for _ in range(LEASES):
@@ -221,11 +227,14 @@ class MooncakeClient:
         return self._store.get_size(key)
 
     def begin(self, keys: list[str], sizes: list[int]) -> list[int]:
-        """Start writing objects; a caller with code 0 is the first and must `finish` or `give_up`."""
+        """Start writing objects; code 0 if this caller is the first writer of a key.
+
+        For each key with code 0 the caller must call `finish` or `give_up`.
+        """
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # A key that occurs twice in one call also has only one first writer.
+            # If a key occurs twice in one call, only its first occurrence is a first writer.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:
@@ -286,8 +295,8 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # The library still has the session of a write that could not be discarded while the master was
-        # away.
+        # INVALID means that the library still has the session of an earlier write, which it could not
+        # revoke while the master did not answer. Revoke that session and start again.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]
@@ -318,7 +327,7 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
             f"store mooncake://{settings.master}: the installed client has no put sessions; install "
             "mooncake-transfer-engine-non-cuda 0.3.13 or newer"
         )
-    # Check first, because the library itself retries for a minute and a half.
+    # Check that the master answers, because the library would retry for a minute and a half.
     if not _answers(settings.master):
         raise ConfigError(
             f"store mooncake://{settings.master}: no master answers there; start mooncake_master, or "
@@ -344,12 +353,15 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
 
 
 def _answers(master: str) -> bool:
-    """Return whether a running master answers; a stopped process still accepts connections."""
+    """Return whether a running master answers at this address.
+
+    A successful connection proves nothing, because the system accepts it for a stopped process too.
+    """
     host, _, port = master.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as link:
             link.settimeout(_REACH_TIMEOUT_S)
-            # These bytes are not a request, so a running master disconnects at once.
+            # These bytes are not a valid request, so a running master disconnects at once.
             link.sendall(bytes(64))
             link.recv(1)
     except ConnectionResetError:

@@ -1,7 +1,8 @@
 """Memory registered with the Mooncake client: the caller's pool, and staging memory.
 
-Writes go directly from registered memory to the store, or piece by piece through the thread's staging
-memory of fixed size. All reads go through staging memory (`staged_reads`).
+Writes go directly from the caller's memory to the store if that memory is registered. Other writes go
+piece by piece through the staging memory of the thread, which has a fixed size. All reads go through
+staging memory (`staged_reads`).
 """
 
 import logging
@@ -18,17 +19,18 @@ from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
-"""Maximum objects per call of the client, and the number of header blocks per thread."""
+"""Maximum objects per call of the client, and number of header blocks in each thread's staging memory.
+"""
 ROOM_BYTES: Final = 4 << 20
 STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
 WRITTEN_OFF_MAX: Final = 32
-"""How many staging areas may be given up permanently: 132 MiB in total."""
+"""Maximum number of staging memories that may be abandoned, 132 MiB in total."""
 
 _log = logging.getLogger(__name__)
 
 
 class StagingMemory:
-    """One thread's registered memory."""
+    """One thread's staging memory, registered with the client."""
 
     def __init__(self) -> None:
         memory = memoryview(mmap.mmap(-1, STAGING_BYTES))
@@ -71,7 +73,7 @@ class RegisteredMemory:
         self._ends = [end for _, end in spans]
 
     def covers(self, views: Sequence[memoryview]) -> bool:
-        """Return whether all these bytes lie in the caller's registered memory."""
+        """Return whether all buffers lie within the memory that the caller registered."""
         for view in views:
             start = address_of(view)
             at = bisect_right(self._starts, start) - 1
@@ -81,7 +83,7 @@ class RegisteredMemory:
 
     @property
     def is_used_up(self) -> bool:
-        """Return whether too much staging memory was written off, so that reads must stop."""
+        """Return whether so much staging memory was abandoned that reads must stop."""
         return self._written_off >= WRITTEN_OFF_MAX
 
     def write_off(self) -> None:
@@ -105,7 +107,8 @@ class RegisteredMemory:
         if found is None:
             found = StagingMemory()
             with self._lock:
-                # It must outlive the thread: only `close` of the client unregisters it.
+                # Keep a reference after the thread exits, because only `close` of the client
+                # unregisters the memory.
                 self._kept.append(found)
                 if not self._client.register(found.address, len(found.memory)):
                     raise OSError("the Mooncake client cannot register memory")
@@ -116,7 +119,7 @@ class RegisteredMemory:
 def staging_views(
     buffers: Sequence[memoryview], plan: Plan
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield views of the buffers that fit into a room, each with its offset in the object."""
+    """Yield views of the buffers in steps of at most `ROOM_BYTES`, with their offsets in the object."""
     runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, runs, strict=True):
         whole, rest = divmod(run.nbytes, ROOM_BYTES)

@@ -1,7 +1,7 @@
 """The objects requested from a Mooncake Store, and their keys there.
 
-An object lies under the key of its *generation*. Generation 0 is that of the first writer; `reads` and
-`writes` describe how later ones are created.
+The key of an object contains its *generation*. The first writer stores generation 0; see `reads` and
+`writes` for how later generations replace earlier ones.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from ...page_format.object_header import FORMAT_VERSION
 from ...page_format.object_shape import ALWAYS, ObjectShape
 
 GENERATIONS: Final = 8
-"""Each generation adds a column, so this limits the optional columns of a page."""
+"""Maximum number of generations of an object. Each generation after the first adds an optional column,
+so an object can gain at most one column fewer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class WantedObject:
 
     @property
     def last_generation(self) -> int:
-        """Return the highest possible generation, because each adds an optional column."""
+        """Return the highest possible generation: one more for each optional column of the object."""
         columns = {part.bit for part in self.shape.parts if part.bit != ALWAYS}
         return min(len(columns), GENERATIONS - 1)
 

@@ -1,13 +1,14 @@
 """Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
-The library moves the pieces of a call one after the other, and waits for the owner of each (30 seconds
-over TCP by default). With a stopped owner, a call with many pieces would block for a multiple of that,
-past its deadline. But each call costs some 0.1 ms. Therefore the first step is one piece, which shows
-whether the owner answers, and later steps are large enough to be worth a call.
+A step is one call of the library with some pieces. The library moves the pieces of a call one after the
+other, and waits up to 30 seconds (over TCP by default) for the owner of each. If an owner has stopped,
+a call with many pieces would block for a multiple of that, past its deadline. But each call costs some
+0.1 ms. Therefore the first step is one piece, which shows whether the owner answers, and later steps
+are large enough to be worth a call.
 
-A reader has a lease on an object, after which the master may reuse the memory. The library rejects
-bytes that arrive later, and forgets the object's place. On a busy machine that happens to healthy
-reads, so such a step is repeated under a new lease, while earlier steps count.
+A reader has a lease on an object, after which the master may reuse the memory. If bytes arrive after
+the lease, the library rejects them and forgets where the object is. On a busy machine that happens to
+healthy reads, so the rejected step is repeated under a new lease, and the finished steps are kept.
 """
 
 import time
@@ -19,11 +20,13 @@ from ..threaded_backend import Stop
 
 STEP_PIECES: Final = 8
 STEP_BYTES: Final = 256 << 10
-"""A step with this many bytes gets no further piece, because they cost far more than a call."""
+"""A step with this many bytes gets no further piece, because moving them takes far longer than a call
+costs."""
 LEASES: Final = 3
-"""How often one step is repeated under a new lease."""
+"""Maximum number of times that one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
-"""After a slower step, each step has one piece until one is fast again."""
+"""Seconds. After a step that took longer, each step has only one piece, until a step is faster again.
+"""
 
 
 class Code(IntEnum):
@@ -31,18 +34,19 @@ class Code(IntEnum):
 
     NO_ROOM = -200
     INVALID = -600
-    """Also returned for a range beyond the object's end, a missing session, or an unreachable owner."""
+    """Invalid request. Also returned for a range beyond the object's end, a missing session, or an
+    unreachable owner."""
     NOT_IN_MEMORY = -702
     NOT_READY = -703
     """Another writer is still writing the object."""
     NOT_FOUND = -704
     EXISTS = -705
-    """Also returned while the object is being written."""
+    """The object exists, or another writer is still writing it."""
     LEASE_EXPIRED = -707
     NOT_TRANSFERRED = -800
     NO_MASTER = -900
     MASTER_LATE = -901
-    """Also set by this module for an operation that was not started in time."""
+    """The master did not answer in time. Also used here for a transfer that was not started in time."""
 
 
 class BufferPiece(NamedTuple):
@@ -55,8 +59,8 @@ class BufferPiece(NamedTuple):
 
 Columns = list[list[int]]
 Move = Callable[[list[str], Columns, Columns, Columns], list[int]]
-"""A call of the library: takes addresses, lengths and offsets of each key's pieces, returns a code per
-key."""
+"""A call of the library that takes addresses, lengths and offsets of each key's pieces, and returns a
+code per key."""
 
 
 def move(
@@ -64,8 +68,8 @@ def move(
 ) -> list[int]:
     """Move pieces of objects; each code is the number of bytes moved, or negative.
 
-    After a failed piece, later pieces of the same object are skipped. Pieces not started when `stop` is
-    due are late.
+    After a failed piece, later pieces of the same object are skipped. Pieces that were not started when
+    `stop` became due get the code MASTER_LATE.
     """
     codes = [0] * len(keys)
     waiting = [(at, piece) for at, each in enumerate(pieces) for piece in each]
@@ -97,11 +101,11 @@ def renewing(
     dropped: Callable[[str], bool],
     stop: Stop,
 ) -> Move:
-    """Return `by`, for reads, with retries under a new lease when bytes arrive too late.
+    """Wrap the read call `by` so that it retries under a new lease when bytes arrive too late.
 
-    `renew` queries the places of objects from the master, and returns a code for each. `dropped`
-    returns whether another reader of this client may have lost their shared lease, which appears as
-    INVALID here. A read that could not be repeated before `stop` was due is late.
+    `renew` queries the locations of objects from the master, and returns a code for each. `dropped`
+    returns whether another reader in this process may have ended the shared session of a key; the read
+    then gets INVALID and is retried too. If `stop` is due before a retry, the read gets MASTER_LATE.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:
@@ -128,7 +132,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return the codes, or failures if the library returned no list of them."""
+    """Return the library's codes; if it returned no list of codes, return a failure for each key."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

@@ -1,11 +1,12 @@
 """Blocking reads of objects from a Mooncake Store, called from several threads.
 
-An object is stored under the key of its *generation* (`names`) and never changes. One with more columns
-is stored under the next generation, and then the earlier ones are removed. So a reader that finds an
-object gone or lacking looks for a later one. No generation is stored twice (see `writes`).
+An object is stored under a key with its *generation* (`names`), and a stored generation never changes.
+To add columns, a writer stores the object under the next generation and then removes the earlier ones.
+So a reader that finds an object gone or lacking a column looks for a later generation. No generation is
+stored twice (see `writes`).
 
-The memory of a removed object may be reused during a read. Checksums detect that, and a reader treats
-an object as corrupt only after two failures.
+The memory of a removed object may be reused during a read. Checksums detect that, so a reader treats an
+object as corrupt only after two failures.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,15 @@ from .pieces import Code
 from .staged_reads import StagedReads
 
 _TRIES: Final = 8
-"""A try fails only if the object was replaced or removed meanwhile."""
+"""Maximum attempts of one read; an attempt fails only if the object was replaced or removed meanwhile.
+"""
 
 
 class Look(NamedTuple):
-    """The contents of an object's header."""
+    """The result of checking an object's header."""
 
     code: int
-    """The library's code; negative if the header could not be read."""
+    """The library's code for reading the header; negative if the read failed."""
     finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
@@ -41,7 +43,7 @@ class ObjectReader:
         self._staged = StagedReads(client, memory)
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
-        """Return the last generation of each object that seems to exist: a hint.
+        """Return the highest generation of each object that seems to exist, or None: a hint.
 
         While an object is being replaced, the result may be None or an earlier generation.
         """
@@ -53,11 +55,11 @@ class ObjectReader:
         ]
 
     def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
-        """Return the last generation of each object after `generation`, or 0 if there is none.
+        """Return the highest generation of each object after `generation`, or 0 if there is none.
 
         A negative value is the code of a master that does not answer. Generations are queried in
-        ascending order, one call each, so a replacement is queried after the one that it replaces. So a
-        generation that existed at the start is missed only if a later one is found.
+        ascending order, one call each, because a writer stores a generation before it removes the
+        earlier one. So a generation that existed at the start is missed only if a later one is found.
         """
         found = [0] * len(wanted)
         for each in range(generation + 1, GENERATIONS):
@@ -90,7 +92,7 @@ class ObjectReader:
         return outcomes
 
     def read_at(self, want: WantedObject, generation: int, stop: Stop) -> ReadOutcome:
-        """Fill the buffers from this generation of an object; remove it if it is corrupt."""
+        """Read one generation of an object into its buffers; remove a corrupt generation."""
         outcome = ReadOutcome.CORRUPT
         for _ in range(2):
             if stop.due():
@@ -102,7 +104,7 @@ class ObjectReader:
         return outcome
 
     def look(self, want: WantedObject, generation: int, stop: Stop) -> Look:
-        """Return how the object's header compares with the wanted object."""
+        """Compare the header of one generation with the wanted object, and return the result."""
         header = self._staged.header(key_of(want.digest, generation), stop)
         if isinstance(header, int):
             return Look(0, HeaderFinding.SHORT) if header == Code.INVALID else Look(header)
@@ -113,15 +115,15 @@ class ObjectReader:
     def _read_again(
         self, want: WantedObject, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
-        """Return the outcome of an object whose generation 0 gave `outcome`.
+        """Return the outcome of a read whose generation 0 gave `outcome`, after trying later ones.
 
-        `generation` is the result of `later`.
+        `generation` is the result of `later` for generation 0.
         """
         seen = 0
         for _ in range(_TRIES):
             if generation < 0:
                 return ReadOutcome.FAILED
-            # A corrupt object may be the remains of one that was just removed.
+            # A corrupt object is read again, because it may have been removed during the read.
             if generation == seen and outcome is not ReadOutcome.CORRUPT:
                 return outcome
             outcome, seen = self.read_at(want, generation, stop), generation

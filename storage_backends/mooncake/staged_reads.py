@@ -2,12 +2,12 @@
 
 The library cannot cancel a call: it may block longer than its caller waits, and over RDMA bytes of an
 abandoned transfer may still arrive. So the library never writes to the caller's memory. Bytes are
-staged, and copied out only while the caller's call is in progress (`Stop.touching`). The copy is
-verified, so nothing can change between check and use.
+staged, and copied out only while the caller's call is in progress (`Stop.touching`). The reader
+verifies the copy, not the staged bytes, so late bytes cannot change verified data.
 
 A thread uses its staging memory again only after the library has returned. After a failed transfer
-whose bytes may still arrive, the memory is abandoned (`RegisteredMemory.write_off`). Once too much was
-lost that way, reads are FAILED.
+whose bytes may still arrive, the memory is abandoned (`RegisteredMemory.write_off`). Once too much
+memory was abandoned, reads are FAILED.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _GONE = (Code.NOT_FOUND, Code.NOT_READY)
 
 
 class _Place(NamedTuple):
-    """The address and memory in which an object is staged."""
+    """The part of the staging memory for one object, with its address."""
 
     address: int
     memory: memoryview
@@ -74,7 +74,7 @@ class StagedReads:
         return outcomes
 
     def header(self, key: str, stop: Stop) -> bytes | int:
-        """Return the header of an object, or a negative code; INVALID if it has no header."""
+        """Return the header of an object, or a negative code; INVALID if the object is too short."""
         if self._memory.is_used_up:
             return Code.NOT_TRANSFERRED
         with self._client.reading([key]) as (found,):
@@ -85,10 +85,10 @@ class StagedReads:
     def _unstage(
         self, key: str, want: WantedObject, place: _Place, code: int, stop: Stop
     ) -> ReadOutcome | bytes:
-        """Copy an object's staged bytes to the caller.
+        """Copy an object's staged bytes to the caller, and return the outcome.
 
-        Returns the object's header if its layout is not the expected one, or it was too long to be
-        staged.
+        Returns the object's header instead if the payload must be fetched separately: its layout is not
+        the expected one, or the object is too long to be staged.
         """
         shape = want.shape
         is_staged = code >= 0 and _is_staged(shape)
@@ -140,7 +140,7 @@ class StagedReads:
     def _why(self, key: str, nbytes: int, stop: Stop) -> int:
         """Return INVALID if the object is shorter than `nbytes`, else the reason for the failure.
 
-        The client returns the same code if the object's owner cannot be reached.
+        The master must be queried, because the client also returns INVALID for an unreachable owner.
         """
         if stop.due():
             return Code.MASTER_LATE
@@ -174,7 +174,7 @@ def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[li
 
 
 def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Place]:
-    """Return the staging places of a group's objects, one after the other."""
+    """Return the part of the staging memory for each object of a group, one after the other."""
     places: list[_Place] = []
     at = 0
     for shape in shapes:
@@ -185,9 +185,9 @@ def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Plac
 
 
 def _pieces(place: _Place, shape: ObjectShape) -> list[BufferPiece]:
-    """Return the pieces to stage of an object: its header, then the wanted parts.
+    """Return the pieces of an object to stage: its header and the wanted parts, joined if adjacent.
 
-    Usually the object has the reader's own columns, and all are wanted: then it is one piece.
+    If the object has exactly the reader's columns, and all are wanted, the result is a single piece.
     """
     address = place.address
     if not _is_staged(shape):
@@ -205,7 +205,7 @@ def _pieces(place: _Place, shape: ObjectShape) -> list[BufferPiece]:
 def _copy_out(
     staged: memoryview, views: Sequence[memoryview], hashes: PartHashes, stop: Stop
 ) -> bool:
-    """Copy to the caller and hash the copy; return False if the call is over."""
+    """Copy staged bytes to the caller's views and hash the copy; return False after the call's end."""
     with stop.touching() as wanted:
         at = 0
         for view in views if wanted else ():

@@ -1,17 +1,17 @@
 """Blocking writes of objects to a Mooncake Store and their replacement, called from several threads.
 
-The master admits one writer per key, so there is one first writer among all processes. The others wait
-until it has finished, and check the object that it stored. See `reads` for generations.
+The master admits one writer per key, so there is one first writer among all processes. The other
+writers wait until it has finished, and check the object that it stored. See `reads` for generations.
 
 After a generation was replaced and removed, the master would admit a writer that had looked before the
 replacement. So an admitted writer queries later generations before it stores anything, and gives up if
-there are any. While it holds a generation, no writer can pass it, because the next generation is built
-from the one that it stores. So a generation is stored at most once, and has all columns of the earlier
-ones.
+there are any. No writer can store a later generation before the admitted writer has finished, because
+the next generation is built from the admitted writer's. So a generation is stored at most once, and has
+all columns of the earlier ones.
 
 This holds until the object disappears: by `remove`, eviction, loss of its owner, or corruption. A
-writer that had read it before may still store the next generation, which can hide columns that others
-have stored again meanwhile. Those columns are then LACKING.
+writer that had read the object before may still store the next generation, which can hide columns that
+others have stored again meanwhile. Reads of those columns are then LACKING.
 """
 
 import logging
@@ -33,7 +33,8 @@ from .pieces import BufferPiece, Code
 from .reads import ObjectReader
 
 _OTHER_WRITER_S: Final = 2.0
-"""How long to wait for another writer of an object; after that it is assumed dead."""
+"""Seconds to wait for another writer of the same object; after that the other writer is assumed dead.
+"""
 _PAUSE_S: Final = 0.001
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ObjectWriter:
         self._complaints = complaints
 
     def write(self, news: Sequence[New], stop: Stop) -> list[WriteOutcome]:
-        """Write the objects that do not exist yet; at most as many as there are header blocks."""
+        """Write the objects that do not exist yet; at most `KEYS_AT_A_TIME` objects per call."""
         standing = self._reader.latest([new.want.digest for new in news])
         fresh = [at for at, generation in enumerate(standing) if generation is None]
         codes = dict(zip(fresh, self._store([news[at] for at in fresh], 0, stop), strict=True))
@@ -75,7 +76,10 @@ class ObjectWriter:
         return outcomes
 
     def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
-        """Write an object next to an existing one, or one that is being written, if still needed."""
+        """Write an object that already exists or is being written by another writer.
+
+        PRESENT means that the existing object has all columns of the new one.
+        """
         until = time.monotonic() + _OTHER_WRITER_S
         while not stop.due():
             code = self._step(new, stop)
@@ -89,7 +93,10 @@ class ObjectWriter:
         return WriteOutcome.TIMED_OUT
 
     def _step(self, new: New, stop: Stop) -> int | None:
-        """Try once: return EXISTS if the object is there, None if a retry is needed."""
+        """Try once to write an object; return a code, or None if another attempt is needed.
+
+        The code is EXISTS if the stored object has all columns of the new one.
+        """
         (generation,) = self._reader.latest([new.want.digest])
         if generation is None:
             (code,) = self._store([new], 0, stop)
@@ -132,9 +139,10 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects for which this writer is the first; return codes.
+        """Store the objects for which this writer is the first, and return a code for each object.
 
-        EXISTS: another writer is storing or has stored this generation, or a later one exists.
+        EXISTS means that another writer is storing or has stored this generation, or that a later one
+        exists.
         """
         if not news:
             return []
@@ -168,7 +176,7 @@ class ObjectWriter:
         return codes
 
     def _send(self, news: Sequence[New], keys: Sequence[str], stop: Stop) -> list[int]:
-        """Transfer the started objects; return the bytes sent of each, or a negative code."""
+        """Transfer the objects that were started; return the bytes sent of each, or a negative code."""
         staging = self._memory.staging()
         straight: list[int] = []
         pieces: list[list[BufferPiece]] = []

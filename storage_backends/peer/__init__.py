@@ -1,1 +1,1 @@
-"""`peer://`: reads pages from the hosts of another group's ranks."""
+"""`peer://`: reads pages from the host memory of another group's ranks."""

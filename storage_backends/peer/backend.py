@@ -1,10 +1,10 @@
-"""`peer://host:port?secret=S`: reads pages from the hosts of another group's ranks.
+"""`peer://host:port?secret=S`: reads pages from the host memory of another group's ranks.
 
-`host:port` is the page server of one rank (`ranks/page_server/page_server`), which lists the others.
-The serving group's engine decides which pages can be read, and until when. This store is read-only and
-cannot list or remove. A corrupt page is CORRUPT at every read.
+`host:port` is the page server of one rank (`ranks/page_server/page_server`), which lists the other
+ranks. The engine of the serving group decides which pages can be read, and until when. This store is
+read-only and cannot list or remove. A corrupt page is CORRUPT at every read.
 
-Options: `secret` (that of the serving group; required unless it serves only its own host), `connect_s`
+Options: `secret` (that of the serving group; required unless the rank is on this host), `connect_s`
 (timeout of a connection attempt, default 5), `inflight_bytes` (maximum requested from one rank at a
 time, default 64 MiB), `allow_sources` (comma-separated networks and host names that the rank must
 belong to), `transfer` (`mooncake`: read pages with Mooncake's transfer engine if the serving group has
@@ -12,10 +12,10 @@ one, too; default `tcp`: over the connection), and with it `protocol` (`tcp` or 
 devices) and `insists` (1: never read pages over the connection).
 
 A call sends requests to all ranks concerned, over one connection each. Bytes go directly into the
-caller's buffers and are verified there. A read that ends early leaves its connection usable, and the
-late bytes are discarded. A broken connection fails its requests, and the next call reconnects. A silent
-rank costs each call its deadline, which `breaker+` avoids. Reads by a transfer engine go through memory
-of this process (`one_sided`), so a hanging call of the library costs no more.
+caller's buffers and are verified there. A read that is abandoned early leaves its connection usable,
+and its late bytes are discarded. A broken connection fails its requests, and the next call reconnects.
+A silent rank makes each call wait until its deadline, which `breaker+` avoids. A transfer engine reads
+into staging memory of this process (`one_sided`), so even then a call returns at its deadline.
 """
 
 import time
@@ -45,11 +45,12 @@ class PeerOptions(TransferSettings):
     connect_s: Annotated[float, Meta(ge=0.01, le=600)] = 5.0
     inflight_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 64 << 20
     allow_sources: str = ""
-    """Comma-separated, in the format of `Peers`."""
+    """Networks and host names that the rank must belong to, comma-separated, in the format of `Peers`.
+    """
 
 
 class PeerBackend:
-    """A read-only `StorageBackend`."""
+    """A read-only `StorageBackend` whose objects are the pages of another group."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class PeerBackend:
         engine: TransferEngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
-        """`address` is host:port; `text` is the store's name in messages."""
+        """`address` is the host:port of one rank; `text` is the store's name in messages."""
         self._text = text or f"peer://{address}"
         self._make_group = partial(
             PeerGroup,

@@ -1,4 +1,4 @@
-"""Splits one call of the backend by rank, and sends the requests to all ranks concurrently."""
+"""Splits one backend call by rank, and sends the requests to all ranks concurrently."""
 
 import asyncio
 import time
@@ -18,11 +18,12 @@ from .wire import NAMES_MAX
 RequestT = TypeVar("RequestT", bound=PeerRequest)
 
 _REQUEST_BYTES: Final = 8 << 20
-"""Maximum bytes of one request, or one object if that is larger."""
+"""Maximum bytes of the objects that one request reads; an object that is larger gets its own request.
+"""
 
 
 async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-    """Return for each name whether the object can be read now; False if its rank gives no answer."""
+    """Return for each name whether the object can be read now; False if its rank does not answer."""
     there = [False] * len(names)
     try:
         await group.enter_again(deadline)
@@ -78,7 +79,8 @@ async def read_objects(
         outcomes[at] = ReadOutcome.MISSING
         rank = group.rank_of(name, digest)
         if rank is not None:
-            # Comparing shapes is slow, and all reads of a batch share one object.
+            # Group reads by the identity of the shape, because comparing shapes is slow and all reads
+            # of a batch share one shape object.
             shapes[id(shape)] = shape
             wanted = WantedParts(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
@@ -110,7 +112,7 @@ async def _ask_ranks(
     if len(calls) == 1:
         await calls[0]
     elif calls:
-        # When cancelled, `gather` returns only after all of its calls.
+        # `gather` passes a cancellation on to all calls, and returns only after all of them.
         await asyncio.gather(*calls)
 
 

@@ -37,8 +37,8 @@ from .wire import (
 )
 
 SILENT_S: Final = 5.0
-"""A connection with outstanding requests that has received nothing for this long is closed when a
-request times out."""
+"""Maximum seconds of silence while requests are outstanding. If a request times out after a longer
+silence, the connection is closed."""
 
 
 async def connect(
@@ -50,12 +50,12 @@ async def connect(
     broke: Callable[[str], None],
     allowed: AllowedSources,
 ) -> "Connection":
-    """Return a new connection to the rank at `address`, after its `Hello`.
+    """Connect to the rank at `address`, and return the connection once the rank's `Hello` has come.
 
     Raises `ConfigError` for an address that is not allowed, another version or secret, or a missing
     secret if the rank is on another host. Raises `StorageError` or `OSError` for temporary failures.
-    `store` is the rank's name in messages. `broke` is called at the end of the connection, with the
-    reason if requests were waiting.
+    `store` is the rank's name in messages. If the connection breaks, `broke` is called with the reason,
+    or with an empty text if no request was waiting.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
@@ -111,7 +111,7 @@ class Connection:
         self._one_sided: OneSidedReads | None = None
         self._target = ""
         self._staged: dict[int, StagedReply] = {}
-        """Requests that a transfer engine is reading, by request number."""
+        """Requests with a transfer engine's read in progress, by request number."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
@@ -127,11 +127,14 @@ class Connection:
         return str(self._sock.getsockname()[0])
 
     def read_by(self, one_sided: OneSidedReads, target: str) -> None:
-        """Read objects by a transfer engine from now on; the rank's engine is at `target`."""
+        """Read objects by a transfer engine from now on; the rank's engine has address `target`."""
         self._one_sided, self._target = one_sided, target
 
     def submit(self, request: PeerRequest) -> None:
-        """Send the request as soon as there is room; on a closed connection it finishes unanswered."""
+        """Queue the request, and send it when the limit of bytes in flight permits.
+
+        On a closed connection the request finishes at once, unanswered.
+        """
         if not self.is_open:
             request.finish()
             return
@@ -153,7 +156,8 @@ class Connection:
         if self._receiving is request:
             self._receiver.discard_rest()
         if number in self._staged:
-            # A queued call is cancelled now; a running one ends when the library returns.
+            # If the engine's read is still queued, cancel it now. A running read continues until the
+            # library returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing was received for {SILENT_S:g} s")
@@ -161,10 +165,10 @@ class Connection:
         self._send(Forget(number))
 
     def close(self, why: str = "") -> None:
-        """Close the connection and finish all requests; report the reason `why`, if any, to `broke`.
+        """Close the connection and finish all requests; call `broke` with the reason `why`, if any.
 
-        If no request is waiting, a closed connection is not an error: a group that shuts down closes
-        it, too.
+        If no request is waiting, the reason passed to `broke` is empty: a connection that closes then
+        is not an error, because a serving group that shuts down closes its connections.
         """
         if not self.is_open:
             return
@@ -265,9 +269,9 @@ class Connection:
                     raise StorageError(f"unexpected message {type(message).__name__}")
 
     def _receive_pages(self, reading: PartsRead, pages: ReadReply, attached_bytes: int) -> Parser:
-        """Receive the attachment of `pages`, and verify its tag.
+        """Receive the bytes attached to `pages`, and verify their tag.
 
-        For an abandoned reading the bytes are discarded without verification.
+        If the read was abandoned, the bytes are discarded without verification.
         """
         running = self._tags.received.begin() if attached_bytes else None
         for sinks in reading.receive(pages, attached_bytes):
@@ -296,7 +300,7 @@ class Connection:
             self._done(number)
 
     def _came(self, one_sided: OneSidedReads, number: int, staged: StagedReply) -> None:
-        """Deliver the result of an engine's read if the request still waits for it."""
+        """Deliver the result of an engine's read if its request still waits for the result."""
         if self.is_open:
             self._heard_at = time.monotonic()
             del self._staged[number]
@@ -314,7 +318,10 @@ class Connection:
         self._send(Done(number))
 
     def _engine_failed(self, one_sided: OneSidedReads, why: str) -> None:
-        """Read over the connection from now on, unless the settings insist on the engine."""
+        """Log that the engine failed, and use the connection for later reads.
+
+        If the settings insist on the engine, later reads still use the engine.
+        """
         if not one_sided.settings.insists:
             self._one_sided = None
         one_sided.failures.warn(

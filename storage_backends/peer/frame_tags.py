@@ -1,10 +1,10 @@
-"""Tags that authenticate the frames of a connection between two sides with a shared secret.
+"""Authentication tags for the frames of a connection between two sides with a shared secret.
 
 A tag is a GMAC: AES-256-GCM without plaintext, over the frame as additional data. Each direction has
-its own key from the handshake, and the nonce is the tag's number in that direction. So a frame that was
-changed, dropped, repeated, moved or reflected makes a tag invalid.
+its own key from the handshake, and the nonce is the tag's sequence number in that direction. So the tag
+is invalid if a frame was changed, dropped, repeated, reordered or reflected.
 
-Pages are authenticated but not encrypted. GMAC reads them in place, while AES-GCM has half the speed
+Pages are authenticated but not encrypted. GMAC reads pages in place, while AES-GCM has half the speed
 and copies every page before sending (docs/performance.md). Without a secret there are no tags.
 """
 
@@ -23,17 +23,17 @@ _NONCE_BYTES: Final = 12
 
 
 class WrongTagError(StorageError):
-    """A frame is not the one that the other side sent next."""
+    """A frame's tag is invalid, so the frame is not the next one that the other side sent."""
 
     def __init__(self) -> None:
         super().__init__("a frame is not authentic: it was changed, repeated or dropped in transit")
 
 
 class FrameTags:
-    """The tags of one direction of one connection, in order."""
+    """Computes and checks the authentication tags of one direction of one connection, in order."""
 
     def __init__(self, key: bytes = b"") -> None:
-        """Without a key all tags are empty."""
+        """Without a key every tag is empty."""
         self._key = key
         self._count = 0
         self.nbytes: Final = TAG_BYTES if key else 0
@@ -43,22 +43,22 @@ class FrameTags:
             self._cipher = AESGCM(key)
 
     def room(self) -> memoryview:
-        """Return memory to receive a tag into."""
+        """Return memory to receive an authentication tag into."""
         return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the next tag, for `data`."""
+        """Return the authentication tag of the next frame part, `data`."""
         if not self._key:
             return b""
         return self._cipher.encrypt(self._nonce(), b"", data)
 
     def require(self, data: bytes | memoryview, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is the next tag and valid for `data`."""
+        """Raise `StorageError` unless `tag` is the correct tag of the next frame part, `data`."""
         if not hmac.compare_digest(self.of(data), tag):
             raise WrongTagError
 
     def begin(self) -> "RunningTag":
-        """Return the next tag, for data to be added in steps."""
+        """Return an object that computes the next authentication tag from data added in steps."""
         if not self._key:
             return RunningTag(None)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -72,13 +72,13 @@ class FrameTags:
 
 
 class RunningTag:
-    """A tag over memory that is added view by view, without copies."""
+    """An authentication tag over memory that is added view by view, without copies."""
 
     def __init__(self, context: "AEADEncryptionContext | None") -> None:
         self._context = context
 
     def add(self, views: Iterable[memoryview | bytes]) -> None:
-        """Add the next views; reads them immediately."""
+        """Add views to the tagged data; reads the memory before returning."""
         if self._context is not None:
             for view in views:
                 self._context.authenticate_additional_data(view)

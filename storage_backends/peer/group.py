@@ -1,4 +1,4 @@
-"""The serving group: its ranks, the objects that each can have, and the connections to them."""
+"""The serving group: its ranks, the objects that each can have, and the connections to the ranks."""
 
 import asyncio
 import logging
@@ -28,10 +28,11 @@ _SHORT: Final = 12
 
 
 class PeerGroup:
-    """Maps objects to ranks, and connects to a rank at its first request.
+    """Maps objects to ranks, and connects to a rank when its first request is sent.
 
-    Used only by the event loop's thread. There is at most one connection per rank. A call that needs a
-    broken connection reconnects, and the rank in the URI then lists the ranks again.
+    Used only by the event loop's thread. There is at most one connection per rank. If a call needs a
+    broken connection, it reconnects. The rank in the URI lists the ranks of its group at each
+    connection.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class PeerGroup:
         engine: TransferEngineSettings | None = None,
         allowed: AllowedSources,
     ) -> None:
-        """With `engine`, objects are read by a transfer engine from ranks that have one too.
+        """`entry` is the rank in the URI; it must be in `allowed`, and the ranks it lists are trusted.
 
-        `entry` must be in `allowed`; the addresses that it lists are trusted.
+        With `engine`, objects are read by a transfer engine from ranks that have one too.
         """
         self._entry = entry
         self._secret = secret.encode()
@@ -56,7 +57,8 @@ class PeerGroup:
         self._inflight_bytes = inflight_bytes
         self._allowed = allowed
         self._unproven: dict[Address, float] = {}
-        """Times until which ranks that failed to prove their identity are not retried."""
+        """For each rank that failed to prove its identity, the time until which no connection to it is
+        tried."""
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
@@ -80,14 +82,13 @@ class PeerGroup:
             ) from error
 
     async def enter_again(self, deadline: float) -> None:
-        """Reconnect to the rank in the URI if needed; raises the errors of `connection`."""
+        """Reconnect to the rank in the URI if its connection broke; raises errors of `connection`."""
         await self.connection(self._entry, deadline)
 
     def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:
-        """Return the rank that serves an object, or None if no rank can have it.
+        """Return the rank to read an object from, or None if no rank of the group can have it.
 
-        If several ranks have it, as they have replicated data, the same one is returned for the same
-        name.
+        If several ranks have the object because it is replicated data, the name decides between them.
         """
         ranks = self._places.get((name.pool, name.shard), ())
         if not ranks or not self._is_of(name.namespace):
@@ -97,8 +98,8 @@ class PeerGroup:
     async def connection(self, address: Address, deadline: float) -> Connection:
         """Return the connection to a rank; connect first if there is none.
 
-        Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` if connecting fails. A
-        cancelled caller does not cancel the attempt for other callers.
+        Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` if connecting fails.
+        Callers share one connection attempt, and a cancelled caller does not cancel it.
         """
         found = self._connections.get(address)
         if found is not None and found.is_open:
@@ -134,7 +135,7 @@ class PeerGroup:
             self._one_sided.close()
 
     def _is_of(self, namespace: str) -> bool:
-        """Return whether `namespace` is that of the group's objects; log a warning if not."""
+        """Return whether `namespace` is that of the serving group's objects; log a warning if not."""
         assert self._hello is not None
         if namespace == self._hello.namespace:
             return True
@@ -183,7 +184,7 @@ class PeerGroup:
         return made
 
     async def _find_engine(self, made: Connection) -> None:
-        """Read the rank's objects by a transfer engine if both sides have one.
+        """Use a transfer engine to read this rank's objects if both sides have one.
 
         Otherwise log the reason, or raise `ConfigError` if the settings insist on an engine.
         """
@@ -229,7 +230,8 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # The URI may use another address for the entry than its group does; one connection is enough.
+        # Use the URI's address for the rank in the URI, although the group may list another address for
+        # it, so that one connection is enough.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

@@ -31,7 +31,7 @@ class SocketStream:
 async def greet_server(
     sock: socket.socket, secret: bytes, store: str, address: str
 ) -> ConnectionTags:
-    """Run the reader's side; `address` is the server's address in the configuration.
+    """Run the reader's side of the handshake; `address` is the configured address of the server.
 
     `store` is the server's name in messages. Raises `UnprovenError` if the server does not prove that
     it knows the secret and owns the address, `ConfigError` for another version, and `StorageError` or
@@ -55,9 +55,10 @@ async def greet_server(
 async def greet_reader(
     sock: socket.socket, secret: bytes, address: str, *, full: bool
 ) -> ConnectionTags:
-    """Run the server's side; raises `StorageError` or `OSError` if this reader is refused.
+    """Run the server's side of the handshake; raises `StorageError` or `OSError` if it fails.
 
-    The reader must have dialled this server, by its published `address` or by the socket's own.
+    The reader must have dialled the server's published `address`, or the address of the server's
+    socket.
     """
     own = canonical_address(*split_address(address)), _place(sock.getsockname())
     stream = SocketStream(sock)

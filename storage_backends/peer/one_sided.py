@@ -1,10 +1,10 @@
 """Reads objects from a rank's memory with a transfer engine, into memory of this process.
 
-A call of the library cannot be cancelled, so it never touches the caller's buffers. It reads into a
-staging area, on a thread that may be left behind. The area has the layout that the rank would have
-sent: it is copied into the caller's buffers on the loop's thread, and verified there. So memory that
-the rank reused during the read is detected like any damage, and bytes that arrive after their call are
-discarded.
+A call of the library cannot be cancelled, so it never writes to the caller's buffers. It reads into a
+staging area, on a thread that may be left behind. The area has the layout of the rank's answer over the
+connection. On the event loop's thread the area is copied into the caller's buffers and verified there.
+So if the rank reused its memory during the read, verification detects that like any damage. Bytes that
+arrive after their call has returned are discarded.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from .transfer_engine import RemotePiece, TransferEngine, shared_engine
 from .wire import LocateReply, ReadReply, State
 
 THREADS: Final = 2
-"""Maximum concurrent calls of the library per serving group. Over TCP each call keeps a core busy while
-it waits."""
+"""Maximum concurrent calls of the library per serving group. Over TCP each waiting call keeps a core
+busy."""
 _AREA_BYTES_MIN: Final = 256 << 10
 
 
@@ -39,7 +39,7 @@ class OneSidedReads:
         self.settings = settings
         self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
         self._free: dict[int, list[memoryview]] = {}
-        """Free areas by length, which is a power of two."""
+        """Free staging areas by length in bytes, which is a power of two."""
         self._engine: TransferEngine | None = None
         self.failures: Final = LoggedError()
         """Rate-limited warnings about failed reads."""
@@ -48,7 +48,7 @@ class OneSidedReads:
     async def start(self, host: str, timeout_s: float) -> None:
         """Start this process's engine for reads; raises `StorageError` if that fails.
 
-        `host` is the address of this host as other hosts reach it.
+        `host` is the address at which other hosts reach this host.
         """
         if self._engine is not None:
             return
@@ -70,16 +70,17 @@ class OneSidedReads:
         headers: memoryview,
         came: Callable[["StagedReply"], None],
     ) -> "StagedReply":
-        """Read the located pages; `came` is called on the loop when the read has ended.
+        """Start reading the located pages; `came` is called on the event loop when the read is over.
 
-        The callee must return the area by `end`. Raises `StorageError` if no memory can be registered.
+        Then `came` must return the staging area with `end`. Raises `StorageError` if no memory can be
+        registered.
         """
         assert self._engine is not None
         staged = StagedReply(reading, located, headers, self._area(reading.nbytes))
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
-            # The loop may have been closed while the library held the call.
+            # The event loop may have been closed before the library returned.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(came, staged)
 
@@ -88,13 +89,13 @@ class OneSidedReads:
         return staged
 
     def end(self, staged: "StagedReply") -> None:
-        """Return the area of a finished read."""
+        """Return the staging area of a finished read to the free areas."""
         self._free[len(staged.area)].append(staged.area)
         if self._closed:
             self._give_back()
 
     def close(self) -> None:
-        """Start no more calls and unregister all free areas; does not wait."""
+        """Start no more calls and unregister all free staging areas; does not wait."""
         self._closed = True
         self._threads.end()
         self._give_back()
@@ -105,7 +106,7 @@ class OneSidedReads:
                 self._engine.unregister(areas.pop())
 
     def _area(self, nbytes: int) -> memoryview:
-        """Return an area of at least `nbytes`, reserved until `end`."""
+        """Return a staging area of at least `nbytes`, reserved until `end`."""
         length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(length, [])
         if free:
@@ -117,14 +118,14 @@ class OneSidedReads:
 
 
 class StagedReply:
-    """One answer about objects, and the area they are read into, with the layout of `ReadReply`."""
+    """The addresses of some objects, and the staging area to read them into, as in a `ReadReply`."""
 
     def __init__(
         self, reading: PartsRead, located: LocateReply, headers: memoryview, area: memoryview
     ) -> None:
-        """Lay out the objects; an object with an invalid header gets no bytes.
+        """Plan where each object goes in the staging area; one with an invalid header gets no bytes.
 
-        The area has room for everything that the reading may bring (`PartsRead.nbytes`).
+        `area` must have room for the longest possible answer to the request (`PartsRead.nbytes`).
         """
         self.area = area
         self.call: Future[bool] = Future()
@@ -149,11 +150,11 @@ class StagedReply:
 
     @property
     def has_come(self) -> bool:
-        """Return whether the call has finished and read everything."""
+        """Return whether the library's call has finished and has read everything."""
         return not self.call.cancelled() and self.call.exception() is None and self.call.result()
 
     def give(self) -> None:
-        """Copy the received bytes into the reading's buffers, and verify them."""
+        """Copy the staged bytes into the request's buffers, and verify them."""
         pages = ReadReply(0, 0, bytes(self._states))
         fill(self._reading.receive(pages, self._nbytes), self.area)
         self._reading.take(pages)
@@ -164,7 +165,7 @@ class StagedReply:
 
 
 def fill(parser: Parser, source: memoryview) -> None:
-    """Feed a parser from `source` as if the bytes came from a connection."""
+    """Run a parser of received bytes on the bytes of `source`."""
     at = 0
     for sinks in parser:
         for sink in sinks:
@@ -173,9 +174,9 @@ def fill(parser: Parser, source: memoryview) -> None:
 
 
 def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) -> memoryview:
-    """Return memory for the headers that are attached to an answer.
+    """Return memory for the headers that are attached to `located`, a rank's answer.
 
-    Raises `StorageError` if the answer does not match this reading.
+    Raises `StorageError` if the answer does not match the request `reading`.
     """
     states = located.states
     there = len(states) - states.count(State.ABSENT)
@@ -189,4 +190,4 @@ def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) ->
 
 
 def _nothing() -> None:
-    """Do nothing: the loop frees the areas when their calls end."""
+    """Release nothing when the last thread exits, because `end` unregisters the areas."""

@@ -26,30 +26,32 @@ from .streams import Sinks, scratch
 from .wire import LookupRequest, ReadReply, ReadRequest, State
 
 _GROUP_BYTES: Final = 256 << 10
-"""Objects up to this total are received together and hashed while they are in a core's cache."""
+"""Maximum total bytes of objects that are received together, so that they are hashed while they are in
+a core's cache."""
 _PIECE_BYTES: Final = 256 << 10
-"""Maximum bytes of a piece of a larger object, hashed while it is in a core's cache."""
+"""Maximum bytes of one piece of a larger object, so that a piece is hashed while it is in a core's
+cache."""
 
 
 class PeerRequest:
-    """A request, from when it is queued until every key is answered."""
+    """A request to one rank, with the outcome of every key."""
 
     nbytes = 0
-    """Maximum bytes of the answer to a request, counted as in flight."""
+    """Maximum bytes of the answer to the request; they count as in flight until it is answered."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_abandoned = False
         self.unanswered = ReadOutcome.FAILED
-        """The outcome of keys that were not answered."""
+        """The outcome for keys that the rank did not answer."""
 
     def message(self, number: int) -> LookupRequest | ReadRequest:
-        """Return the message that sends this request."""
+        """Return the wire message for this request; `number` identifies it on the connection."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Discard everything that still arrives for this request."""
+        """Mark the request as abandoned, so that bytes that still arrive for it are discarded."""
         self._is_abandoned = True
 
     def is_abandoned(self) -> bool:
@@ -57,7 +59,7 @@ class PeerRequest:
         return self._is_abandoned
 
     def finish(self) -> None:
-        """Wake the waiters: everything is answered, or no more answers will come."""
+        """Wake the waiters of this request, because no more answers will come."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -75,7 +77,7 @@ class LookupQuestion(PeerRequest):
         return LookupRequest(number, self._pool, self._shard, self.keys)
 
     def answer(self, there: bytes) -> None:
-        """Record the answer; raises `StorageError` if it does not match the question."""
+        """Record the answer; raises `StorageError` if it does not match this request."""
         if len(there) != len(self.keys) or there.strip(b"\0\1"):
             raise StorageError(f"an answer of {len(there)} bytes about {len(self.keys)} objects")
         self.there = [bool(each) for each in there]
@@ -105,7 +107,8 @@ class PartsRead(PeerRequest):
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
         self._received: list[tuple[int, ReadOutcome]] = []
-        """Outcomes by position of objects whose tag has not been verified yet."""
+        """Positions and outcomes of received objects whose authentication tag has not been verified
+        yet."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
     def message(self, number: int) -> ReadRequest:
@@ -114,7 +117,7 @@ class PartsRead(PeerRequest):
 
     @property
     def is_answered(self) -> bool:
-        """Return whether all keys are answered."""
+        """Return whether the rank has answered all keys."""
         return self._answered == len(self.keys)
 
     def abandon(self) -> None:
@@ -125,7 +128,7 @@ class PartsRead(PeerRequest):
     def receive(self, pages: ReadReply, attached_bytes: int) -> Generator[Sinks, None, None]:
         """Yield the memory into which the objects of `pages` are received, and verify each object.
 
-        The outcomes count from `take` on. Yielded memory is not written before the next step, unless
+        The outcomes count only after `take`. Yielded memory is not written before the next step, unless
         the request is abandoned. Raises `StorageError` if these are not the next objects of this
         request, or have a wrong length.
         """
@@ -153,7 +156,7 @@ class PartsRead(PeerRequest):
         yield from self._receive_group(group)
 
     def take(self, pages: ReadReply) -> None:
-        """Make the outcomes of the received `pages` valid."""
+        """Make the outcomes of the received `pages` final, because their tag was verified."""
         for at, outcome in self._received:
             self.outcomes[at] = outcome
         self._received.clear()
@@ -187,8 +190,8 @@ class PartsRead(PeerRequest):
         header = bytearray(HEADER_BYTES)
         nbytes = self._sent_bytes(state) - HEADER_BYTES
         pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
-        # The header arrives with the first piece. The buffers of a bad object are undefined, so that is
-        # safe.
+        # Receive the header together with the first piece of the payload. If the header turns out to be
+        # bad, the buffers are undefined anyway.
         buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
         yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
@@ -212,12 +215,18 @@ class PartsRead(PeerRequest):
         self._received.append((at, outcome))
 
     def valid_plan(self, at: int, header: bytes) -> Plan | None:
-        """Return where the wanted parts of an object with this header lie; None if it is invalid."""
+        """Return where the wanted parts lie in an object with this header.
+
+        Returns None if the header is invalid or the object lacks a wanted part.
+        """
         finding, plan = self._found(at, header)
         return plan if finding is HeaderFinding.SOUND else None
 
     def _checked(self, at: int, state: int, header: bytes) -> Plan | None:
-        """Record a bad header's outcome, or return the plan of the wanted parts."""
+        """Check the header of a received object; return the plan of the wanted parts if it is good.
+
+        Otherwise record the object's outcome and return None.
+        """
         finding, plan = self._found(at, header)
         if finding is HeaderFinding.SOUND and state == State.WHOLE:
             return plan
@@ -234,7 +243,7 @@ class PartsRead(PeerRequest):
         return finding, self._shape.plan(presence_bits(header)) if sound else self._expected_plan
 
     def _judge(self, at: int, header: bytes, plan: Plan, checksums: bytes) -> None:
-        """Record whether the checksums match those that the header states for the wanted parts."""
+        """Record whether the wanted parts have the checksums that the header states."""
         start, sound = 0, True
         for run in plan.runs:
             end = start + len(run.parts) * CHECKSUM_BYTES

@@ -15,15 +15,16 @@ from .wire import CONTROL_BYTES_MAX, MESSAGES, PREFIX_BYTES, Message, decode_pre
 Sinks = Sequence[memoryview]
 """Memory to fill, one view after the other."""
 Parser = Generator[Sinks, None, None]
-"""Yields the memory to fill next, and continues once it is full; raises `StorageError` for invalid
-input."""
+"""A generator that yields the memory to fill next, and continues once the memory is full. Raises
+`StorageError` for invalid input."""
 
 _VIEWS_MAX: Final = 512
 """Maximum views per system call; the kernel allows 1024."""
 _TURN_BYTES: Final = 4 << 20
-"""Maximum bytes per turn, so that other users of the loop are not delayed."""
+"""Maximum bytes per call of `receive` or `send`, so that other tasks on the event loop are not delayed.
+"""
 _SCRATCH: Final = memoryview(bytearray(256 << 10))
-"""A sink for discarded bytes of all connections; never read."""
+"""Memory for the discarded bytes of all connections; written but never read."""
 
 
 class Receiver:
@@ -36,7 +37,7 @@ class Receiver:
         self._ask()
 
     def receive(self) -> int:
-        """Receive the available bytes, up to a bound; return how many.
+        """Receive the available bytes, up to a limit; return how many.
 
         Raises `OSError` if the connection has broken or ended, and the errors of the parser.
         """
@@ -61,10 +62,7 @@ class Receiver:
         return received
 
     def discard_rest(self) -> None:
-        """Redirect the bytes still due for the present sinks to a discard buffer.
-
-        The memory of the present sinks is no longer touched.
-        """
+        """Stop writing to the memory that the parser yielded, and discard the bytes meant for it."""
         left = sum(map(len, self._sinks))
         self._sinks = deque(scratch(left))
 
@@ -98,19 +96,19 @@ def scratch(count: int) -> list[memoryview]:
 
 
 class FrameHead:
-    """Receives the head of each frame, up to the tag of its control."""
+    """Receives the head of each frame: the lengths, the control and the control's tag."""
 
     message: Message
-    """The message in the last control."""
+    """The message in the last received control."""
     attached_bytes: int
-    """Number of bytes attached to the last control."""
+    """Number of bytes that follow the last received control as its attachment."""
 
     def __init__(self, tags: FrameTags) -> None:
         self._tags = tags
         self._room = memoryview(bytearray(PREFIX_BYTES + CONTROL_BYTES_MAX + tags.nbytes))
 
     def receive(self) -> Parser:
-        """Yield the memory for the next head.
+        """Yield the memory for the head of the next frame.
 
         Raises `StorageError` if the head is not authentic.
         """
@@ -139,7 +137,7 @@ class Sender:
         return not self._views
 
     def send(self) -> int:
-        """Send as much as the kernel accepts, up to a bound; return how many bytes.
+        """Send as much as the kernel accepts, up to a limit; return how many bytes.
 
         Raises `OSError` if the connection has broken.
         """

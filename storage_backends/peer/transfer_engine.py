@@ -22,7 +22,7 @@ _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, an
 
 
 class RemotePiece(NamedTuple):
-    """Bytes to read, with the local and the remote address."""
+    """One read of an engine: the local address, the remote address, and the number of bytes."""
 
     here: int
     there: int
@@ -35,7 +35,7 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # If two threads import it at once, one may find the package without its module.
+            # If two threads import the package at the same time, the import may fail in one of them.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
@@ -52,12 +52,15 @@ class TransferEngine:
             )
         self._engine: Engine | None = made
         self._registered: dict[int, memoryview] = {}
-        """Registered memory by address; the reference keeps it in place."""
+        """Registered memory by address. The references keep the memory allocated."""
         self.address = f"{protocol}://{joined_address(host, made.get_rpc_port())}"
-        """The address that other engines need to read from this one."""
+        """The address that other engines use to read from this engine."""
 
     def register(self, memory: Sequence[memoryview]) -> None:
-        """Allow engines to read and write this memory until `unregister`; raises `StorageError`."""
+        """Allow other engines to read and write this memory until `unregister`.
+
+        Raises `StorageError` if the library refuses.
+        """
         assert self._engine is not None
         for each in memory:
             if not len(each):
@@ -71,7 +74,7 @@ class TransferEngine:
             self._registered[address] = each
 
     def unregister(self, *memory: memoryview) -> None:
-        """Prevent engines from starting reads or writes of this memory."""
+        """Prevent other engines from starting reads or writes of this memory."""
         assert self._engine is not None
         for each in memory:
             address = address_of(each)
@@ -81,7 +84,7 @@ class TransferEngine:
     def read(self, target: str, pieces: Sequence[RemotePiece]) -> bool:
         """Read pieces of another engine's memory; return whether all were read. Blocks.
 
-        `target` is the other engine's address without its protocol. The local memory must be
+        `target` is the other engine's address without the protocol. The local memory must be
         registered.
         """
         if not pieces:
@@ -93,11 +96,11 @@ class TransferEngine:
     def close(self) -> None:
         """Stop the engine; afterwards it does not touch the registered memory. Idempotent.
 
-        Not for an engine that reads, because one of its calls may hang.
+        Do not call this for an engine that reads, because one of its calls may hang.
         """
         if self._engine is not None:
             self.unregister(*self._registered.values())
-            # Dropping the object stops the library, which waits for its threads.
+            # Deleting the library's object stops its engine and waits for its threads.
             self._engine = None
 
 
@@ -106,9 +109,9 @@ _sharing: Final = threading.Lock()
 
 
 def shared_engine(settings: TransferEngineSettings, host: str) -> TransferEngine:
-    """Return this process's engine for reads; the first call starts it.
+    """Return this process's engine for reads; the first call starts the engine.
 
-    `host` is the address of this host for other hosts. Blocks while the library starts. Raises
+    `host` is the address at which other hosts reach this host. Blocks while the library starts. Raises
     `StorageError` in every call if the engine cannot start.
     """
     key = (settings.protocol, settings.device, host)
@@ -125,6 +128,6 @@ def shared_engine(settings: TransferEngineSettings, host: str) -> TransferEngine
 
 
 def _devices(topology: str) -> bool:
-    """Return whether a topology from the library has any RDMA device."""
+    """Return whether the topology that the library reports contains an RDMA device."""
     found = cast("dict[str, list[list[str]]]", json.loads(topology))
     return any(devices for lists in found.values() for devices in lists)

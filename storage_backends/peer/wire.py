@@ -5,30 +5,30 @@ A connection begins with a handshake of fixed length (`handshake`). Then each si
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
     8 bytes   length of the attachment, little-endian
     control   one msgpack array: the number of its kind (the tag of a `Message`), then its fields
-    tag       16 bytes, over all of the above (`frame_tags`)
+    tag       16 bytes, authenticates all of the above (`frame_tags`)
     attached  raw bytes; only `ReadReply` and `LocateReply` have any
-    tag       16 bytes, over the attachment, if there is one
+    tag       16 bytes, authenticates the attachment, if there is one
 
-Without a secret there are no tags. A wrong tag ends the connection: its control is not executed, and
-nothing of its attachment counts as read.
+Without a secret the frames have no authentication tags. A wrong tag closes the connection: its control
+is not executed, and nothing of its attachment counts as read.
 
 The server sends `Hello` once, first. It answers each `LookupRequest` by one `LookupReply`, and each
 `ReadRequest` by one or more `ReadReply` with consecutive keys. `ReadReply` attaches for each key:
-nothing if it is ABSENT; the object's header if it is BARE; the header and the wanted parts in order if
-it is WHOLE. After `Forget` the rest of that fetch is ABSENT. A fetch's part table
-(`object_shape.part_table`) lists all parts that the reader expects such objects to have. If the
-server's parts differ, or the page lacks a wanted part, the object is BARE, and its header shows the
-reason.
+nothing if the object is ABSENT; the object's header if it is BARE; the header and the wanted parts in
+order if it is WHOLE. After a `Forget` the rest of that `ReadRequest` is answered with ABSENT. The part
+table of a `ReadRequest` (`object_shape.part_table`) lists all parts that the reader expects such
+objects to have. If the server's parts differ, or the page lacks a wanted part, the object is BARE, and
+its header shows the reason.
 
 A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`) answers each `LocateRequest`
 by one `LocateReply`, which attaches the headers of all objects that are not ABSENT. The reader reads
-the parts with its own engine, at places that follow from the header. The pages stay unchanged until the
-reader sends `Done`, once for each `LocateReply`, or disconnects, or is cut off. After `Forget` an
-unanswered `LocateRequest` is answered with ABSENT.
+the parts with its own transfer engine, at addresses that follow from the header. The pages stay
+unchanged until the reader sends `Done`, once for each `LocateReply`, or its connection is closed. After
+a `Forget` an unanswered `LocateRequest` is answered with ABSENT.
 
 The meaning of kinds and the order of fields never change. An addition raises `VERSION`, which the
 handshake compares. Invalid input raises `StorageError`, before any allocation of a claimed size, and
-ends its connection.
+closes the connection.
 """
 
 import struct
@@ -55,8 +55,8 @@ ADDRESS_MAX: Final = 280
 REQUESTS_MAX: Final = 64
 """Maximum number of unanswered requests per connection."""
 FRAME_BYTES: Final = 4 << 20
-"""A `ReadReply` frame ends with the first object that reaches this size. Withdrawing pages waits for
-its end."""
+"""Bytes after which a `ReadReply` frame takes no further object. The server cannot withdraw the pages
+of a frame before the frame is sent."""
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size
@@ -74,9 +74,9 @@ class State(IntEnum):
 
     ABSENT = 0
     BARE = 1
-    """Only the header is attached."""
+    """The object exists, but only its header is attached."""
     WHOLE = 2
-    """The header and the requested parts are attached."""
+    """The object's header and the requested parts are attached."""
 
 
 class PeerRank(Record, frozen=True, tag=False):
@@ -85,7 +85,8 @@ class PeerRank(Record, frozen=True, tag=False):
     address: Address
     """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """For each pool, the shard in its objects' names. The group's marker is one of them."""
+    """Pairs of a pool and the shard in the names of its objects on this rank. One pair is for the
+    group's marker."""
     engine: Address = ""
     """Address of the rank's transfer engine; empty if the rank has none."""
 
@@ -129,24 +130,24 @@ class PartsRequest(Record, frozen=True):
 
 
 class ReadRequest(PartsRequest, frozen=True, tag=3):
-    """Requests that parts of objects are sent."""
+    """Requests parts of objects, attached to the answers."""
 
 
 class Forget(Record, frozen=True, tag=4):
-    """Cancels the rest of the request with this number."""
+    """Cancels what is still unanswered of the request with this number."""
 
     number: Number
 
 
 class LookupReply(Record, frozen=True, tag=5):
-    """Answers `LookupRequest`: states for each key whether the object exists."""
+    """Answers a `LookupRequest`: for each key, whether the object exists."""
 
     number: Number
     there: States
 
 
 class ReadReply(Record, frozen=True, tag=6):
-    """Announces attached objects, for consecutive keys of a fetch."""
+    """Answers consecutive keys of a `ReadRequest`; headers and parts are attached."""
 
     number: Number
     first: Number
@@ -154,20 +155,20 @@ class ReadReply(Record, frozen=True, tag=6):
 
 
 class LocateRequest(PartsRequest, frozen=True, tag=7):
-    """Requests the addresses of parts of objects, which must then stay in place."""
+    """Requests the memory addresses of pages, which must then stay unchanged until `Done`."""
 
 
 class LocateReply(Record, frozen=True, tag=8):
-    """Answers `LocateRequest`: the addresses of the pages."""
+    """Answers a `LocateRequest`: the memory address of each page, with the headers attached."""
 
     number: Number
     states: States
     pages: Annotated[tuple[Number, ...], Meta(max_length=NAMES_MAX)]
-    """The address of each page; undefined if the object is ABSENT."""
+    """The memory address of each page; undefined if the object is ABSENT."""
 
 
 class Done(Record, frozen=True, tag=9):
-    """Ends the reads of the pages located under this number."""
+    """Releases the pages located by the request with this number, because their reads are over."""
 
     number: Number
 
@@ -185,7 +186,7 @@ Message = (
 )
 MESSAGES: Final[Codec[Message]] = Codec(Message, bytes_max=CONTROL_BYTES_MAX, error=StorageError)
 RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
-"""Codec of a rank, for the ranks of a group to exchange their addresses."""
+"""Encoding of a rank's entry, with which the ranks of a group exchange their addresses."""
 
 
 def encode(message: Message, attached_bytes: int = 0) -> bytes:

@@ -1,1 +1,1 @@
-"""Records that a store holds in addition to pages: manifests, their totals, and TP size markers."""
+"""Records that a store holds in addition to pages: manifests, and markers of groups' TP sizes."""

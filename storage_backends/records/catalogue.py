@@ -1,10 +1,11 @@
 """A summary of a store's contents: models with their weights, namespaces, pools and shards.
 
 The name of an object contains its namespace, pool and shard. The manifests in the store (see
-`manifest`) map namespaces to models. A caller reads the manifests that a catalogue has met, and passes
-their contents to `learn`.
+`manifest`) map namespaces to models. The caller adds each listed object to a catalogue, then reads the
+manifests that were among them, and passes their contents to `learn`.
 
-This module is pure. Its memory is bounded, and grows with the number of groups, not of objects.
+This module is pure. Its memory is bounded, and grows with the number of namespaces, pools and shards,
+not of objects.
 """
 
 import re
@@ -25,15 +26,15 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""The lengths of records with their headers: of a marker, and of a manifest."""
+"""The lengths of the records of a store, with headers: of a marker, and of a manifest."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
-"""An upper bound on layers and heads. A manifest with more is ignored, because it would only cost
-time."""
+"""An upper bound on layers and heads. A manifest with more is ignored, because evaluating it would take
+too long."""
 
 
 class GroupKey(NamedTuple):
-    """The common part of the names of a group of objects."""
+    """The parts of an object's name, without the key, that all objects of one group share."""
 
     namespace: str
     pool: str
@@ -42,7 +43,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Number, total size with headers, and ages of some objects."""
+    """Number and total bytes of some objects, headers included, with the youngest and oldest age."""
 
     objects: int = 0
     nbytes: int = 0
@@ -54,7 +55,7 @@ class Totals:
         self.merge(Totals(1, stored_bytes(stored), stored.age_s, stored.age_s))
 
     def merge(self, other: "Totals") -> None:
-        """Count the objects of `other` too."""
+        """Add the objects counted by `other`."""
         self.objects += other.objects
         self.nbytes += other.nbytes
         ages = (self.newest_s, self.oldest_s, other.newest_s, other.oldest_s)
@@ -77,8 +78,8 @@ class ShardContents:
     pool: str
     shard: str
     tp_size: int | None
-    """The TP size of the groups that write such objects; None if unknown, or if groups of every size
-    do."""
+    """The TP size of the groups that write objects of this shard; None if the size is unknown, or if
+    groups of every TP size write such objects."""
     extent: Totals
 
 
@@ -89,9 +90,9 @@ class NamespaceContents:
     namespace: str
     shards: tuple[ShardContents, ...]
     writers: tuple[str, ...]
-    """The markers of the groups that have written, such as `stage0of1.tp2`."""
+    """The markers that writing groups have left in the namespace, such as `stage0of1.tp2`."""
     extent: Totals
-    """The totals of everything in the namespace, with the markers."""
+    """The totals of all objects in the namespace, markers included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class ModelContents:
 
     @property
     def extent(self) -> Totals:
-        """Return the totals of all objects except the manifest."""
+        """Return the totals of the model's objects, except its manifest."""
         return Totals.of(each.extent for each in self.namespaces)
 
 
@@ -116,12 +117,16 @@ class Catalogue:
     manifests: dict[ObjectName, Manifest | None] = field(
         default_factory=dict[ObjectName, Manifest | None]
     )
-    """Every manifest found; None until `learn` is called, or if this version cannot read it."""
+    """Each listed manifest by name. The value is None until `learn` is called for it, or if this
+    version cannot decode it."""
     _groups: dict[GroupKey, Totals] = field(default_factory=dict[GroupKey, Totals])
     _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
 
     def add(self, stored: StoredObject) -> None:
-        """Count one object. Raises `StorageError` if the store has more groups than `GROUPS_MAX`."""
+        """Count one object. Raises `StorageError` if the store has more than `GROUPS_MAX` groups.
+
+        A group is a combination of namespace, pool and shard.
+        """
         self.total.add(stored)
         self.largest_bytes = max(self.largest_bytes, stored_bytes(stored))
         if is_manifest(stored):
@@ -137,8 +142,9 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Record the contents of the manifest `name`; None if it cannot be read."""
-        # A manifest under another model's name, or with absurd dimensions, is ignored.
+        """Record the contents of the manifest named `name`; None if the manifest cannot be read."""
+        # Ignore a manifest that names another model than its object's name does, or has absurd
+        # dimensions.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
             said = None
@@ -147,7 +153,7 @@ class Catalogue:
             self._models[default_namespace(said)] = said
 
     def model_of(self, namespace: str) -> Manifest | None:
-        """Return the manifest of the model that a namespace belongs to, or None if unknown."""
+        """Return the manifest of the model whose objects are in `namespace`; None if not known."""
         return self._models.get(namespace)
 
     def namespaces(self) -> list[str]:
@@ -207,14 +213,14 @@ def default_namespace(manifest: Manifest) -> str:
 def tp_size_of(layout: PageLayout, shard: str) -> int | None:
     """Return the TP size of the groups that write objects of this shard, for any pipeline stage.
 
-    None if the layout has no such shard, or ranks of every TP size write it.
+    Returns None if the layout has no such shard, or if ranks of every TP size write the shard.
     """
     return _tp_sizes(layout).get(shard.rpartition(".")[2])
 
 
 @lru_cache(maxsize=64)
 def _tp_sizes(layout: PageLayout) -> dict[str, int]:
-    """Return TP sizes by the head range in the names of the shards that they write."""
+    """Return the TP size that writes a shard, by the head range in the shard's name."""
     sizes = {
         layout.shard(rank, size, absent=layout.optional_names).name.rpartition(".")[2]: size
         for size in layout.tp_sizes()
@@ -227,16 +233,17 @@ def _tp_sizes(layout: PageLayout) -> dict[str, int]:
 def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
     """Return the object's shape with all parts that an object of this name may ever have.
 
-    The result holds the parts that this object has. A listing reports only the columns that exist now,
-    but another engine may add more, and unknown columns would make the object look corrupt. None if the
-    layout has no such object.
+    The result marks the parts that the object holds now. A listing reports only the columns that exist
+    now, but another engine may add more, and unknown columns would make the object look corrupt.
+    Returns None if the layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
     for place in _places(layout, stored.name.shard):
         world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
         try:
-            # Ranks that cannot divide a column write objects without it.
+            # Leave out the optional columns, because a rank whose TP size cannot divide a column writes
+            # objects without that column.
             lean = layout.optional_names
             shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
         except ConfigError:
@@ -249,7 +256,7 @@ def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
 
 
 def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
-    """Yield the places whose ranks may write objects of this shard."""
+    """Yield the ranks, with TP size and pipeline stage, that may write objects of this shard."""
     match = _SHARD.fullmatch(shard)
     if match is None:
         return
@@ -262,20 +269,23 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # All TP sizes above the number of units hold the same objects, so one size is
-                    # enough.
+                    # One size is enough to represent all TP sizes above the number of units, because
+                    # their ranks write the same objects.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 
 class FullShapes:
-    """`full_shape` for the objects of one store, cached per group and present columns."""
+    """Computes `full_shape` for the objects of one store; caches the results.
+
+    The cache key is namespace, pool, shard and present columns.
+    """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._known: dict[tuple[GroupKey, int], tuple[ObjectShape, ObjectShape | None]] = {}
 
     def of(self, stored: StoredObject) -> ObjectShape | None:
-        """Return an object's shape with all parts that it may ever have; None if unknown."""
+        """Return an object's shape with all parts that it may ever have; None if not known."""
         if is_record(stored):
             return stored.shape
         name = stored.name
@@ -297,7 +307,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 
 
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
-    """Return `full` holding the parts of `stated`; None if `stated` does not match it."""
+    """Return `full` with the parts of `stated` marked as held; None if `full` lacks one of them."""
     present = stated.present
     held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts
@@ -332,6 +342,6 @@ def _namespace_contents(
 
 
 def _numbers_first(text: str) -> tuple[list[int], str]:
-    """Return a sort key that puts `h8-16` before `h16-24`."""
+    """Return a key that sorts names by the numbers in them, so that `h8-16` precedes `h16-24`."""
     digits = "".join(character if character.isdigit() else " " for character in text)
     return [int(number) for number in digits.split()], text

@@ -1,9 +1,10 @@
 """The manifest: the page layouts that all users of a store must share for one model.
 
 For each model with its weights a store has one small object, the manifest, which lists the pools and
-the layout of their pages. The first user writes it, and a user with other pools or another layout is
-refused. Without it, groups with different layouts would fill one store with pages that miss for each
-other. The manifest contains neither the TP size nor the optional columns that a group keeps.
+the layout of their pages. The first user writes the manifest, and a user with other pools or another
+layout is refused. Without a manifest, groups with different layouts would fill one store with pages
+that miss for each other. The manifest contains neither the TP size nor the optional columns that a
+group keeps.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ _SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
-"""An attempt fails only because another claim made progress or a corrupt object was removed."""
+"""Maximum number of attempts to claim a model. An attempt fails only if another process wrote the
+manifest meanwhile, or if a corrupt manifest was removed."""
 _CAUSES: Final = {
     "FAILED": "the store refuses it; check the warnings before this error, the store's free space and "
     "its permissions",
@@ -41,7 +43,7 @@ class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     dtype: str
     replicated: bool
     optional: bool = False
-    """The field is encoded only if it is True."""
+    """Whether the column is optional; encoded only if True."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(
@@ -51,7 +53,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A store's record of one model."""
+    """The contents of one model's manifest."""
 
     model: str
     weights_version: str
@@ -92,8 +94,8 @@ async def claim_model(
     `layouts` is by pool name. Any number of ranks and groups may call this at the same time. On return
     they have agreed, or the store is read-only and has no manifest. Raises `ConfigError` naming the
     pool, the field and both values if the store has other layouts. Raises `StorageError` if the store
-    does not answer by `deadline` (on `time.monotonic`'s scale). `store` is its name in errors, without
-    secrets.
+    does not answer by `deadline` (on `time.monotonic`'s scale). Errors contain `store`, the store's
+    name without secrets.
     """
     subject = f"store {store}: " if store else ""
     subject += f"the manifest of model {model!r}"
@@ -105,14 +107,16 @@ async def claim_model(
             [Read(ours.name, (memoryview(buffer),), _SHAPE)], deadline=deadline
         )
         if read is ReadOutcome.OK:
-            # The store's content decides, even for the process that wrote it.
+            # Compare with the manifest in the store even after writing it, because another process may
+            # have written first.
             if bytes(buffer) != encoded:
                 refuse_other_layouts(ours, decode_manifest(bytes(buffer)))
             return
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
         if not backend.capabilities.writes:
-            # Pages in another layout have other names, so they only miss.
+            # A read-only store without a manifest is accepted: pages in another layout have other
+            # names, so reads of them only miss.
             return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline

@@ -1,12 +1,13 @@
 """Finds pages that groups of another TP size have written to the same store.
 
-Each writing group leaves a marker that states how it divides pages, so readers know which other names
-to look up. A marker is a hint, like existence. TP sizes too large to divide any column hold the same
-data on every rank, under one name, so one marker represents all of them.
+Each writing group leaves a marker, a small object whose name states the group's TP size. Readers derive
+from it under which other names to look up pages. A marker is a hint and may be out of date. All TP
+sizes that are too large to divide any column share one marker, because their ranks hold the same data
+under the same names.
 
 The sweeper of `file://` keeps markers, but a user may remove a namespace in use, and some stores evict
-what was not used for long. So each writer periodically writes its marker again, which counts as its use
-or restores it.
+objects that were not used for long. So each writer periodically writes its marker again, which restores
+the marker or counts as its use.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from ...page_format.shard_sources import ShardSource, sources_of
 from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
-"""Placeholder for a TP size: the objects under this rank's own names."""
+"""Placeholder for a TP size in lists of TP sizes: read the objects under this rank's own names."""
 LOOK_AGAIN_S: Final = 10.0
 ANNOUNCE_AGAIN_S: Final = 60.0
 _MARK: Final = ObjectShape.whole(1)
@@ -30,14 +31,17 @@ _MARK: Final = ObjectShape.whole(1)
 
 @dataclass(slots=True)
 class _Look:
-    """One lookup of markers, shared by all callers that wait for it."""
+    """One lookup of markers, shared by all callers that wait for its result."""
 
     call: asyncio.Task[None]
     waiting: int = 0
 
 
 class Shardings:
-    """The TP sizes of the groups that have written to a store, for the storage loop's thread only."""
+    """The TP sizes of the groups that have written to a store.
+
+    Only the storage loop's thread uses an instance.
+    """
 
     def __init__(
         self,
@@ -46,11 +50,11 @@ class Shardings:
         namespace: str,
         absent: Sequence[str] = (),
     ) -> None:
-        """`layouts` are by pool name; `absent` are the optional columns that this rank lacks."""
+        """`layouts` are by pool name; `absent` lists the optional columns that this rank lacks."""
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # More ranks than units divide nothing, so this number represents all such sizes.
+        # A TP size larger than every size that divides a column; it represents all such sizes.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -66,8 +70,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # A rank with the fewest columns can use the most objects. If even such a rank of another TP
-        # size finds nothing in our objects, no group reads them.
+        # If even a rank with the fewest columns, which can use the most objects, has no use for this
+        # group's objects at any other TP size, then no group of another TP size reads them.
         self._is_read = any(
             sources_of(
                 layout,
@@ -86,14 +90,14 @@ class Shardings:
 
     @property
     def mark(self) -> ObjectName:
-        """Return the name of the marker of this rank's group."""
+        """Return the name of the marker that this rank's group writes."""
         return self._mark(self._size)
 
     async def look(self, backend: StorageBackend, now: float, deadline: float) -> None:
         """Look up the markers of other groups, unless that was done less than `LOOK_AGAIN_S` ago.
 
-        Concurrent callers share one lookup; each waits until its own deadline. Raises the store's
-        errors. Known TP sizes are kept.
+        Concurrent callers share one lookup, and each waits until its own deadline. TP sizes found
+        earlier stay known. Raises the store's errors.
         """
         look = self._look
         if look is None or look.call.done():
@@ -109,7 +113,7 @@ class Shardings:
         finally:
             look.waiting -= 1
             if not look.waiting and not look.call.done():
-                # No caller waits any more, and a call must not outlive its callers.
+                # Cancel the lookup, because no caller waits for it any more.
                 self._look = None
                 look.call.cancel()
                 await asyncio.wait([look.call])
@@ -125,11 +129,12 @@ class Shardings:
         self._look_at = now + LOOK_AGAIN_S
 
     async def announce(self, backend: StorageBackend, now: float, deadline: float) -> None:
-        """Write the marker of this rank's group, unless that was done recently."""
-        # If no other TP size divides the pages differently, no marker is needed.
+        """Write the marker of this rank's group, at most once per `ANNOUNCE_AGAIN_S`."""
+        # Skip the marker if no group of another TP size can read this group's objects.
         if not self._is_read or now < self._announce_at:
             return
-        # Set before the await, because other batches start meanwhile.
+        # Set the time before the await, so that batches that start meanwhile do not write the marker
+        # too.
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:
@@ -148,7 +153,7 @@ class Shardings:
     def elsewhere(self, pool: str) -> list[int]:
         """Return the other known TP sizes whose objects may hold pages of a pool.
 
-        One of these numbers may represent all sizes that divide nothing.
+        One of the numbers may represent all TP sizes that divide no column.
         """
         return [size for size in self._known if self._others[size][pool]]
 
@@ -157,7 +162,7 @@ class Shardings:
         self._preferred[pool] = size
 
     def sources(self, pool: str, size: int) -> tuple[ShardSource, ...]:
-        """Return the objects of a group of TP size `size` that hold this rank's part of a page."""
+        """Return the objects written at TP size `size` that contain this rank's part of a page."""
         return self._others[size][pool]
 
     def _mark(self, size: int) -> ObjectName:

@@ -1,1 +1,1 @@
-"""`s3://`: each object in one file of a bucket."""
+"""`s3://`: each page is one S3 object of a bucket."""

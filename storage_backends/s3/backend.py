@@ -31,20 +31,21 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _TRIALS: Final = "trial"
 _TRIAL_OLD_S: Final = 86400.0
-"""Age at which a trial file is surely abandoned, even if the clocks of machine and store differ."""
+"""Age at which a trial object is surely abandoned, even if the clocks of this host and the store
+differ."""
 _TRIALS_REMOVED_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 60.0
-"""Timeout for one batch of a listing, with the headers of its objects."""
+"""Seconds allowed for one batch of a listing, including the headers of its objects."""
 _CLOSED: Final = "was closed while it was listed; open it again and list it from the beginning"
 
 _log = logging.getLogger(__name__)
 
 
 class _DeadlineCalls:
-    """The calls of one store, from one event loop, under the rules for deadlines and buffers (S2, S3).
+    """Runs the calls of one store under the rules for deadlines and buffers (S2, S3).
 
-    At the deadline, on cancellation and when the store is closed, the rest of a call is cancelled, and
-    has ended when the call returns.
+    All calls are from one event loop. At the deadline, on cancellation and when the store is closed,
+    the unfinished work of a call is cancelled, and has ended when the call returns.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class _DeadlineCalls:
         self._quiet.set()
 
     async def run(self, work: Coroutine[None, None, None], deadline: float) -> None:
-        """Run the work until it is done or the deadline (of `time.monotonic`) has passed."""
+        """Run the work until it is done or the deadline (on `time.monotonic`'s scale) has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             work.close()
@@ -73,7 +74,7 @@ class _DeadlineCalls:
                 self._quiet.set()
 
     async def close(self) -> None:
-        """Expire the deadlines of all calls now, and wait until they have returned."""
+        """Make the deadlines of all running calls expire now, and wait until they have returned."""
         for scope in [each for each in self._running if not each.expired()]:
             scope.reschedule(asyncio.get_running_loop().time())
         await self._quiet.wait()
@@ -105,8 +106,8 @@ class S3Backend:
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Create the client, and test that the bucket supports conditional writes.
 
-        Raises `ConfigError` if it does not, or does not answer. With `read_only` nothing is written,
-        and the test is a listing instead.
+        Raises `ConfigError` if the bucket does not, or does not answer. With `read_only` nothing is
+        written, and the test is a listing instead.
         """
         if self._open_was_called or self._closed:
             raise UsageError(f"store {self._address} was opened before; make a new backend")
@@ -136,12 +137,12 @@ class S3Backend:
             ) from error
 
     async def _try_to_list(self) -> None:
-        """List a few objects; this fails without a bucket or the permission to list it."""
+        """Raise an error unless the bucket exists and may be listed."""
         async for _ in self._requests.listing(OBJECTS):
             return
 
     async def _try_conditions(self) -> None:
-        """Write a small file under the conditions that the contract needs, and remove it."""
+        """Test the conditional writes of the store with a small object, and remove the object."""
         path = f"{_TRIALS}/{secrets.token_hex(16)}"
         first = await self._requests.create(path, b"1")
         try:
@@ -159,7 +160,7 @@ class S3Backend:
             )
 
     async def _remove_old_trials(self) -> None:
-        """Remove a few trial files of processes that ended during their test."""
+        """Remove a few trial objects of processes that died during their test."""
         now = time.time()
         try:
             async for some in self._requests.listing(_TRIALS):
@@ -170,11 +171,11 @@ class S3Backend:
             for path in old[:_TRIALS_REMOVED_MAX]:
                 await self._requests.delete(path)
         except RequestFailed as error:
-            # Old trial files do no harm, and some credentials may not list.
+            # Only log the error: old trial objects do no harm, and some credentials may not list.
             _log.debug("%s", error)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether a file exists under it; False for late names."""
+        """Return for each name whether the bucket has its object; False for late names."""
         if not self._ready():
             return [False] * len(names)
 
@@ -226,7 +227,7 @@ class S3Backend:
     async def _next_of(
         self, batches: AsyncIterator[list[StoredObject]]
     ) -> list[StoredObject] | None:
-        """Return the next batch of a listing, or None at its end; `close` ends the wait."""
+        """Return the next batch of a listing, or None after the last; `close` cancels the wait."""
         came: list[list[StoredObject] | None] = []
 
         async def work() -> None:
@@ -238,7 +239,8 @@ class S3Backend:
             why = _CLOSED if self._closed else f"could not be listed: {error}"
             raise self._not_listed(why) from error
         if self._closed:
-            # Raise also after the last batch, because whether a listing was complete should not matter.
+            # Raise after `close` even if this was the last batch, so that the caller need not
+            # distinguish.
             raise self._not_listed(_CLOSED)
         if not came:
             raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")
@@ -250,8 +252,8 @@ class S3Backend:
     async def close(self) -> None:
         """Stop running calls, and drop the client. Idempotent.
 
-        Running calls end as at their deadline, and listings raise. Whether the store carries out an
-        abandoned request is unknown, as after any deadline.
+        Running calls return as they do at their deadline, and listings raise an error. The store may or
+        may not carry out an abandoned request.
         """
         self._closed = True
         await self._calls.close()

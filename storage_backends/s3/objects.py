@@ -1,9 +1,10 @@
-"""The layout of a bucket: one stored file per object.
+"""The layout of a bucket: one S3 object per page or record.
 
     <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
 
-A file is written only if there is none, or to replace one version that was read before, so writers need
-no lock. A corrupt file is removed, because a quarantine would cost money and not be inspected.
+An S3 object is created only if its path is free, and replaced only if it is still the version that the
+writer has read. So writers need no lock. A corrupt object is removed, because a quarantine in a bucket
+would cost money and is unlikely to be inspected.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 _GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 _READ_TRIES: Final = 6
-"""A try after the first two fails only if the object was replaced meanwhile."""
+"""Maximum attempts of one read. An attempt after the second fails only if the object was replaced
+meanwhile."""
 _WRITE_TRIES: Final = 8
 
 _log = logging.getLogger(__name__)
@@ -39,18 +41,18 @@ Result = TypeVar("Result")
 
 
 class _Standing(NamedTuple):
-    """The existing file under a name that is to be written."""
+    """The object that already exists under a name to be written."""
 
     finding: HeaderFinding
-    """Result of comparing the file's header with the shape to be written."""
+    """Result of comparing the header of the existing object with the shape to be written."""
     present: int
     e_tag: str | None
 
 
 class S3Objects:
-    """The objects of one store, one file each. A failure of one key never raises.
+    """Reads, writes and lists the objects of one store. A failure of one key never raises.
 
-    Results are stored as they arrive, so those that arrive before a call's deadline count.
+    Each result is stored as soon as it arrives, so the results before a call's deadline count.
     """
 
     def __init__(self, requests: S3Requests, concurrency: int, *, read_only: bool = False) -> None:
@@ -60,7 +62,7 @@ class S3Objects:
         self._found, self._failures = LoggedError(_log), LoggedError(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
-        """Set for each name whether a file exists under it."""
+        """Set in `found` for each name whether its object exists."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -78,9 +80,10 @@ class S3Objects:
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
     ) -> None:
-        """Write the objects that do not exist; `seen` marks those that probably do.
+        """Write the objects that do not exist; `seen` says for each whether it probably exists.
 
-        An object that lacks a column of the new one is replaced by one with the columns of both.
+        If the existing object lacks a column of the new one, an object with the columns of both
+        replaces it.
         """
         await self._fill_in(
             outcomes,
@@ -89,7 +92,7 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless the store is `read_only`; set True for each free name."""
+        """Remove the objects, unless the store is `read_only`; set `removed` for each free name."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -105,7 +108,7 @@ class S3Objects:
     async def _fill_in(
         self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
     ) -> None:
-        """Compute each result by `work`; a result is `failed` if its request fails."""
+        """Compute each result with `work`; the result is `failed` if its request fails."""
 
         async def one(number: int) -> None:
             try:
@@ -119,22 +122,22 @@ class S3Objects:
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield the stored objects with a valid header.
 
-        Raises `RequestFailed`, also if a single header cannot be read, so that an incomplete listing is
+        Raises `RequestFailed`, even if only one header cannot be read, so that an incomplete listing is
         never taken for a complete one.
         """
         async for some in self._requests.listing(OBJECTS):
             yield await self._describe_all(some)
 
     async def _describe_all(self, some: Sequence[Listed]) -> list[StoredObject]:
-        """Return the objects that the headers of these files describe, without invalid ones.
+        """Return the page objects that the headers of these S3 objects describe, without invalid ones.
 
         Raises the first `RequestFailed`.
         """
         found: list[StoredObject | RequestFailed | None] = [None] * len(some)
 
         async def one(number: int) -> None:
-            # Return failures as values until all tasks have ended, because a task group wraps
-            # exceptions.
+            # A task group would wrap exceptions, so tasks return failures as values, and the first
+            # failure is raised after all tasks have ended.
             try:
                 found[number] = await self._describe(some[number])
             except RequestFailed as error:
@@ -147,7 +150,7 @@ class S3Objects:
         return [stored for stored in found if isinstance(stored, StoredObject)]
 
     async def _describe(self, listed: Listed) -> StoredObject | None:
-        """Return the object that a file's header describes; None if gone, or invalid twice."""
+        """Return what the header of an S3 object describes; None if it is gone, or invalid twice."""
         if listed.size < HEADER_BYTES:
             return None
         for _ in range(2):
@@ -187,10 +190,11 @@ class S3Objects:
     ) -> tuple[HeaderFinding | None, str | None]:
         """Fill `buffers` with the parts of `shape` of the object at `path`, and verify them.
 
-        Returns the finding (None if there is no file) and the version that was read. A corrupt object
+        Returns the finding (None if there is no object) and the version that was read. A corrupt object
         is read twice, because bits may also flip in transit. Raises `RequestFailed`.
         """
-        # Usually the object has the reader's own columns.
+        # Try the ranges for the reader's own columns first, because the object usually has exactly
+        # those.
         present = shape.present
         was_bad = False
         for _ in range(_READ_TRIES):
@@ -212,10 +216,10 @@ class S3Objects:
         raise RequestFailed(f"GET {path}: the object was replaced during every attempt")
 
     async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
-        """Remove this version of a corrupt file.
+        """Remove a corrupt object if it is still the version that was found corrupt.
 
-        The client cannot do that conditionally. So a good file that replaces it at this moment may be
-        removed too, which is a miss.
+        The client has no conditional removal. So a good object that replaces the corrupt one between
+        the check and the removal may be removed too, which causes a miss.
         """
         try:
             standing = await self._requests.size(path)
@@ -236,7 +240,7 @@ class S3Objects:
             return WriteOutcome.FAILED
         path = object_path(write.name.namespace, digest)
         content: bytes | None = None
-        # If the object probably exists, checking is cheaper than sending it again.
+        # If the object probably exists, reading its header is cheaper than sending the whole object.
         if not likely:
             content = _encode(write.name, digest, buffers, write.shape)
             if await self._requests.create(path, content) is not None:
@@ -244,7 +248,7 @@ class S3Objects:
         for _ in range(_WRITE_TRIES):
             standing = await self._look(path, digest, write.shape)
             if standing is not None and standing.finding not in _GOOD:
-                # Look again, because bits may flip in transit.
+                # Read the header again, because bits may flip in transit.
                 standing = await self._look(path, digest, write.shape)
             if standing is None:
                 content = content or _encode(write.name, digest, buffers, write.shape)
@@ -279,10 +283,10 @@ class S3Objects:
         digest: bytes,
         buffers: Sequence[memoryview],
     ) -> bytes:
-        """Return the replacement for `standing`: the new object with the other columns of both.
+        """Return the object to replace `standing`: the new columns, and the existing object's others.
 
-        Columns that are corrupt or have changed meanwhile are left out. If they have changed, the
-        server refuses the replacement, because the version differs.
+        Existing columns are left out if they are corrupt or the object was replaced meanwhile. In the
+        latter case the server also refuses the replacement, because the version differs.
         """
         present = standing.present
         if present & ~write.shape.present:
@@ -299,7 +303,7 @@ class S3Objects:
 def _encode(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return a copy of a whole object: the client may send it after the call has returned."""
+    """Return a copy of a whole object, because the client may still send it after the call returned."""
     return b"".join([encode_object(name, digest, buffers, shape), *buffers])
 
 

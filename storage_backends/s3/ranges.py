@@ -1,7 +1,7 @@
 """Chooses the ranges of a stored object to request, and verifies the answers.
 
-A request costs money and a round trip, extra bytes only a little time. So nearby ranges are joined into
-one request. This module is pure.
+Nearby ranges are joined into one request, because a request costs money and a round trip, while extra
+bytes cost only a little time. This module is pure.
 """
 
 from bisect import bisect_right
@@ -21,10 +21,10 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, pieces_of
 
 GAP_BYTES_MAX: Final = 64 << 10
-"""Maximum gap between ranges that are joined. A request takes some 20 ms and a connection has some 100
-MB/s, so reading such a gap is cheaper than another request."""
+"""Maximum bytes between two ranges that are joined. A request takes some 20 ms and a connection
+transfers some 100 MB/s, so reading the bytes in between is faster than another request."""
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""Maximum length of joined ranges; more is faster over several connections."""
+"""Maximum bytes of joined ranges; more bytes are faster over several connections."""
 
 
 class Range(NamedTuple):
@@ -36,17 +36,17 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Ranges of one version of a stored file, as the store returned them."""
+    """Ranges of one version of an S3 object, as the store returned them."""
 
     pieces: tuple[tuple[int, memoryview], ...]
     """The offset and bytes of each range, in ascending order."""
     size: int
-    """The length of the whole stored file."""
+    """The length of the whole S3 object in bytes."""
     e_tag: str | None
-    """The version of the stored file (its ETag)."""
+    """The version of the S3 object (its ETag)."""
 
     def cut(self, start: int, end: int) -> memoryview | None:
-        """Return the bytes from `start` to `end` or the file's end; None if any are missing."""
+        """Return the bytes from `start` to `end`, or to the object's end; None if any are missing."""
         end = min(end, self.size)
         if end <= start:
             return memoryview(b"")
@@ -59,13 +59,13 @@ class Fetched:
 
 
 class Elsewhere(NamedTuple):
-    """The object has these presence bits, so other ranges must be fetched."""
+    """The object's header has other presence bits than expected, so other ranges must be fetched."""
 
     present: int
 
 
 def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
-    """Return the ranges of the header and of the parts of `shape`, for these presence bits."""
+    """Return the ranges of the header and of the parts of `shape` in an object with these columns."""
     start = HEADER_BYTES
     runs = shape.plan(present).runs
     return [
@@ -75,7 +75,7 @@ def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
 
 
 def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Return ascending ranges that cover `ranges` at about the lowest cost of requests."""
+    """Join nearby ranges; return ascending ranges that cover all of `ranges`."""
     joined: list[Range] = []
     for start, end in sorted(ranges):
         if joined:
@@ -98,7 +98,8 @@ def copy_object(
 ) -> HeaderFinding | Elsewhere:
     """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
 
-    After `Elsewhere` the caller must fetch the `wanted_ranges` of those bits and call again.
+    Returns `Elsewhere` if `fetched` lacks some of the parts. The caller must then fetch the
+    `wanted_ranges` for the presence bits in the result and call again.
     """
     header = fetched.cut(0, HEADER_BYTES)
     if header is None:
@@ -125,7 +126,7 @@ def copy_object(
 
 
 def _copy(source: memoryview, views: Iterable[memoryview], hashes: PartHashes) -> None:
-    """Copy into the views, and hash the copies while they are in the core's cache."""
+    """Copy the bytes into the views, and hash the copies while they are in the core's cache."""
     at = 0
     for view in views:
         for start in range(0, len(view), PIECE_BYTES):

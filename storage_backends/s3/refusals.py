@@ -1,7 +1,7 @@
 """Summarises each error of the S3 client in one line.
 
-The client hides the cause in a long line about its retries, or in pages of its internal state. This
-module extracts the server's status and code, or the reason why no answer came.
+The client hides the cause of an error in a long line about its retries, or in pages of text about its
+internal state. This module extracts the server's status and code, or the reason why no answer came.
 """
 
 import re
@@ -21,18 +21,18 @@ _REASONS: Final = (
 )
 _KIND: Final = re.compile(r"kind: (Connect|Timeout)\b")
 _METADATA: Final = ("/latest/api/token", "/latest/meta-data/")
-"""Paths at which the client requests a role from its machine after it has found no other
-credentials."""
+"""Paths at which the client requests a role from the host's metadata service. It does so only if it has
+found no other credentials."""
 
 
 class RefusalCause(StrEnum):
-    """The cause of a failed request, by the remedy that it needs."""
+    """The cause of a failed request; each cause has another remedy."""
 
     NO_BUCKET = "no_bucket"
     NO_ANSWER = "no_answer"
     NO_CREDENTIALS = "no_credentials"
     REFUSED = "refused"
-    """The server refused these credentials, or a request without any."""
+    """The server refused these credentials, or refused a request without credentials."""
     OTHER = "other"
 
 
@@ -76,7 +76,7 @@ class Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the meaning of an error of the client."""
+    """Return the cause and summary of an error that the client raised."""
     text = str(error)
     asked = _REQUEST.search(text)
     if asked is None:
@@ -107,7 +107,7 @@ def first_line(error: BaseException) -> str:
 def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
-            # Callers handle a missing file before this, so a 404 here is about the bucket.
+            # A 404 is about the bucket here, because callers handle a missing object before this.
             return RefusalCause.NO_BUCKET
         case "401" | "403":
             return RefusalCause.REFUSED

@@ -1,8 +1,8 @@
 """Requests to one bucket: wraps the S3 client, and classifies its errors.
 
-Every method waits for its turn among the requests in flight, and can be cancelled at any time. Whether
-the store carries out a cancelled request is unknown. The client never accesses a caller's memory: reads
-arrive in memory of the client, and writes are copies.
+Every method waits until fewer than the maximum of requests are in flight, and can be cancelled at any
+time. The store may or may not carry out a cancelled request. The client never accesses a caller's
+memory: it stores answers in memory of its own, and writes are sent from copies.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BACKOFF_MAX: Final = timedelta(milliseconds=500)
 _RETRY_TIMEOUT: Final = timedelta(seconds=10)
 _CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 _REQUEST_TIMEOUT: Final = timedelta(seconds=60)
-"""Calls have their own deadlines; this only ends requests that no caller waits for."""
+"""Timeout of a request that no caller waits for any more; calls have their own, earlier deadlines."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -39,11 +39,11 @@ class RequestFailed(StorageError):
 
 
 class Changed(StorageError):
-    """The object was replaced during the read of its ranges."""
+    """The object was replaced while its ranges were read."""
 
 
 class Listed(NamedTuple):
-    """The entry of one stored file in a listing."""
+    """One S3 object in a listing of the bucket."""
 
     path: str
     size: int
@@ -51,7 +51,7 @@ class Listed(NamedTuple):
 
 
 class S3Requests:
-    """One bucket, below the address's prefix. Used from one event loop.
+    """Sends requests for one bucket, below the address's prefix. Used from one event loop.
 
     All methods raise `RequestFailed` if the store refuses or does not answer.
     """
@@ -103,7 +103,7 @@ class S3Requests:
         self._client = None
 
     async def size(self, path: str) -> tuple[int, str | None] | None:
-        """Return the file's length and version, or None if there is no file."""
+        """Return the S3 object's length and version, or None if there is no object."""
         import obstore
 
         async with self._turn("HEAD", path) as client:
@@ -114,13 +114,13 @@ class S3Requests:
             return found["size"], found["e_tag"]
 
     async def fetch(self, path: str, ranges: Sequence[Range]) -> Fetched | None:
-        """Return these ascending ranges of the file, up to its end, or None if there is no file.
+        """Return these ascending ranges of an S3 object, or None if there is no object.
 
-        Raises `Changed` if the ranges are from different versions of the file.
+        Ranges are cut at the object's end. Raises `Changed` if they are from different versions.
         """
         async with asyncio.TaskGroup() as group:
-            # Return failures as values until all tasks have ended, because a task group wraps
-            # exceptions.
+            # A task group would wrap exceptions, so tasks return failures as values, and the first
+            # failure is raised after all tasks have ended.
             tasks = [group.create_task(self._kept(path, each)) for each in ranges]
         parts = [task.result() for task in tasks]
         for part in parts:
@@ -135,9 +135,9 @@ class S3Requests:
         return Fetched(pieces, found[0].size, found[0].e_tag)
 
     async def create(self, path: str, content: bytes) -> str | None:
-        """Store a new file and return its version; None if a file exists already.
+        """Create an S3 object and return its version; None if one exists already.
 
-        An empty string is returned if the store has no versions.
+        Returns an empty string as the version if the store has no versions.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -152,7 +152,7 @@ class S3Requests:
             return stored["e_tag"] or ""
 
     async def replace(self, path: str, content: bytes, e_tag: str | None) -> bool:
-        """Store a file in place of this version; return False if the file has another version."""
+        """Replace this version of an S3 object; return False if the object has another version."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -168,7 +168,7 @@ class S3Requests:
             return True
 
     async def delete(self, path: str) -> None:
-        """Remove the file if it exists."""
+        """Remove the S3 object if it exists."""
         import obstore
 
         async with self._turn("DELETE", path) as client:
@@ -178,7 +178,7 @@ class S3Requests:
                 return
 
     async def listing(self, folder: str) -> AsyncIterator[list[Listed]]:
-        """Yield the files below `folder` in batches."""
+        """Yield the S3 objects below `folder` in batches."""
         import obstore
 
         stream = None
@@ -209,7 +209,7 @@ class S3Requests:
             except FileNotFoundError:
                 return None
             except GenericError as error:
-                # The client raises an error for a range that starts beyond the end of the file.
+                # The client raises an error for a range that starts beyond the end of the object.
                 if "416" not in str(error):
                     raise
             else:
@@ -238,13 +238,13 @@ class S3Requests:
 
 
 async def _body(answer: "GetResult", nbytes_max: int) -> memoryview:
-    """Return the body of an answer; raise if it is longer than requested.
+    """Return the body of an answer; raise an error if it is longer than requested.
 
     The limit protects memory from a server that sends too much.
     """
     content = memoryview(b"")
-    # With this chunk size a body of the requested length is one chunk and is not copied, and a body
-    # that is too long is detected as early as possible.
+    # Because of this chunk size, a body of the requested length arrives as one chunk and is not copied.
+    # A body that is too long is detected after one byte too many.
     async for chunk in answer.stream(min_chunk_size=nbytes_max + 1):
         content = memoryview(b"".join((content, chunk))) if content.nbytes else memoryview(chunk)
         if content.nbytes > nbytes_max:

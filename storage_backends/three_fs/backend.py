@@ -5,13 +5,13 @@ This follows DeepSeek's use of 3FS: a few large files of fixed-size slots (`file
 installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). Elsewhere the
 store uses system calls and logs that at INFO. Processes of one host may share a store.
 
-`slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` the
-number of slots per file. The first user sets both; other values are later refused. `files` is the
-maximum number of files; the store only grows. When all slots are used, the least recently used objects
-are evicted, but never manifests and writers' markers. An object larger than a slot is not stored.
-`rings` is the number of threads. A directory that others can write to is refused unless the URI has
-`trust=group` or `trust=any`. With `read_only=1` reads do not count as use, a corrupt object is CORRUPT
-at every read, and every write fails.
+`slot_bytes` is the size of a slot, including the 4096 bytes of an object's header, and `file_slots` the
+number of slots per file. The first user sets both sizes; later users with other sizes are refused.
+`files` is the maximum number of files; the store only grows. When all slots are used, the least
+recently used objects are evicted, but never manifests and writers' markers. An object larger than a
+slot is not stored. `rings` is the number of threads. A directory that others can write to is refused
+unless the URI has `trust=group` or `trust=any`. With `read_only=1` reads do not count as use, a corrupt
+object is CORRUPT at every read, and every write fails.
 
 An OK write survives the death of the process. After a power failure an object may be missing or
 corrupt.
@@ -42,9 +42,9 @@ from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
 LEASE_S: Final = 60.0
-"""How long the slots of a dead writer stay unusable; longer than any write takes."""
+"""Seconds that a writer's slots stay reserved if the writer dies; longer than any write takes."""
 _JOB_BYTES_MIN: Final = 2 << 20
-"""Minimum bytes per job, because each job queries the index."""
+"""Minimum bytes per job. Small jobs would cost time, because each job queries the index."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _ROOM: Final = (
     "pages are not stored: free space, or use a new directory and a new index with fewer slots (the"
@@ -92,7 +92,7 @@ class ThreeFsBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`. If the USRBIO client is installed, zero copy is not promised."""
+        """See `StorageBackend`. Reports no zero copy if the USRBIO client is installed."""
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -123,7 +123,7 @@ class ThreeFsBackend(ThreadedBackend):
             elif not isinstance(entry, ReadOutcome):
                 found.append(PlacedRead(read, entry))
                 places.append(at)
-        # The store may have been closed during the lookup.
+        # The store may have been closed during the index lookup above.
         if found and self._ready() is not None:
             read_out = await calls.run(
                 self._slot_reads.read,
@@ -146,8 +146,8 @@ class ThreeFsBackend(ThreadedBackend):
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
-        # Also before the writes, so that existing objects are not evicted before objects that continue
-        # them.
+        # Mark the existing objects of the call as used before the writes, because writes may evict: an
+        # object must not be evicted before an object that continues it.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)

@@ -36,7 +36,7 @@ _NO_FALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 class WrongFileError(OSError):
-    """The file of slots does not exist, or something else has its name."""
+    """A file of slots does not exist, or its path is not a regular file of the right length."""
 
 
 class SlotFiles:
@@ -66,7 +66,7 @@ class SlotFiles:
             )
 
     def use(self, settings: SlotSizes, transfers: Transfers) -> None:
-        """Set the length of the files, and the transfers to register them with."""
+        """Set the length of the files from `settings`; register files with `transfers`."""
         self._file_bytes = settings.slot_bytes * settings.file_slots
         self._transfers = transfers
 
@@ -89,7 +89,8 @@ class SlotFiles:
         """Close all files; no operation may be in flight. Idempotent."""
         with self._lock:
             for fd in self._open.values():
-                # Deregister first, else a ring would still take the reused number for this file.
+                # Deregister before closing. Otherwise a ring would use the old file when the kernel
+                # reuses the number.
                 with suppress(OSError):
                     self._transfers.deregister(fd)
                 os.close(fd)
@@ -174,14 +175,15 @@ def made_directory(path: Path, trust: Trust) -> Generator[None]:
 
 
 def place_of(slot: int, settings: SlotSizes) -> tuple[str, int]:
-    """Return the file of a slot, and the slot's offset in it."""
+    """Return the file that contains a slot, and the slot's offset in the file."""
     number, within = divmod(slot, settings.file_slots)
     return f"slots-{number:06d}", within * settings.slot_bytes
 
 
 def allocate(fd: int, nbytes: int) -> None:
     """Extend a file to its length, with disk space reserved if the filesystem supports that."""
-    # The C library's posix_fallocate writes to every block if the kernel cannot allocate.
+    # Avoid posix_fallocate, because the C library's version writes to every block if the filesystem
+    # cannot reserve space.
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.fallocate64(fd, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
         return

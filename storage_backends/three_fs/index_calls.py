@@ -1,7 +1,8 @@
 """Calls of a `3fs://` store to its page index, on threads that can be left behind.
 
-An index blocks while its database does not answer. Its threads never touch callers' buffers, so a query
-returns with its call. A thread that continues has the same effect as a writer that died at that point.
+An index call blocks while the database does not answer. The threads of this module never touch callers'
+buffers, so a call can return at its deadline without its thread. A thread that finishes later has the
+same effect as a writer that died at that point.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from .page_index import PageIndex, Reservation, Used
 Result = TypeVar("Result")
 
 _THREADS: Final = 4
-"""More threads would only wait for each other in the database."""
+"""Number of threads that call the index. More would only wait for each other in the database."""
 _POLL_S: Final = 0.05
-"""Interval at which a waiting thread checks whether it should stop."""
+"""Seconds between two checks of a waiting thread whether it should stop."""
 _END_S: Final = 5.0
 
 
@@ -41,7 +42,7 @@ class IndexCalls:
         self._pool = DaemonThreads(_THREADS, "lockstep-3fs-index", at_end=index.close)
 
     async def ask(self, work: Callable[[PageIndex], Result], deadline: float) -> Result:
-        """Return the result of `work` on the index. The work may continue after the deadline."""
+        """Return the result of `work` on the index; after the deadline the work may still be done."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise self._late()
@@ -57,13 +58,14 @@ class IndexCalls:
     def reserve(self, count: int, lease_s: float, slots: int, stop: Stop) -> list[Reservation]:
         """Reserve at most `count` of the store's `slots` slots; see `PageIndex.reserve`.
 
-        Reservations that arrive after the call has ended are released.
+        Slots that the index reserves after the call has timed out are released again.
         """
 
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # A database that was lost no longer knows the number of slots.
+                # Repeat the number of slots, because the index does not know it if its database was
+                # lost and created again.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent
@@ -99,7 +101,8 @@ class IndexCalls:
     ) -> Result:
         """Return the result of `work` on the index; the calling thread checks `stop` while it waits.
 
-        Late work is still done if the index gets to it, and then `too_late` receives its future.
+        If the call times out while the work runs, the work continues, and `too_late` then receives its
+        future.
         """
         asked = self._submit(partial(work, self._index))
         while not stop.due():

@@ -13,8 +13,8 @@ from ..file.publish import DIRECTORY_MODE, FILE_MODE
 from ..uri import without_secrets
 
 _ROOM_MIN_BYTES: Final = 1 << 20
-"""SQLite needs a few pages and a shared-memory file; with less free space, that is the cause of an
-error."""
+"""Free bytes that SQLite needs for a few pages and its shared-memory file. With less free space, an
+error of the database is blamed on the full filesystem."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _LOCKED_AGAIN_S: Final = 0.01
 _PRIMARY: Final = 0xFF
@@ -58,10 +58,10 @@ def make_file(path: Path, home: Path | None) -> None:
 
 
 def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
-    """Switch a database to WAL mode, and return its resulting mode.
+    """Switch a database to WAL mode, and return the mode that it then has.
 
-    Raises `sqlite3.OperationalError` if others keep it locked until the timeout. The retry is needed
-    because SQLite does not wait if two connections make this change at once.
+    Raises `sqlite3.OperationalError` if others keep the database locked until the timeout. This
+    function retries, because SQLite does not wait if two connections make the switch at once.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -79,7 +79,7 @@ def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
 
 
 def open_error(error: Exception, path: Path) -> str:
-    """Return the reason why the index cannot be opened, and the remedy."""
+    """Return the reason why the index cannot be opened, with the remedy."""
     if _has_no_room(error, path):
         return query_error(error, path)
     if isinstance(error, FileNotFoundError) and error.filename is None:

@@ -9,20 +9,20 @@ I1  A write has two phases. `reserve` gives exclusive slots with a deadline, eac
 I2  A slot whose lease has expired is reserved again under a new generation. A late `commit` under the
     old one is refused (LOST). So a dead writer costs its slots for the length of a lease.
 I3  Writers of one key do not wait for each other. Each writes to its own slot, and the first commit
-    wins. The other writers get STANDS, and their slots are free.
+    wins. The other writers get STANDS, and their slots become free.
 I4  A commit may replace an entry that still has the generation that the writer saw. The slot of the
-    old entry is then free.
+    replaced entry becomes free.
 I5  When all slots are used, `reserve` evicts the least recently used entries. `confirm`, `commit` and
-    `use` count as use; `look_up` does not. Recency is approximate, but an entry that another one
-    continues according to `use` is not evicted before it. A kept entry is never evicted: it stays until
-    it is dropped, removed or replaced.
+    `use` count as use; `look_up` does not. Times of use are approximate, but if `use` stated that one
+    entry continues another, the continued entry is not evicted first. A kept entry is never evicted: it
+    stays until it is dropped, removed or replaced.
 I6  A reader calls `confirm` after it has read a place. If the entry is gone or has another generation,
-    the slot may have been reserved again during the read.
+    the slot may have been reserved again during the read, and the bytes must not be used.
 
-The file is in WAL mode and reads have their own connection, so readers never wait for a writer. Writers
-take turns. One or more processes of one host may use it. It must be on a local filesystem, because WAL
-needs memory shared by all processes. A power failure loses the last commits, and checksums detect what
-it did to their slots.
+The file is in WAL mode, and reads have a connection of their own, so readers never wait for a writer.
+Only one writer at a time changes the file. One or more processes of one host may use it. The file must
+be on a local filesystem, because WAL needs memory shared by all processes. A power failure loses the
+last commits; readers detect by checksums if it damaged the slots.
 """
 
 import sqlite3
@@ -42,14 +42,14 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
-"""Placeholder for the generation of an entry that does not exist."""
+"""Placeholder for the generation where a key has no entry."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
 USES_KEPT_MAX: Final = 4096
 USES_KEPT_S: Final = 5.0
 _TIMEOUT_S: Final = 5.0
-"""Timeout of a call that waits for another thread or process."""
+"""Seconds that a call waits for another thread or process."""
 _KEYS_AT_A_TIME: Final = 500
 _FORMAT: Final = 1
 _KEPT: Final = (1 << 63) - 1
@@ -68,9 +68,10 @@ CREATE TABLE IF NOT EXISTS slots (
 );
 CREATE INDEX IF NOT EXISTS slots_by_lease ON slots (lent_until);
 """
-"""`slots` has the free slots (lent until 0) and the reserved ones. The slots of entries are in
-`entries`, and slots from `fresh` on were never used. Times are in microseconds since 1970. A file that
-this module did not write may contain anything, so every value is checked."""
+"""The tables of the index. `slots` contains the free slots (with `lent_until` 0) and the reserved ones.
+The slots of entries are in `entries`. Slots with numbers from `fresh` on were never used. Times are in
+microseconds since 1970. A file that this module did not write may contain anything, so every value is
+checked when read."""
 
 
 class Entry(NamedTuple):
@@ -78,7 +79,7 @@ class Entry(NamedTuple):
 
     key: bytes
     place: Annotated[str, Meta(max_length=PLACE_CHARACTERS_MAX)]
-    """The file or object of the store that contains the bytes."""
+    """The name of the file that contains the object's bytes."""
     offset: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
     """The offset of the object's bytes in that file."""
     length: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
@@ -97,13 +98,13 @@ class Reservation(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A request to give a key the place of a reserved slot that has been written."""
+    """A request to map a key to a reserved slot, after the slot was written."""
 
     entry: Entry
     """The new entry, with the generation of the reservation."""
     slot: int
     replaces: int
-    """The generation of the entry to replace, or `NOTHING` if there must be none."""
+    """The generation of the entry to replace, or `NOTHING` if the key must have no entry."""
     kept: bool = False
     """Whether the entry is exempt from eviction."""
 
@@ -112,11 +113,12 @@ class CommitOutcome(IntEnum):
     """The outcome of a commit."""
 
     DONE = 0
-    """The key is now mapped to the new place."""
+    """The key is now mapped to the slot."""
     STANDS = 1
-    """The existing entry is not the one to replace. The slot is free."""
+    """The key has another entry than the one to replace, so the commit was refused and its slot freed.
+    """
     LOST = 2
-    """The lease of the slot had expired, and the slot has another generation."""
+    """The slot's lease had expired and the slot was reserved again, so the commit was refused."""
 
 
 class Used(NamedTuple):
@@ -129,7 +131,7 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes that all users of an index share; the first user sets them."""
+    """Sizes that all users of an index must have in common; the first user sets them."""
 
     slot_bytes: int
     file_slots: int
@@ -149,17 +151,18 @@ class _Uses:
         return bool(self._times)
 
     def now(self) -> int:
-        """Return the time, strictly increasing, so that uses can be ordered."""
+        """Return the current time in microseconds, increased if needed to differ from all before."""
         with self._lock:
             return self._next()
 
     def note(self, keys: Iterable[bytes]) -> bool:
-        """Record uses of `keys` now; return whether it is time to write them to the index."""
+        """Record that `keys` are used now; return whether the recorded uses should be written."""
         with self._lock:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # The writes have failed. Dropping uses only makes recency less exact.
+                # There are too many recorded uses because writing them failed. Dropping them only makes
+                # the order of eviction less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -167,13 +170,13 @@ class _Uses:
             return old or len(self._times) >= USES_KEPT_MAX
 
     def pop_all(self) -> list[tuple[int, bytes]]:
-        """Return the recorded times and keys, and forget them."""
+        """Return the recorded times and keys, and clear the record."""
         with self._lock:
             times, self._times = self._times, {}
         return [(used, key) for key, used in times.items()]
 
     def forget(self, key: bytes) -> None:
-        """Forget the recorded uses of a key, because its entry has a newer time."""
+        """Discard the recorded use of a key, because the index has a newer time for its entry."""
         with self._lock:
             self._times.pop(key, None)
 
@@ -183,7 +186,7 @@ class _Uses:
 
 
 class _Connection:
-    """A connection to the database, for one thread at a time."""
+    """A connection to the database, used by one thread at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -202,9 +205,9 @@ class PageIndex:
     Every call is a batch, blocks, and is limited by the timeout of the database. Calls raise
     `StorageError` if the database does not answer properly.
 
-    Reads record uses in memory only. These are written with the next reservation, and every few seconds
-    if no other writer is active. `home` is the directory of the store, in which missing directories are
-    created.
+    Reads record uses in memory only. The recorded uses are written with the next reservation, and every
+    few seconds if no other writer is active. `home` is the directory of the store; missing directories
+    are created only within it.
     """
 
     def __init__(
@@ -276,10 +279,11 @@ class PageIndex:
         return entries
 
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
-        """Mark entries as used, each of which continues the one before it.
+        """Mark entries as used; each of `keys` continues the key before it.
 
-        The time of use is now. If the first one is number `distance` after the entry `after`, the time
-        is that of `after`.
+        The first entry is `distance` steps after the entry `after`, and is marked as just older than
+        that. If `after` has no entry, the first entry is marked as used now. Each later entry is marked
+        as just older than the one before it.
         """
         with self._change() as database:
             self._note_uses(database)
@@ -290,7 +294,7 @@ class PageIndex:
             database.executemany("UPDATE entries SET used = ? WHERE key = ? AND used < ?", times)
 
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
-        """Reserve slots: free ones, then unused ones, then those of the least recently used entries."""
+        """Reserve slots: free ones, then never used ones, then those of least recently used entries."""
         with self._change() as database:
             self._note_uses(database)
             now = self._uses.now()
@@ -315,25 +319,28 @@ class PageIndex:
             return lent
 
     def commit(self, commits: Sequence[Commit]) -> list[CommitOutcome]:
-        """Apply the commits in order. Repeating a commit that was done is DONE."""
+        """Apply the commits in order; return their outcomes. A repeated commit is DONE again."""
         with self._change() as database:
             return [self._commit(database, each) for each in commits]
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Free slots that are not written any more, except those reserved again meanwhile."""
+        """Free reserved slots that will not be committed.
+
+        A slot stays unchanged if it was reserved again under another generation.
+        """
         with self._change() as database:
             database.executemany(
                 "UPDATE slots SET lent_until = 0 WHERE slot = ? AND generation = ?", reservations
             )
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Delete entries that turned out to be wrong, if their generation is still current."""
+        """Delete entries found to be wrong, unless they were replaced and have a new generation."""
         with self._change() as database:
             for entry in entries:
                 _forget(database, "key = ? AND generation = ?", (entry.key, entry.generation))
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Delete the entries of these keys in any state."""
+        """Delete the entries of these keys whatever their generation."""
         with self._change() as database:
             for key in keys:
                 _forget(database, "key = ?", (key,))
@@ -341,8 +348,8 @@ class PageIndex:
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in the order of their keys, a few hundred at a time.
 
-        An entry that changes meanwhile may appear in its old or new state, twice or not at all. Ages
-        are relative to the start.
+        An entry that changes during the listing may appear in its old or new state, twice or not at
+        all. Ages are relative to the start of the listing.
         """
         after, now = b"", int(self._clock() * 1e6)
         while True:
@@ -382,8 +389,8 @@ class PageIndex:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
             version = int(_set_default(database, "format", _FORMAT))
-            # Start at the time, so that generations stay unique even if the file is lost and created
-            # again.
+            # Generations start at the current time, so that they stay unique even if the file is lost
+            # and created again.
             _set_default(database, "generation", self._uses.now())
         if version != _FORMAT:
             raise StorageError(f"it has format {version}, and this version reads {_FORMAT}")
@@ -416,7 +423,10 @@ class PageIndex:
         database.executemany("UPDATE entries SET used = MAX(used, ?1) WHERE key = ?2", uses)
 
     def _note_uses_if_free(self) -> None:
-        """Write the recorded uses unless another writer is active, because a read waits for this."""
+        """Write the recorded uses unless another writer is active.
+
+        Does not wait for the other writer, because a read waits for this call.
+        """
         if not self._writing.lock.acquire(blocking=False):
             return
         try:
@@ -433,7 +443,7 @@ class PageIndex:
 
     @contextmanager
     def _use(self, connection: _Connection) -> Generator[sqlite3.Connection]:
-        """Hold a connection for the block."""
+        """Hold the connection's lock during the block, and turn its errors into `StorageError`."""
         if not connection.lock.acquire(timeout=_TIMEOUT_S):
             raise StorageError(f"index {self.text} was busy for {_TIMEOUT_S:g} s")
         try:

@@ -2,8 +2,8 @@
 
 The index maps an object to a slot (`page_index`), but only the bytes prove which object is there. So a
 read looks an object up, reads and verifies it, and queries the index again. If the entry has another
-generation now, the slot may have been reserved again during the read, and the bytes are not used even
-if they verify.
+generation at the second query, the slot may have been reserved again during the read. Then the bytes
+are not used, even if their checksums are right.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ from .page_index import Entry, PageIndex, SlotSizes
 from .transfers import Extent, MovedObject, Transfers
 
 _READ_TRIES: Final = 8
-"""A try fails only if a writer has replaced the object meanwhile."""
+"""Maximum attempts of one read; an attempt fails only if a writer has replaced the object meanwhile."""
 _READ_AT_A_TIME: Final = 256
 
 _OUTCOMES: Final = {
@@ -43,7 +43,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OpenSlots:
-    """The parts of an open store: files, index, transfers, sizes, and the log of complaints."""
+    """The parts of an open store: files, index, transfers, sizes, and the log of errors."""
 
     files: SlotFiles
     index: IndexCalls
@@ -53,7 +53,7 @@ class OpenSlots:
 
 
 class PlacedRead(NamedTuple):
-    """A read with its object's entry at the lookup."""
+    """A read, with the index entry that was found for its object."""
 
     read: Read
     entry: Entry
@@ -72,7 +72,10 @@ class SlotReads:
     async def look_up(
         self, names: Sequence[ObjectName], deadline: float
     ) -> list[Entry | ReadOutcome]:
-        """Return the entry of each object, or the outcome without one, with one query to the index."""
+        """Look each object up in the index, with one query; return its entry or an outcome.
+
+        The outcome says why there is no entry: for example MISSING, or TIMED_OUT if the index is late.
+        """
 
         def ask(index: PageIndex) -> tuple[list[bytes | None], list[Entry | None]]:
             digests = [name_digest(name) for name in names]
@@ -109,7 +112,7 @@ class SlotReads:
     def objects(self, stop: Stop) -> Iterator[StoredObject]:
         """Yield the stored objects with a valid header.
 
-        Raises `StorageError` if the listing cannot be complete.
+        Raises `StorageError` if any object cannot be read, because the listing would be incomplete.
         """
         for some in self._slots.index.entries(stop):
             headers = [memoryview(bytearray(HEADER_BYTES)) for _ in some]
@@ -118,7 +121,8 @@ class SlotReads:
                 fd = self._fd(used.entry)
                 if fd is ReadOutcome.FAILED:
                     raise StorageError(f"{used.entry.place} cannot be opened")
-                # `ReadOutcome` is an integer too, so test for it first.
+                # Test for the outcome before using `fd` as a descriptor, because a `ReadOutcome` is an
+                # integer too.
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
             there = [at for at, each in enumerate(extents) if each]
@@ -139,10 +143,10 @@ class SlotReads:
     def _read(
         self, todo: list[tuple[int, PlacedRead]], outcomes: list[ReadOutcome], stop: Stop
     ) -> list[tuple[int, PlacedRead]]:
-        """Read objects once; return those whose entries changed meanwhile, with the new entries."""
+        """Try once to read objects; return those whose entries changed, with the new entries."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # Confirm in reverse order, so that the first object counts as used last: the objects may be a
-        # prefix, whose leaves must be evicted first.
+        # Confirm in reverse order, so that the first object counts as used last. The objects may be a
+        # prefix, in which later objects must be evicted before earlier ones.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
@@ -172,7 +176,7 @@ class SlotReads:
         return again
 
     def _unanswered(self, error: StorageError) -> ReadOutcome:
-        """Return the outcome of reads after an error of the index."""
+        """Return the outcome for reads whose index query raised `error`."""
         if isinstance(error, LateError):
             return ReadOutcome.TIMED_OUT
         self._slots.complaints.say("index", "%s", error)
@@ -210,7 +214,7 @@ class SlotReads:
         return outcomes
 
     def _locate(self, entry: Entry, shape: ObjectShape) -> int | ReadOutcome:
-        """Return the descriptor to read from, or the outcome if no read is needed."""
+        """Return the descriptor to read from, or the outcome if the entry already decides it."""
         slot_bytes = self._slots.settings.slot_bytes
         fits = HEADER_BYTES + entry.length <= slot_bytes and not entry.offset % slot_bytes
         if not fits or not may_be(entry, shape):
@@ -237,7 +241,7 @@ def _extents(
     starts: Sequence[int],
     targets: Sequence[Sequence[memoryview]],
 ) -> list[Extent]:
-    """Return the extents to read: the header, joined with adjacent payload, and the others."""
+    """Return the extents to read: the header, joined with the payload if adjacent, and other parts."""
     extents = [Extent(fd, offset, (header,))]
     for start, views in zip(starts, targets, strict=True):
         if start == HEADER_BYTES:
@@ -250,7 +254,7 @@ def _extents(
 def _is_sound(
     found: PlacedRead, header: memoryview, targets: Sequence[Sequence[memoryview]]
 ) -> bool:
-    """Return whether the bytes read are the object of the entry's key."""
+    """Return whether the bytes that were read are a valid object under the entry's key."""
     read, entry = found
     if check_header(header, entry.key, read.shape) is not HeaderFinding.SOUND:
         return False

@@ -16,7 +16,8 @@ from .page_index import PageIndex, SlotSizes
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES
 SLOT_BYTES_MIN: Final = HEADER_BYTES + MANIFEST_BYTES
-"""Every store must fit the manifest of a model, which is the longest record."""
+"""Minimum size of a slot. Every slot must be able to hold a model's manifest, which is the longest
+record."""
 SLOT_BYTES_MAX: Final = 1 << 30
 FILE_SLOTS: Final = 1024
 FILE_SLOTS_MAX: Final = 1 << 20
@@ -28,7 +29,7 @@ class ThreeFsOptions(Settings):
 
     index: str = ""
     slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)] | None = None
-    """None, here and for `file_slots`, means the value of the existing store."""
+    """Bytes per slot. None takes the value of the existing store, or the default in a new store."""
     file_slots: Annotated[int, Meta(ge=1, le=FILE_SLOTS_MAX)] | None = None
     files: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 4
     rings: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -44,15 +45,15 @@ class ThreeFsOptions(Settings):
 
 
 def slot_bytes_for(payload_bytes: int) -> int:
-    """Return the least `slot_bytes` for payloads of this size and for the store's records."""
+    """Return the least `slot_bytes` that is enough for payloads of this size and for records."""
     return max(SLOT_BYTES_MIN, HEADER_BYTES * (1 + -(-payload_bytes // HEADER_BYTES)))
 
 
 def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> SlotSizes:
-    """Return the sizes of the store; a new store adopts the options. None accepts any value.
+    """Return the sizes of the store; a new store adopts the sizes in `options`, or the defaults.
 
-    Raises `ConfigError` if the store has other sizes than the options, or the index contains impossible
-    ones, and `StorageError` if the index contains no number.
+    Raises `ConfigError` if the store has other sizes than `options` demands, or the index contains
+    impossible ones. Raises `StorageError` if a size in the index is not a number.
     """
     ours = SlotSizes(
         slot_bytes=options.slot_bytes or SLOT_BYTES, file_slots=options.file_slots or FILE_SLOTS

@@ -33,29 +33,29 @@ class MovedObject(IntEnum):
 
     WHOLE = 0
     SHORT = 1
-    """The file ended early or had a hole."""
+    """The file ended before the object's end, or had a hole there."""
     FAILED = 2
     LATE = 3
-    """The transfer was abandoned. The caller's memory is not touched; for the file see
-    `Transfers.lets_go`."""
+    """The transfer was abandoned at the deadline. The caller's memory is no longer touched. `lets_go`
+    says whether a write may still change the file."""
 
 
 class Transfers(Protocol):
     """Moves extents between files and memory. Thread-safe."""
 
     text: str
-    """A description of the transfers for the log."""
+    """A description of the transfer method, for the log."""
     lets_go: bool
-    """Whether an abandoned write never reaches the file later."""
+    """Whether an abandoned write can no longer change the file."""
     objects_at_a_time: int
-    """The best number of writes per call."""
+    """The number of objects per `move` call at which writes are fastest."""
 
     def register(self, fd: int) -> None:
-        """Allow extents in this file. Raises OSError."""
+        """Prepare this open file for transfers. Raises OSError."""
         ...
 
     def deregister(self, fd: int) -> None:
-        """Forget this file, which is still open. No operation may be in flight on it."""
+        """End the use of this file, which is still open. No operation may be in flight on the file."""
         ...
 
     def move(
@@ -70,20 +70,20 @@ class Transfers(Protocol):
         """Move all extents of each object; return the outcome of each object.
 
         Stops at `deadline` or when `stop` is due. After the return nothing touches the views. `arrived`
-        is called with the index of each object as soon as the object is whole.
+        is called with the index of each object as soon as the whole object has been moved.
         """
         ...
 
     def close(self) -> None:
-        """Release the resources; no thread may move anything any more. Idempotent."""
+        """Release all resources; the caller ensures that no transfer is in progress. Idempotent."""
         ...
 
 
 class Preadv:
     """`Transfers` by `preadv` and `pwritev`; `why` is the reason for not using USRBIO.
 
-    The calling thread does the work, so each call gets one write, while the bytes just hashed are in
-    the core's cache.
+    The calling thread does the transfers. A call should write one object, because its bytes were just
+    hashed and are still in the core's cache.
     """
 
     lets_go = True

@@ -2,14 +2,14 @@
 
 The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is in no package
 index, so it is imported only if it is installed. Payloads are copied between the caller's buffers and
-shared memory that the node's 3FS daemon maps too. A late operation of a stuck ring writes there, never
-to a caller's buffer.
+shared memory that the node's 3FS daemon maps too. If a ring is stuck, its late operations access that
+shared memory, never a caller's buffer.
 
 This module observes the rules of the client. Slices of the shared memory have step one and are in one
 block (block_size is 0, so all memory is one block). A descriptor is deregistered before it is closed,
-else I/O would go to its old file. No wait is for more operations than were submitted, because that
-would hang. Submitted operations cannot be cancelled, so an abandoned ring is used again only after
-everything in it has completed.
+because I/O to a reused number would otherwise go to the old file. A wait never requests more
+completions than operations were submitted, because it would hang. Submitted operations cannot be
+cancelled, so an abandoned ring is used again only after all its operations have completed.
 """
 
 import errno
@@ -30,13 +30,13 @@ from ..threaded_backend import Stop
 from .transfers import Extent, MovedObject, Preadv, Transfers
 
 ENTRIES: Final = 128
-"""Maximum operations in a ring; more than one object can need (see `PARTS_MAX`)."""
+"""Maximum operations in a ring; one object needs fewer (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
-"""Shared memory of a ring, or the size of one slot if that is more."""
+"""Bytes of shared memory per ring, unless one slot is larger; then the size of a slot."""
 _POLL_S: Final = 0.05
-"""Interval at which a wait checks whether it should stop."""
+"""Seconds between two checks of a wait whether it should stop."""
 _DRAIN_S: Final = 1.0
-"""How long `close` waits for a ring that does not answer."""
+"""Seconds that `close` waits for a ring that does not answer."""
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
@@ -46,8 +46,8 @@ _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
 class SharedSegment:
     """Named shared memory with the two attributes that the client uses: `name` and `buf`.
 
-    The standard library's class complains if it is dropped while a view of it exists. Here the memory
-    lives as long as the last view.
+    The memory is freed with its last view. The standard library's class would raise an error if it is
+    garbage-collected while a view exists.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -70,7 +70,7 @@ class SharedSegment:
 
 
 class UsrbioClient(Protocol):
-    """The part of `hf3fs_fuse.io` that this module uses."""
+    """The functions and classes of `hf3fs_fuse.io` that this module uses."""
 
     def make_iovec(
         self, shm: "SharedSegment", hf3fs_mount_point: str, block_size: int = 0, numa: int = -1
@@ -98,7 +98,7 @@ def load_client() -> UsrbioClient | None:
 def choose_transfers(directory: Path, slot_bytes: int, complaints: ErrorLog) -> Transfers:
     """Return USRBIO if its client is installed and `directory` is on a mounted 3FS, else `Preadv`.
 
-    Failures with slots of `slot_bytes` are logged through `complaints`.
+    USRBIO gets slots of `slot_bytes`. Failures of transfers are logged through `complaints`.
     """
     client = load_client()
     if client is None:
@@ -167,7 +167,8 @@ class UsrbioTransfers:
                     self._complaints.log_failure(f"{kind} of slots fail", number)
             except OSError as error:
                 self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
-                # The ring may still complete its operations, so the objects of this wave stay LATE.
+                # Leave the objects of this wave LATE, because the failed ring may still complete its
+                # operations.
                 self._discard(ring, reads=reads)
                 break
         return moved
@@ -176,7 +177,7 @@ class UsrbioTransfers:
         with self._lock:
             rings, self._rings = self._rings, []
         for ring in rings:
-            # The files are deregistered next, and no operation should be in flight on them then.
+            # Wait for operations in flight, because the caller deregisters the files next.
             ring.drain(time.monotonic() + _DRAIN_S)
             ring.close()
 
@@ -191,7 +192,7 @@ class UsrbioTransfers:
         return ring
 
     def _make_ring(self, *, reads: bool) -> "UsrbioRing":
-        """Return a new ring with its own shared memory. Raises OSError."""
+        """Return a new ring with shared memory of its own. Raises OSError."""
         shared = SharedSegment(self._memory_bytes)
         try:
             iovec = self._client.make_iovec(shared, self._mount)
@@ -216,15 +217,15 @@ class Completion(NamedTuple):
     token: int
     """The token passed to `prepare` for the operation."""
     result: int
-    """Number of bytes moved, or a negative errno. Fewer than requested means the file's end or a
-    hole."""
+    """Number of bytes moved, or a negative errno. A number below the requested one means that the file
+    ended or had a hole."""
 
 
 class UsrbioRing:
-    """A ring for reads or for writes: one thread prepares, submits and waits for many operations.
+    """A ring for reads or for writes; one thread prepares, submits and waits for many operations.
 
-    An operation may start as soon as it is prepared, and starts at the latest when it is submitted.
-    Completions come in any order.
+    The daemon may start an operation as soon as it is prepared, and starts it at the latest when it is
+    submitted. Completions come in any order.
     """
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
@@ -239,13 +240,14 @@ class UsrbioRing:
 
     @property
     def pending(self) -> int:
-        """Return the number of prepared operations that `wait` has not returned yet."""
+        """Return the number of prepared operations whose completion `wait` has not returned yet."""
         return self._prepared + self._submitted
 
     def prepare(self, part: slice, fd: int, offset: int, token: int) -> None:
-        """Add one operation between a part of `memory` and a registered file from `offset`.
+        """Add an operation that moves bytes between a part of `memory` and a registered file.
 
-        The ring owns the part until the operation has completed. Raises OSError.
+        `offset` is the position in the file. The ring owns the part until the operation has completed.
+        Raises OSError.
         """
         self._ring.prepare(self._iovec[part], self._reads, fd, offset, userdata=token)
         self._prepared += 1
@@ -257,11 +259,11 @@ class UsrbioRing:
         self._prepared = 0
 
     def wait(self, least: int, deadline: float) -> list[Completion]:
-        """Return the completions once there are `least` of them, or those at the deadline.
+        """Wait for at least `least` completions, and return all that have come by then.
 
-        Raises OSError if the ring itself fails.
+        Returns fewer at the deadline. Raises OSError if the ring itself fails.
         """
-        # Operations that are not submitted may never complete, so do not wait for them.
+        # Wait only for submitted operations, because others may never complete.
         least = min(least, self._submitted)
         if not least:
             return []
@@ -275,7 +277,7 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # Operations that were only prepared may have completed as well.
+        # Operations that were prepared but not submitted may have completed too.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early
@@ -284,7 +286,7 @@ class UsrbioRing:
     def drain(self, deadline: float) -> bool:
         """Wait until all operations have completed; return whether they have by the deadline.
 
-        Only after True may the ring be used again.
+        After False the ring must not be used again.
         """
         try:
             if self._prepared:
@@ -296,12 +298,12 @@ class UsrbioRing:
         return not self.pending
 
     def close(self) -> None:
-        """Free the memory; the daemon keeps its mapping for as long as it needs it. Idempotent."""
+        """Free the ring's memory; the daemon keeps its own mapping while it needs it. Idempotent."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # Dropping these makes the client release its link to the memory, and then the ring.
+        # Deleting these objects makes the client release its link to the memory, and then the ring.
         with suppress(OSError):
             self._ring = None
             self._iovec = None
@@ -309,7 +311,10 @@ class UsrbioRing:
 
 
 class _Wave:
-    """Objects that are in the ring at the same time; `moved` receives their outcomes."""
+    """A group of objects whose operations are in the ring at the same time.
+
+    `moved` receives the outcomes.
+    """
 
     def __init__(
         self,
@@ -330,7 +335,7 @@ class _Wave:
         self._left = {at: len(objects[at]) for at in wave}
         self._worst = dict.fromkeys(wave, MovedObject.WHOLE)
         self.failures: set[int] = set()
-        """The errnos of failed operations."""
+        """The errnos of the operations that failed."""
 
     def run(self, stop: Stop, deadline: float) -> None:
         """Move the extents of all objects. Raises OSError if the ring fails."""
@@ -367,7 +372,7 @@ class _Wave:
 
 
 def _waves(objects: Sequence[Sequence[Extent]], ring: UsrbioRing) -> Iterator[range]:
-    """Cut neighbouring objects into waves that fit into the ring and its memory."""
+    """Divide the objects into consecutive groups that fit into the ring and its shared memory."""
     start = operations = nbytes = 0
     for at, extents in enumerate(objects):
         more = sum(each.nbytes for each in extents)

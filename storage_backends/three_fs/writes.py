@@ -1,9 +1,9 @@
 """Blocking writes of objects into slots of `3fs://`, called from several threads.
 
 A write reserves a slot, writes to it, and commits. Writers of one name do not wait for each other; the
-first commit wins. An abandoned write leaves its slot to the lease if a ring may still be writing to it.
-A writer that resumes after its lease may corrupt the bytes of the next holder; reads detect that, so it
-is a miss.
+first commit wins. If a write is abandoned while a ring may still write to its slot, the slot stays
+reserved until its lease expires. A writer that resumes after its lease may corrupt the bytes of the
+slot's next holder. Readers detect that, so the result is a miss.
 """
 
 import time
@@ -30,11 +30,12 @@ from .transfers import Extent, MovedObject
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
 _PAGES_MIN: Final = 8
-"""A call with at least this many objects contains pages; markers and manifests come alone."""
+"""Minimum number of objects in a call that is assumed to contain pages; markers and manifests are
+written alone."""
 _WASTE: Final = 4
-"""A warning is logged if slots are at least this many times longer than their contents."""
+"""Ratio of the slot size to the size of the contents from which a warning is logged."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""Memory per thread for objects that combine the columns of two writers."""
+"""Maximum bytes per thread for objects that combine the columns of two writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class SlotWrites:
     def write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
         """Write the objects that do not exist yet.
 
-        An object that lacks a column of the new one is replaced by one with the columns of both.
+        If the existing object lacks a column of the new one, an object with the columns of both
+        replaces it.
         """
         outcomes = [WriteOutcome.FAILED] * len(writes)
         new: list[_New] = []
@@ -77,8 +79,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # Other writers may interfere `_WRITE_TRIES` times, and scarce slots may need one try
-                # per object.
+                # A write fails at most `_WRITE_TRIES` times because of other writers. If free slots are
+                # scarce, each try may write only one object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break
@@ -93,13 +95,14 @@ class SlotWrites:
                         outcomes[each.at] = WriteOutcome.TIMED_OUT
                 break
             except StorageError as error:
-                # An index that did not answer for these objects will not answer for others either.
+                # Stop here, because an index that failed for these objects will fail for the others
+                # too.
                 self._slots.complaints.say("index", "%s", error)
                 break
         return outcomes
 
     async def note_uses(self, writes: Sequence[Write], deadline: float) -> None:
-        """Mark the call's existing objects as used, in an order that evicts leaves before roots."""
+        """Mark existing objects of a `write` call as used, so that leaves are evicted before roots."""
         if not writes:
             return
         named = [name_digest(write.name) for write in writes]
@@ -107,12 +110,15 @@ class SlotWrites:
         after = writes[0].after
         digest = None if after is None else name_digest(after.name)
         distance = 0 if after is None else after.distance
-        # Without an answer from the index, the objects keep their times.
+        # If the index does not answer, the objects keep their earlier times of use.
         with suppress(StorageError):
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
     async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Remove objects; True for each name that is free now. A late removal may still happen."""
+        """Remove objects; True for each name that is free now.
+
+        After the deadline the result is False, but the removal may still happen.
+        """
 
         def remove(index: PageIndex) -> list[bool]:
             digests = [name_digest(name) for name in names]
@@ -128,7 +134,7 @@ class SlotWrites:
             return [False] * len(names)
 
     def _write(self, todo: list[_New], outcomes: list[WriteOutcome], stop: Stop) -> list[_New]:
-        """Write objects as far as slots are free; return those to try again."""
+        """Write as many objects as there are free slots; return those that need another try."""
         ready: list[_New] = []
         later: list[_New] = []
         united_bytes = 0
@@ -149,7 +155,8 @@ class SlotWrites:
             return later
         asked_at = time.monotonic()
         lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
-        # A damaged index may return impossible slots. Releasing them would only make them come back.
+        # A damaged index may return slots that cannot exist. They are not released, because the index
+        # would return them again.
         lent = [
             each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
         ]
@@ -201,7 +208,7 @@ class SlotWrites:
         stop: Stop,
         lease_until: float,
     ) -> list[_New]:
-        """Write objects into their slots and commit them; return those that lost to another writer."""
+        """Write objects into their slots and commit them; return those that need another try."""
         written: list[tuple[_New, Commit]] = []
         unused: list[Reservation] = []
         step = self._slots.transfers.objects_at_a_time
@@ -276,7 +283,7 @@ class SlotWrites:
         return False
 
     def _log_waste(self, new: Sequence[_New]) -> None:
-        """Warn if pages leave most of their slots empty, as with an unsuitable `slot_bytes`."""
+        """Warn if pages fill only a small part of their slots, because `slot_bytes` is too large."""
         if len(new) < _PAGES_MIN:
             return
         payload = max(each.shape.nbytes for each in new)
@@ -296,5 +303,5 @@ class SlotWrites:
 
 
 def _as_given(new: _New, todo: Sequence[_New]) -> _New:
-    """Return the object as its writer passed it, without columns of an older object."""
+    """Return the object as the caller passed it, without columns added from an existing object."""
     return next(each for each in todo if each.at == new.at)

@@ -20,7 +20,7 @@ from ..base import (
 
 
 class Wrapper:
-    """Forwards every call to the wrapped backend; a subclass overrides what it changes.
+    """Forwards every call to the wrapped backend; a subclass overrides some calls.
 
     A wrapper meets the contract of `StorageBackend` if the wrapped backend does. The wrapper owns that
     backend, and opens and closes it.
@@ -60,7 +60,7 @@ Answer = TypeVar("Answer", ReadOutcome, WriteOutcome, bool)
 
 
 class Call(StrEnum):
-    """The kinds of calls."""
+    """The kinds of calls to a backend."""
 
     EXISTS = "exists"
     READ = "read"
@@ -70,17 +70,17 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingCall(Generic[Answer]):
-    """A call that has not been forwarded to the wrapped backend yet."""
+    """A call to a wrapped backend, before it is forwarded."""
 
     kind: Call
     keys: Sequence[ObjectName | Read | Write]
     deadline: float
     ask: Callable[[], Awaitable[list[Answer]]]
-    """Forwards the call; returns one answer for each key."""
+    """A function that forwards the call and returns one answer for each key."""
     failed: Answer
-    """The answer for a key that failed or was not forwarded."""
+    """The answer to give for a key that failed or was not forwarded."""
     late: Answer
-    """The answer for a key whose deadline passed."""
+    """The answer to give for a key whose deadline passed."""
 
 
 class AroundWrapper(Wrapper, ABC):

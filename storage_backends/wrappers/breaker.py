@@ -9,12 +9,12 @@ How a call counts:
               existence call that returned only at its deadline, without one positive answer
     success   a read or write with any other outcome; a removal that freed a name
     neither   any other existence call (a backend may answer from memory); a call without keys, or
-              whose deadline had passed when it came; a cancelled call; a call all of whose keys fail
+              whose deadline had passed before it began; a cancelled call; a call all of whose keys fail
               by the caller's own fault: impossible names, and buffers that do not fit
 
-While the breaker is open, reads and writes are FAILED at once, and existence and removal False. After
-the cool-down one call at a time is forwarded. A failure opens the breaker for another cool-down, and a
-success closes it; after any other call the next one decides.
+While the breaker is open, every read and write is FAILED at once, and every existence call and removal
+returns False. After the cool-down one call at a time is forwarded. A failure starts another cool-down,
+and a success closes the breaker. If that call counts as neither, the next call decides.
 """
 
 import time
@@ -70,7 +70,8 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # The era counts how often the breaker opened. Calls of an older era no longer count.
+        # Number of times that the breaker opened. The result of a call is ignored if the breaker opened
+        # after the call began.
         self._era = 0
 
     def state(self) -> BreakerState:
@@ -98,7 +99,7 @@ class BreakerBackend(AroundWrapper):
                 self._conclude(answered)
 
     def _answered(self, call: PendingCall[Answer], answers: Sequence[Answer]) -> bool | None:
-        """Return True for a success, False for a failure, None if the answers show neither."""
+        """Return True if the call counts as a success, False as a failure, None as neither."""
         some = any(answer not in (call.failed, call.late) for answer in answers)
         if call.kind is Call.EXISTS:
             return False if self._clock() >= call.deadline and not some else None
@@ -121,7 +122,7 @@ class BreakerBackend(AroundWrapper):
 
 
 def _is_possible(key: ObjectName | Read | Write) -> bool:
-    """Return whether the key is valid: a possible name, and buffers that fit."""
+    """Return whether the key can succeed: its name is possible and its buffers fit."""
     if isinstance(key, ObjectName):
         return name_digest(key) is not None
     fits = fitting(key.buffers, key.shape.nbytes, writable=isinstance(key, Read)) is not None

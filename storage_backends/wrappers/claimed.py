@@ -1,4 +1,4 @@
-"""A store claimed for one model: opening fails if it has the model's pages in other layouts."""
+"""A wrapper that claims a store for one model: opening fails if it has the model in other layouts."""
 
 import logging
 import time
@@ -15,11 +15,11 @@ from .base import Wrapper
 _log = logging.getLogger(__name__)
 
 CLAIM_TIMEOUT_S = 30.0
-"""Timeout for reading which layouts the store has."""
+"""Seconds to wait for reading and writing the store's manifests."""
 
 
 class ClaimedBackend(Wrapper):
-    """A wrapper whose `open` also claims the store for a model; see `StorageBackend`.
+    """A wrapper whose `open` also claims the store for a model and its page layouts.
 
     `store` is its URI; errors of opening never contain the URI's secrets.
     """
@@ -34,7 +34,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """If the store has pages of `weights` in another layout, opening logs a warning."""
+        """If the store has pages of `weights` in another layout, `open` logs a warning."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version
@@ -43,7 +43,10 @@ class ClaimedBackend(Wrapper):
         self._uri = store
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """Open the store; raise an error that names it if it has this model in other layouts."""
+        """Open the store and claim it for the model.
+
+        Raises `ConfigError` that names the store if it has pages of this model in other layouts.
+        """
         with hiding_secrets(self._uri):
             await self.behind.open(memory)
         try:
@@ -58,7 +61,8 @@ class ClaimedBackend(Wrapper):
         try:
             await self._claim(self._weights, {KV_POOL: self._layouts[KV_POOL]})
         except ConfigError as error:
-            # Both may use the store; each misses the other's pages.
+            # Only warn, because both users may share the store; each one's reads miss the other's
+            # pages.
             _log.warning(
                 "store %s: %s (its pages of these weights will miss)",
                 without_secrets(self._uri),

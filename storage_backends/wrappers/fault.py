@@ -35,19 +35,19 @@ class Fault(StrEnum):
     """The kinds of injected faults, and the real failures that they represent."""
 
     DELAY = "delay"
-    """A call starts late: a busy disk, a network that loses packets."""
+    """A call starts late, as with a busy disk or a network that loses packets."""
     ERROR = "error"
-    """A key FAILED at once (False for existence and removal) without a call to the store: a refused
-    connection, a media error."""
+    """A key is FAILED at once (False for existence and removal) without a call to the store, as with a
+    refused connection or a media error."""
     TIMEOUT = "timeout"
-    """A key has no answer until the deadline: a server that hangs. Half of the writes and removals are
-    still carried out, as if only the answer was lost."""
+    """A key has no answer until the deadline, as with a server that hangs. Half of the writes and
+    removals are still carried out, as if only the answer was lost."""
     LOST = "lost"
-    """A write returns OK but stores nothing: a power failure, or a cache that evicts."""
+    """A write returns OK but stores nothing, as after a power failure or in a cache that evicts."""
     LIE = "lie"
-    """An existence call returns the opposite: a stale index."""
+    """An existence call returns the opposite of the truth, as with a stale index."""
     FLIP = "flip"
-    """A byte of a read has changed and the checksum detects it: the key is CORRUPT and the object is
+    """A read returns a changed byte, which the checksum detects: the key is CORRUPT and the object is
     removed."""
 
 
@@ -62,7 +62,7 @@ _Rate = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOptions(Settings):
-    """The options of the wrapper. A kind without a rate is off, unless no kind has a rate."""
+    """The options of the wrapper. A kind without a rate is not injected, unless no kind has a rate."""
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 20
@@ -76,7 +76,7 @@ class FaultOptions(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """The kinds and rates of injected faults. Equal plans treat equal calls alike."""
+    """The kinds and rates of injected faults. Equal plans inject equal faults into equal calls."""
 
     seed: int = 0
     rates: Mapping[Fault, float] = field(default_factory=dict[Fault, float])
@@ -93,11 +93,11 @@ class FaultPlan:
 
 
 class FaultBackend(Wrapper):
-    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` says which others break.
+    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` says which other rules break.
 
     Faults are drawn per key when a call starts, so they depend only on the order of calls. A call after
-    its deadline or after `close` has no fault. A flip needs a valid object, and is counted when it
-    happens.
+    its deadline or after `close` gets no fault. A flipped byte needs a valid object, so this fault is
+    counted only when it happens.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class FaultBackend(Wrapper):
         self._random = Random(plan.seed)  # noqa: S311 - the faults are to be repeatable.
         self._closed = False
         self.injected: Counter[Fault] = Counter()
-        """Number of injected faults of each kind."""
+        """Number of faults injected so far, by kind."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if self._spares(deadline):
@@ -214,7 +214,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """If a key timed out, wait for the deadline, because S2 forbids TIMED_OUT before it."""
+        """If a key times out, wait for the deadline: S2 forbids TIMED_OUT before the deadline."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 
@@ -223,7 +223,7 @@ class FaultBackend(Wrapper):
 
 
 def _flip(buffers: Sequence[memoryview]) -> None:
-    """Change the first byte of the buffers."""
+    """Change the first byte in the buffers."""
     for buffer in buffers:
         if buffer.nbytes:
             buffer.cast("B")[0] ^= 1

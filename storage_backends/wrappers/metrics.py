@@ -1,7 +1,7 @@
 """`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-Outside of a retry it counts one outcome per key, inside of it one per attempt. `MetricsBackend.log` has
-the numbers. Memory use is constant.
+Around a retrying wrapper it counts one outcome per key; inside of it, one per attempt.
+`MetricsBackend.log` has the numbers. Memory use is constant.
 """
 
 import threading
@@ -20,12 +20,12 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""The outcome of all keys of a call that was cancelled or raised."""
+"""The outcome recorded for all keys of a call that was cancelled or raised an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMetrics:
-    """The metrics of one kind of call since the log was created."""
+    """The metrics of one kind of call, from the creation of the log to now."""
 
     outcomes: Mapping[str, int]
     """Number of keys by outcome: the outcomes' names in lower case; `yes` and `no` for existence;
@@ -35,19 +35,19 @@ class CallMetrics:
     in_flight: int
     """Number of calls that have not returned yet."""
     interrupted: int
-    """Number of calls that were cancelled or raised. Their keys have no outcome."""
+    """Number of calls that were cancelled or raised an exception. Their keys have no outcome."""
     took: Histogram
     """Durations of the calls that returned."""
 
 
 class SeenCall(NamedTuple):
-    """One finished call: it returned, was cancelled, or raised."""
+    """The record of one call that returned, was cancelled, or raised an exception."""
 
     kind: Call
     pool: str
     """The pool of the call's keys."""
     outcomes: dict[str, int]
-    """Keys by outcome as in `CallMetrics.outcomes`, or `INTERRUPTED`."""
+    """Number of keys by outcome, with the names of `CallMetrics.outcomes`, or by `INTERRUPTED`."""
     nbytes: int
     began_s: float
     """Start of the call by the backend's clock; the default clock is `time.monotonic`."""
@@ -62,7 +62,7 @@ class CallLog:
     """Collects the metrics of calls to one store, or to several of a kind. Thread-safe."""
 
     def __init__(self, on_call: Callable[[SeenCall], None] | None = None) -> None:
-        """When a call is over, `on_call` receives it, in that call's task."""
+        """`on_call` receives each finished call, in the asyncio task of that call."""
         self._on_call = on_call
         self._lock = threading.Lock()
         self._seen = {call: _Seen() for call in Call}
@@ -102,7 +102,7 @@ class MetricsBackend(AroundWrapper):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`log` collects the metrics and may be shared; by default each backend has its own."""
+        """`log` collects the metrics and may be shared; by default each backend has a separate log."""
         super().__init__(backend)
         self.log = log or CallLog()
         self._clock = clock
@@ -132,7 +132,7 @@ def _pool(call: PendingCall[Answer]) -> str:
 
 
 def _word(kind: Call, answer: ReadOutcome | WriteOutcome | bool) -> str:
-    """Return the word for an answer in `CallMetrics.outcomes`."""
+    """Return the name under which `CallMetrics.outcomes` counts an answer."""
     if isinstance(answer, ReadOutcome | WriteOutcome):
         return answer.name.lower()
     no, yes = ("no", "yes") if kind is Call.EXISTS else ("taken", "free")
@@ -160,6 +160,6 @@ class _Seen:
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> MetricsBackend:
-    """Return `backend`, measured."""
+    """Return `backend` wrapped in a `MetricsBackend`."""
     uri.read(Settings, "metrics")
     return MetricsBackend(backend)

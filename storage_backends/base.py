@@ -18,11 +18,10 @@ S8  An object consists of parts (`object_shape`) and records its optional column
     subset of the parts, and verifies those. If the object lacks a requested column, the read is
     LACKING, a miss. A write with a column that the object lacks atomically replaces the object by one
     with the columns of both; otherwise S6 holds. So the set of columns only grows.
-S9  A store that evicts objects itself evicts the least recently used first. An object never counts as
-    used later than the object that it continues, so leaves are evicted before roots. The objects of
-    one `write` call continue each other in order. The first of them continues its `after`, and counts
-    as used when `after` was. Stores with external eviction (a server, a bucket's life cycle) do not
-    promise this.
+S9  A store that evicts objects itself evicts the least recently used first. The objects of one `write`
+    call form a chain in their order, and the first one continues the object in `after`. An object's
+    time of use is never later than that of its predecessor, so leaves are evicted before roots. Stores
+    with external eviction (a server, a bucket's life cycle) do not promise this.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -55,9 +54,9 @@ class WriteOutcome(IntEnum):
     """The outcome of writing one key."""
 
     OK = 0
-    """The object is stored, as durably as the store was configured to."""
+    """The object is stored, as durably as the store's options promise."""
     PRESENT = 1
-    """The object already existed with at least these columns; its bytes are unchanged."""
+    """The object already existed with at least the columns of the write; its bytes are unchanged."""
     FAILED = 3
     """The object was not stored."""
     TIMED_OUT = 4
@@ -105,7 +104,7 @@ class StoredObject:
 
     name: ObjectName
     shape: ObjectShape
-    """The shape of the object, with all parts that it has."""
+    """The shape of the object, including which parts the object has."""
     age_s: float | None
     """Seconds since the last write or use, by the store's clock; None if the store does not report
     it."""
@@ -116,13 +115,13 @@ class Capabilities:
     """The optional features of a backend."""
 
     lists: bool = False
-    """`objects` lists the contents of the store."""
+    """Whether `objects` lists the contents of the store."""
     shared: bool = True
-    """Other processes see the objects that this backend writes."""
+    """Whether other processes see the objects that this backend writes."""
     writes: bool = True
-    """The backend accepts writes."""
+    """Whether the backend accepts writes."""
     zero_copy: bool = False
-    """Bytes are transferred directly between the store and the memory passed to `open`."""
+    """Whether bytes are transferred directly between the store and the memory passed to `open`."""
 
 
 class StorageBackend(Protocol):
@@ -130,14 +129,14 @@ class StorageBackend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what the backend can do; the same value before and after `open`."""
+        """Return the optional features of the backend; the same value before and after `open`."""
         ...
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Make the store ready. Raises `ConfigError` that names the problem and the remedy.
 
-        `memory` is where most buffers of later calls will be. A backend may register it for direct
-        transfers; it stays valid until the backend is closed.
+        `memory` are the regions that contain most buffers of later calls. A backend may register them
+        for direct transfers. The regions stay valid until the backend is closed.
         """
         ...
 
@@ -154,7 +153,7 @@ class StorageBackend(Protocol):
         ...
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True for each name that is free afterwards."""
+        """Remove the objects; return for each name whether it is free afterwards."""
         ...
 
     def objects(self) -> AsyncIterator[StoredObject]:

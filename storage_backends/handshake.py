@@ -37,7 +37,7 @@ class RefusalReason(Enum):
     """The reasons for which a handshake can fail."""
 
     STRANGER = auto()
-    """The other side is not a peer for this purpose (another magic)."""
+    """The other side's magic belongs to another purpose, so the other side is no peer for this one."""
     VERSION = auto()
     """The other side speaks another version of the protocol."""
     SECRET = auto()
@@ -178,7 +178,7 @@ def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
 
 
 def greeting(magic: bytes, version: int) -> bytes:
-    """Return a greeting with a new nonce."""
+    """Return the first message of a handshake, with a new nonce."""
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 

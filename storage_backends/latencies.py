@@ -6,12 +6,13 @@ from typing import Final
 
 _STEPS: Final = (1.0, 2.5, 5.0)
 BOUNDS_S: Final = tuple(step * 10.0**power for power in range(-5, 2) for step in _STEPS)
-"""Upper bounds of the buckets, 10 us to 50 s; one more bucket counts longer durations."""
+"""Upper bounds of the buckets in seconds, from 10 us to 50 s. One more bucket counts longer durations.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram of the durations of one operation."""
+    """A histogram of durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     """One count per bound in `BOUNDS_S`: the durations above the previous bound and up to this bound.

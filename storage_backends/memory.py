@@ -84,11 +84,11 @@ class MemoryBackend:
         return [self._read(read, deadline) for read in reads]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Store copies of the buffers."""
+        """Store the objects, copied from their buffers."""
         return [self._write(write, deadline) for write in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True for each name that is free afterwards."""
+        """Remove the objects; return for each name whether it is free afterwards."""
         if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         digests = [name_digest(name) for name in names]

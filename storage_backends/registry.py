@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "lockstep.storage_backends"
 
 MakeBackend = Callable[[StoreUri], StorageBackend]
-"""Creates a backend that is not open yet; raises `ConfigError` for an invalid URI."""
+"""A function that creates a backend, not open yet, from a URI. Raises `ConfigError` for an invalid URI.
+"""
 WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
-"""Wraps a backend in another one."""
+"""A function that wraps a backend in another one."""
 
 _BUILT_IN = {
     "3fs": ".three_fs.backend",
@@ -70,7 +71,8 @@ def _maker(uri: StoreUri) -> MakeBackend:
         return cast(MakeBackend, import_module(module, __package__).from_uri)
     for entry in _entries():
         if entry.name == uri.scheme:
-            # The import of another package may raise anything; the error names that package.
+            # The import of another package may raise any exception, so turn it into an error that names
+            # the package.
             try:
                 return cast(MakeBackend, entry.load())
             except Exception as error:

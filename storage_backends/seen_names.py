@@ -22,12 +22,12 @@ class SeenNames:
         self._keys: dict[tuple[str, str, str], set[str]] = {}
 
     def add(self, names: Iterable[ObjectName]) -> None:
-        """Remember that `names` exist."""
+        """Add `names` to the cache."""
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Most consecutive names differ only in the key, so look up the group's set only when it
-            # changes.
+            # Names with equal namespace, pool and shard share a set of keys. Consecutive names almost
+            # always do, so look the set up only when it changes.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
@@ -43,7 +43,7 @@ class SeenNames:
             self._count += 1
 
     def discard(self, names: Iterable[ObjectName]) -> None:
-        """Forget `names`."""
+        """Remove `names` from the cache."""
         for name in names:
             group = (name.namespace, name.pool, name.shard)
             keys = self._keys.get(group)
@@ -58,8 +58,9 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Most consecutive names differ only in the key, so look up the group's set only when it
-        # changes. Each other name then costs one membership test.
+        # Names with equal namespace, pool and shard share a set of keys. Consecutive names almost
+        # always do, so look the set up only when it changes. Each other name then costs one membership
+        # test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
@@ -83,7 +84,7 @@ class SeenNames:
         return [seen or next(rest) for seen in found]
 
     def note_reads(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
-        """Forget the names whose reads were MISSING or CORRUPT."""
+        """Remove the names whose reads were MISSING or CORRUPT from the cache."""
         if outcomes.count(ReadOutcome.OK) != len(outcomes):
             gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
             self.discard(
@@ -91,6 +92,6 @@ class SeenNames:
             )
 
     def note_writes(self, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> None:
-        """Remember the names whose writes were OK or PRESENT."""
+        """Add the names whose writes were OK or PRESENT to the cache."""
         there = (WriteOutcome.OK, WriteOutcome.PRESENT)
         self.add(write.name for write, each in zip(writes, outcomes, strict=True) if each in there)

@@ -79,7 +79,7 @@ class DaemonThreads:
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` on the next free thread; the returned future can cancel it before it starts.
+        """Run `work` on the next free thread; the returned future can cancel the work before it starts.
 
         Raises `RuntimeError` after `end`, or if the system cannot start even one thread.
         """
@@ -121,7 +121,7 @@ class DaemonThreads:
         try:
             thread.start()
         except RuntimeError:
-            # No new thread can be started, so the existing ones do all the work, only later.
+            # The system cannot start another thread, so the existing threads do all the work.
             if not number:
                 raise
         else:
@@ -177,7 +177,7 @@ class Stop:
                 self._touched.notify_all()
 
     def leave(self) -> None:
-        """Wait until no job is inside `touching`, and admit no job to it any more.
+        """Wait until no job is inside `touching`; from then on `touching` admits no job.
 
         The call may then return although its jobs still run.
         """
@@ -405,7 +405,7 @@ class ThreadedBackend(ABC):
         """Open the store on its threads. Raises `ConfigError` if that fails."""
 
     def _on_opened(self) -> None:  # noqa: B027 - not every store has something to do.
-        """Run after the store is open, unless it was closed meanwhile."""
+        """A hook that runs once the store is open, unless it was closed while it opened."""
 
     @abstractmethod
     def _give_back(self) -> None:

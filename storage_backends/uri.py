@@ -34,8 +34,8 @@ _SHOWN_PLAIN: Final = ":/?*@,=[]"
 RANK: Final = "{rank}"
 """The placeholder for the rank in a URI, for stores that are separate for each rank."""
 _NESTED_MAX: Final = 4
-"""Maximum nesting of URIs in options of URIs in which secrets are masked one by one. Deeper URIs are
-replaced as a whole."""
+"""Maximum depth of URIs nested in options at which secrets are masked one by one. A more deeply nested
+URI is masked as a whole."""
 _SECRET_CHARACTERS_MIN: Final = 3
 """Minimum length of a secret to be replaced in texts. Shorter secrets reveal little and would match
 many ordinary words."""
@@ -136,7 +136,7 @@ def without_secrets_of(uri: str, text: str) -> str:
 
 @contextmanager
 def hiding_secrets(uri: str) -> Generator[None]:
-    """Replace the secrets of a store's URI in errors that leave the block, and in their causes."""
+    """Mask the secrets of a store's URI in errors raised within the block, and in their causes."""
     try:
         yield
     except Exception as error:

@@ -178,7 +178,7 @@ class FileBackend(ThreadedBackend):
         self._files.close()
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether a file exists under it; False for late names."""
+        """Return for each name whether a file exists under it; False if not looked up in time."""
         if self._ready() is None:
             return [False] * len(names)
         if self._sweeper is not None and self._sweeper.has_removed():
@@ -214,7 +214,7 @@ class FileBackend(ThreadedBackend):
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects; each appears under its name whole and at once."""
+        """Write the objects; each appears under its name atomically."""
         if not writes:
             return []
         late = WriteOutcome.TIMED_OUT
@@ -235,7 +235,7 @@ class FileBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True for each name that is free afterwards."""
+        """Remove the objects; return for each name whether it is free afterwards."""
         self._seen.discard(names)
         return await self._run_by_names(self._remove, names, deadline)
 

@@ -31,7 +31,8 @@ from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
-"""Maximum number of buffers that are read together with the header; more would gain nothing."""
+"""Maximum number of buffers that one system call fills together with the header. More would not be
+faster."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
 """Maximum bytes read or written at once with direct I/O; large enough to keep the device busy."""
 
@@ -109,7 +110,10 @@ class FileContents:
         return finding, present
 
     def header(self, fd: int) -> memoryview:
-        """Return the first block of a file, or less; valid until this thread's next call."""
+        """Return the first block of a file; shorter if the file is shorter.
+
+        The memory is valid until this thread's next call.
+        """
         block = self._scratch.block
         return block[: _read_fully(fd, [block], 0, direct=False)]
 
@@ -150,8 +154,8 @@ class FileContents:
                 header = self._aligned(header)
             _write_fully(fd, [header, *buffers], 0)
             return True
-        # The header is written last because the file has no name before it is whole. Hashing a piece
-        # after writing it is faster, because the write has brought it into the cache.
+        # Write the header last; until then the file has no name. Hashing a piece after writing it is
+        # faster, because the write has brought the piece into the cache.
         at = BLOCK_BYTES
         hashes = PartHashes(plan.sizes)
         for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
@@ -208,18 +212,18 @@ class FileContents:
 
 
 class _Scratch(threading.local):
-    """Aligned memory, one per thread."""
+    """Aligned scratch memory of one thread."""
 
     def __init__(self) -> None:
         memory = memoryview(mmap.mmap(-1, 2 * BLOCK_BYTES))
         self.block = memory[:BLOCK_BYTES]
-        """The header block."""
+        """Memory for the header block of a file."""
         self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
         """One byte after the payload; a read fills it only if the file is longer than the object."""
         self._room = memory[:0]
 
     def room(self, nbytes: int) -> memoryview:
-        """Return scratch memory for a payload; a longer payload makes the thread allocate more."""
+        """Return `nbytes` of this thread's scratch memory for a payload, reused between calls."""
         if len(self._room) < nbytes:
             self._room = memoryview(mmap.mmap(-1, nbytes))
         return self._room[:nbytes]

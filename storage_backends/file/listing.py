@@ -17,7 +17,7 @@ from ..base import StoredObject
 from .contents import FileContents
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Links are not followed, and opening a pipe does not wait for its other end."""
+"""Flags for opening a file: links are not followed, and opening a pipe does not block."""
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 """The kernel's errors when a file or directory does not exist, or has been removed."""
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

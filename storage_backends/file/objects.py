@@ -38,7 +38,7 @@ from .write_lock_slots import Identity, WriteLockSlots
 _WRITE_TRIES: Final = 256
 """Maximum number of attempts of one write; an attempt fails only if another writer interfered."""
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
-"""The errors of the kernel if the name belongs to something other than a regular file."""
+"""The kernel's errors if a path is something other than a regular file."""
 
 
 class Durability(StrEnum):
@@ -54,7 +54,7 @@ class Durability(StrEnum):
 
 
 class _New(NamedTuple):
-    """An object to be written."""
+    """An object to be written, with its digest and path."""
 
     name: ObjectName
     digest: bytes
@@ -115,18 +115,18 @@ class ObjectFiles:
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
-        """Close the root if it is open; the store is unusable afterwards. Idempotent."""
+        """Close the root directory if it is open; the store is unusable afterwards. Idempotent."""
         root_fd, self._root_fd = self._root_fd, -1
         if root_fd >= 0:
             os.close(root_fd)
 
     def exists(self, name: ObjectName) -> bool:
-        """Return whether something exists under this name."""
+        """Return whether anything, valid or not, exists under the object's name."""
         place = located(name)
         return place is not None and os.access(place[1], os.F_OK, dir_fd=self._root_fd)
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:
-        """Remove the object; True if the name is free now."""
+        """Remove the object; return whether its name is free now."""
         place = located(name)
         if place is None:
             return False
@@ -189,7 +189,8 @@ class ObjectFiles:
     ) -> WriteOutcome:
         """Write the object unless it exists. A failed write leaves nothing behind.
 
-        An object that lacks a column of this one is replaced by one with the columns of both.
+        If the existing object lacks a column of the new one, an object with the columns of both
+        replaces it.
         """
         place = located(name)
         views = fitting(buffers, shape.nbytes)
@@ -288,7 +289,7 @@ class ObjectFiles:
             os.close(fd)
 
     def _write_beside(self, fd: int, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Write the object in place of the file `fd`, which has its name, unless they are equal.
+        """Replace the file `fd`, which has the object's name, unless that file has all columns.
 
         Moves `fd` to the quarantine if it is corrupt; returns None if another attempt is needed. `fd`
         stays open, so that no new file can get its inode number.

@@ -26,8 +26,8 @@ TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
-"""Minimum age for sweeping a temporary file without locks. Writing takes seconds, but the clocks of
-hosts that share a filesystem may differ."""
+"""Minimum age in seconds for sweeping a temporary file without locks. Writing takes only seconds, but
+the clocks of hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
@@ -80,8 +80,8 @@ class Draft:
 
 
 MakeDraft = Callable[[int, str, int], Draft]
-"""Creates an empty draft below a root, to be published in the given directory; `flags` are for
-`open`."""
+"""A function that creates an empty draft below a root, to be published in the given directory. `flags`
+are passed to `open`."""
 
 
 def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:

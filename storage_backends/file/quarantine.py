@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileQuarantine:
-    """The quarantine of one store. Thread-safe, and safe next to other processes."""
+    """The quarantine of one store. Several threads and processes may use it at the same time."""
 
     def __init__(self, root_fd: int, turns: WriteLockSlots) -> None:
         self._root_fd = root_fd
@@ -91,7 +91,10 @@ class FileQuarantine:
         return False
 
     def _free_a_place(self) -> None:
-        """Empty one place, the first that needs few enough removals."""
+        """Empty one place of the quarantine, so that the next file can move there.
+
+        Takes the first place that needs at most `TAKEN_APART_MAX` removals.
+        """
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):
             place = f"{QUARANTINE}/{number % PLACES:02x}"

@@ -23,8 +23,8 @@ from .trust import OwnDirectories
 _GROUP_PAGES: Final = 64
 """Number of headers kept before they are checked; more would evict the pages from the caches."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Maximum payload of the fast path. Larger ones are read in pieces, so that each piece is hashed while
-it is in the core's cache, and a read stops soon after its deadline."""
+"""Maximum payload bytes of the fast path. A larger payload is read in pieces, so that each piece is
+hashed while it is in the core's cache, and a read stops soon after its deadline."""
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 
@@ -51,7 +51,7 @@ class _Found(NamedTuple):
 
 
 class QuickReads:
-    """Reads groups of objects on one thread."""
+    """Reads groups of objects on one thread, by the fast path if possible."""
 
     def __init__(self, root_fd: int, own: OwnDirectories) -> None:
         self._root_fd = root_fd
@@ -130,7 +130,10 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
 
 
 def _shape_of(read: Read) -> int:
-    """Return a sort key for the shape: its identity, as all reads of a pool share one shape object."""
+    """Return a key for grouping reads by shape: the shape's identity.
+
+    The identity is enough, because all reads of a pool share one shape object.
+    """
     return id(read.shape)
 
 

@@ -35,8 +35,8 @@ class ReadOnlyFiles(ObjectFiles):
     def open(self) -> None:
         """Open the directory, which must exist.
 
-        Raises OSError, and `ConfigError` if the directory is not a store or if others than trusted
-        users can write to it.
+        Raises `ConfigError` if the directory is not a store or if untrusted users can write to it.
+        Raises OSError if the directory cannot be opened.
         """
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -47,15 +47,15 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""Fraction of the quota. A process that has written this much since its last pass starts a pass at
-once. A single process then stays within the quota, because passes start to remove at `HIGH_WATER`."""
+"""Fraction of the quota that a process writes between two of its passes; then the process starts a pass
+at once. A single process stays within the quota, because passes start to remove at `HIGH_WATER`."""
 LOCK: Final = "sweep.lock"
 """The file in the root that the sweeping process locks. Its mtime is the end of the last pass."""
 EMPTY_AGE_S: Final = 3600.0
-"""Age at which an empty directory, or any directory in quarantine, is removed."""
+"""Seconds after which an empty directory, or any directory in quarantine, is removed."""
 FUTURE_S: Final = 60.0
-"""A file with an mtime further in the future than this was written with a wrong clock. Its mtime is
-reset to now; otherwise the file would stay until that future time."""
+"""Seconds. A file whose mtime is further in the future than this was written with a wrong clock. Its
+mtime is reset to now; otherwise the file would stay until that future time."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
@@ -91,7 +91,7 @@ class SweepLimits(Settings):
         if self.quota_bytes is not None:
             return self.quota_bytes or None
         room = os.statvfs(place)
-        # Some filesystems do not report their size.
+        # Return no limit on a filesystem that does not report its size.
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
@@ -140,14 +140,14 @@ class _Seen(NamedTuple):
 
 
 class _Stopped(Exception):
-    """The pass was asked to stop."""
+    """The pass ended early because its caller asked it to stop."""
 
 
 def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]) -> int:
     """Run one pass and return the number of removed files.
 
-    `now` is by the filesystem's clock; `stop` is called before each file. Raises OSError if the store's
-    own directories cannot be read.
+    `now` is by the filesystem's clock. The pass calls `stop` before each file, and ends early if it
+    returns True. Raises OSError if the store's own directories cannot be read.
     """
     a_pass = _Pass(root_fd, limits, now, stop)
     with suppress(_Stopped):
@@ -326,7 +326,7 @@ class _Pass:
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
-                    # `rmdir` fails unless the directory is empty.
+                    # `rmdir` fails if the directory is not empty, which is no error here.
                     with suppress(OSError):
                         os.rmdir(entry.name, dir_fd=above)
 

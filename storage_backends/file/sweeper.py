@@ -54,7 +54,10 @@ class Sweeper:
         self._thread.submit(self._live)
 
     def end(self) -> Future[None]:
-        """Stop between two files; the future is done when the thread has exited. Idempotent."""
+        """Ask the thread to stop before its next file. Idempotent.
+
+        The returned future is done when the thread has exited.
+        """
         self._stopping = True
         self._wake.set()
         return self._thread.end()
@@ -77,7 +80,7 @@ class Sweeper:
                 self._used.pop(name, None)
 
     def wrote(self, nbytes: int) -> None:
-        """Add `nbytes` to the bytes written; wake the thread for a pass once they are enough."""
+        """Add `nbytes` written; start a pass once `WRITTEN_PART` of the quota was written."""
         self._written += nbytes
         if self._written >= self._written_max:
             self._written = 0

@@ -20,7 +20,7 @@ _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
 _REAL_MAX: Final = 1 << 16
 """Maximum number of directories remembered as not being links."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
-"""The directories in the root of a store of files."""
+"""The names of the directories in the root of a store of files."""
 
 
 class Trust(StrEnum):

@@ -50,7 +50,7 @@ def try_to_lock(fd: int) -> Lock:
 
 
 class WriteLockSlots:
-    """The write lock of one store, taken on a directory. Thread-safe."""
+    """The write lock of one store: a file lock on a directory. Thread-safe."""
 
     def __init__(self, root_fd: int, directory: str) -> None:
         self._root_fd = root_fd

@@ -84,7 +84,7 @@ class MooncakeBackend(ThreadedBackend):
             ) from error
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the master knows an object; False for late names."""
+        """Return for each name whether the master has an object; False if it answers too late."""
         return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -109,7 +109,7 @@ class MooncakeBackend(ThreadedBackend):
         return [each.outcome for each in asked]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects; FAILED for those without room."""
+        """Write the objects; FAILED for objects for which the store has no space."""
         late = WriteOutcome.TIMED_OUT
         return await self._run_by_bytes(self._write, writes, late, deadline)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _REACH_TIMEOUT_S: Final = 5.0
 _WHOLE_BYTES_MAX: Final = 1 << 30
-"""Maximum size of an object that is fetched whole, as objects on disk have to be."""
+"""Maximum bytes of an object that is fetched whole; an object on disk can be fetched only whole."""
 
 
 left_behind: list["MooncakeDistributedStore"] = []
@@ -53,10 +53,10 @@ class MooncakeSettings(Settings):
     protocol: Protocol = "tcp"
     device: str = ""
     segment_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
-    """Memory that this process contributes to the store; 0 means that it only uses the memory of
-    others."""
+    """Bytes of memory that this process contributes to the store; 0 means that it only uses the memory
+    of others."""
     buffer_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 16 << 20
-    """The library's staging memory."""
+    """Bytes of the library's staging memory."""
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
@@ -253,7 +253,7 @@ class MooncakeClient:
         return move(self._store.batch_put_from_multi_buffer_ranges, keys, pieces, stop)
 
     def finish(self, keys: list[str]) -> list[int]:
-        """Make objects visible that were written completely."""
+        """Make completely written objects visible to readers."""
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_end(keys), keys)
@@ -264,7 +264,7 @@ class MooncakeClient:
         return codes
 
     def give_up(self, keys: list[str]) -> None:
-        """Discard objects that were started."""
+        """Discard objects whose writes were started."""
         if keys:
             self._store.batch_put_session_revoke(keys)
             with self._lock:
@@ -275,7 +275,7 @@ class MooncakeClient:
         return complete(self._store.batch_remove(keys, True), keys)
 
     def close(self) -> None:
-        """Leave the store with the segment and its contents; takes some seconds.
+        """Leave the store; the contents of this process's segment are lost. Takes some seconds.
 
         If the master does not answer, the client stays in the store until the process exits.
         """
@@ -314,7 +314,7 @@ def connect(settings: MooncakeSettings) -> MooncakeClient:
 
 
 def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
-    """Return a client of the library that has joined a store; see `connect`."""
+    """Return a client of the library that has joined the store; see `connect`."""
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:

@@ -31,6 +31,6 @@ class WantedObject:
 
 
 def key_of(digest: bytes, generation: int = 0) -> str:
-    """Return the key of an object in the store."""
+    """Return the key under which one generation of an object is stored."""
     later = f".{generation}" if generation else ""
     return f"lockstep/v{FORMAT_VERSION}/{digest.hex()}{later}"

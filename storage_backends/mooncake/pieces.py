@@ -30,7 +30,7 @@ _PROMPT_S: Final = 0.5
 
 
 class Code(IntEnum):
-    """Failure codes of the library for a key; other codes are failures too."""
+    """Negative codes by which the library reports the failure of a key; there are other codes too."""
 
     NO_ROOM = -200
     INVALID = -600
@@ -101,11 +101,12 @@ def renewing(
     dropped: Callable[[str], bool],
     stop: Stop,
 ) -> Move:
-    """Wrap the read call `by` so that it retries under a new lease when bytes arrive too late.
+    """Return a function that reads like `by`, and retries under a new lease if bytes arrive too late.
 
-    `renew` queries the locations of objects from the master, and returns a code for each. `dropped`
-    returns whether another reader in this process may have ended the shared session of a key; the read
-    then gets INVALID and is retried too. If `stop` is due before a retry, the read gets MASTER_LATE.
+    `renew` queries the locations of objects from the master, and returns a code for each. All readers
+    of a key in this process share one session, and `dropped` returns whether another reader may have
+    ended the session. A read that got INVALID for this reason is retried, too. If `stop` is due before
+    a retry, the read gets MASTER_LATE.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:

@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
 
 class ObjectReader:
-    """Reads through one client. Thread-safe."""
+    """Reads objects through one client. Thread-safe."""
 
     def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
         self.client = client

@@ -125,7 +125,7 @@ class StagedReads:
         return _verdict(header, plan, hashes)
 
     def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
-        """Fetch a header into `address`; return INVALID if the object is too short to have one."""
+        """Fetch a header into the memory at `address`; INVALID if the object is too short for one."""
         (code,) = self._fetch([key], [[BufferPiece(address, HEADER_BYTES, 0)]], stop)
         return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
 

@@ -49,7 +49,7 @@ class New:
 
 
 class ObjectWriter:
-    """Writes through one client. Thread-safe."""
+    """Writes objects through one client. Thread-safe."""
 
     def __init__(
         self,

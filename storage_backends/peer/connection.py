@@ -232,7 +232,7 @@ class Connection:
         self._send_waiting()
 
     def _frames(self) -> Parser:
-        """Parse one frame after the other."""
+        """Parse the received frames one after the other."""
         head = FrameHead(self._tags.received)
         while True:
             yield from head.receive()
@@ -285,7 +285,7 @@ class Connection:
                 running.require(tag)
 
     def _read(self, reading: PartsRead, located: LocateReply, headers: memoryview) -> None:
-        """Start the engine's read of the locations that the rank returned."""
+        """Start the transfer engine's read from the locations that the rank returned."""
         number = located.number
         if self._one_sided is None or reading.is_abandoned():
             self._done(number)

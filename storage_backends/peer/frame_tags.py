@@ -47,13 +47,13 @@ class FrameTags:
         return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the authentication tag of the next frame part, `data`."""
+        """Return the authentication tag of `data`, the next part of a frame."""
         if not self._key:
             return b""
         return self._cipher.encrypt(self._nonce(), b"", data)
 
     def require(self, data: bytes | memoryview, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is the correct tag of the next frame part, `data`."""
+        """Raise `StorageError` unless `tag` is the correct tag of `data`, the next part of a frame."""
         if not hmac.compare_digest(self.of(data), tag):
             raise WrongTagError
 
@@ -84,7 +84,7 @@ class RunningTag:
                 self._context.authenticate_additional_data(view)
 
     def end(self) -> bytes:
-        """Return the tag of all added views."""
+        """Return the authentication tag of all added views."""
         if self._context is None:
             return b""
         self._context.finalize()
@@ -104,11 +104,11 @@ class ConnectionTags(NamedTuple):
 
     @classmethod
     def of_reader(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags of the connecting side."""
+        """Return the tags as the connecting side of a connection uses them."""
         return cls(*(FrameTags(each if secret else b"") for each in keys))
 
     @classmethod
     def of_server(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags of the listening side."""
+        """Return the tags as the listening side of a connection uses them."""
         sent, received = cls.of_reader(secret, keys)
         return cls(received, sent)

@@ -30,9 +30,9 @@ _SHORT: Final = 12
 class PeerGroup:
     """Maps objects to ranks, and connects to a rank when its first request is sent.
 
-    Used only by the event loop's thread. There is at most one connection per rank. If a call needs a
-    broken connection, it reconnects. The rank in the URI lists the ranks of its group at each
-    connection.
+    Used only by the event loop's thread. There is at most one connection per rank, and a call that
+    needs a connection opens a broken one again. Each new connection to the rank in the URI updates the
+    list of ranks.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # Use the URI's address for the rank in the URI, although the group may list another address for
-        # it, so that one connection is enough.
+        # The group may list another address for the rank in the URI. Use the URI's address, so that
+        # there is only one connection to that rank.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

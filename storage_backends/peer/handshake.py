@@ -14,7 +14,7 @@ MAGIC: Final = b"LOCKPEER"
 
 
 class SocketStream:
-    """A non-blocking socket with the interface that the handshake uses."""
+    """A byte stream for the handshake, over a non-blocking socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

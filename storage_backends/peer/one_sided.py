@@ -118,7 +118,10 @@ class OneSidedReads:
 
 
 class StagedReply:
-    """The addresses of some objects, and the staging area to read them into, as in a `ReadReply`."""
+    """A rank's answer with the addresses of objects, and the staging area to read the objects into.
+
+    The area has the layout of a `ReadReply`.
+    """
 
     def __init__(
         self, reading: PartsRead, located: LocateReply, headers: memoryview, area: memoryview
@@ -165,7 +168,7 @@ class StagedReply:
 
 
 def fill(parser: Parser, source: memoryview) -> None:
-    """Run a parser of received bytes on the bytes of `source`."""
+    """Pass the bytes of `source` to a parser, as if a connection had received them."""
     at = 0
     for sinks in parser:
         for sink in sinks:

@@ -83,13 +83,13 @@ class Receiver:
             self._ask()
 
     def _ask(self) -> None:
-        """Advance the parser until it yields a non-empty sink."""
+        """Advance the parser until it yields memory that is not empty."""
         while not self._sinks:
             self._sinks.extend(view for view in next(self._parser) if len(view))
 
 
 def scratch(count: int) -> list[memoryview]:
-    """Return sinks for `count` bytes to be discarded."""
+    """Return memory for `count` bytes that are to be discarded."""
     whole, rest = divmod(count, len(_SCRATCH))
     # An empty view would never be filled, so receiving would not end.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)

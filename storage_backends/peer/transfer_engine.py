@@ -17,7 +17,7 @@ from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
-"""Engines exchange their registrations directly, without a metadata server."""
+"""Placeholder for a metadata server: engines exchange their registrations directly."""
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
@@ -45,7 +45,7 @@ class TransferEngine:
         if made.initialize(host, _METADATA, protocol, device):
             raise StorageError(f"Mooncake's transfer engine does not start at {host}")
         if protocol == "rdma" and not _devices(made.get_local_topology()):
-            # Without a device the library silently uses TCP.
+            # Refuse, because without a device the library would silently use TCP.
             named = f" called {device!r}" if device else ""
             raise StorageError(
                 f"Mooncake's transfer engine finds no RDMA device{named} on this host; use tcp"

@@ -130,11 +130,11 @@ class PartsRequest(Record, frozen=True):
 
 
 class ReadRequest(PartsRequest, frozen=True, tag=3):
-    """Requests parts of objects, attached to the answers."""
+    """Requests that parts of objects are sent, attached to the answers."""
 
 
 class Forget(Record, frozen=True, tag=4):
-    """Cancels what is still unanswered of the request with this number."""
+    """Cancels the unanswered rest of the request with this number."""
 
     number: Number
 
@@ -147,7 +147,7 @@ class LookupReply(Record, frozen=True, tag=5):
 
 
 class ReadReply(Record, frozen=True, tag=6):
-    """Answers consecutive keys of a `ReadRequest`; headers and parts are attached."""
+    """Answers some consecutive keys of a `ReadRequest`; headers and parts are attached."""
 
     number: Number
     first: Number

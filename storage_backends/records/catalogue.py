@@ -73,7 +73,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardContents:
-    """The objects of one shard of one pool."""
+    """Totals of the objects of one shard of one pool."""
 
     pool: str
     shard: str
@@ -85,7 +85,7 @@ class ShardContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceContents:
-    """The objects of one namespace."""
+    """Totals of the objects of one namespace, by pool and shard."""
 
     namespace: str
     shards: tuple[ShardContents, ...]
@@ -142,7 +142,7 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Record the contents of the manifest named `name`; None if the manifest cannot be read."""
+        """Record the contents of the manifest named `name`; `manifest` is None if unreadable."""
         # Ignore a manifest that names another model than its object's name does, or has absurd
         # dimensions.
         said = manifest
@@ -181,12 +181,12 @@ class Catalogue:
 
 
 def manifest_bytes() -> int:
-    """Return the length of a manifest with its header."""
+    """Return the length of a manifest with its header, in bytes."""
     return HEADER_BYTES + MANIFEST_BYTES
 
 
 def stored_bytes(stored: StoredObject) -> int:
-    """Return the length of an object with its header."""
+    """Return the length of an object with its header, in bytes."""
     return HEADER_BYTES + stored.shape.nbytes
 
 

@@ -21,7 +21,7 @@ from ...page_format.page_layout import Column, PageLayout
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 
 MANIFEST_BYTES: Final = 16 << 10
-"""The length of every manifest, so that a reader knows the length before the read."""
+"""Bytes of every encoded manifest, fixed so that a reader knows the length before the read."""
 _SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4

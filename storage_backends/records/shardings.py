@@ -145,7 +145,10 @@ class Shardings:
                 self._announce_at = 0.0
 
     def order(self, pool: str) -> list[int]:
-        """Return the TP sizes to read a page from, preferred first; `OWN` for this rank's names."""
+        """Return the TP sizes at which to look for a page, the preferred one first.
+
+        `OWN` means the objects under this rank's own names.
+        """
         sizes = [OWN, *self.elsewhere(pool)]
         preferred = self._preferred.get(pool, OWN)
         return sorted(sizes, key=lambda size: size != preferred)

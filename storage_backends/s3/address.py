@@ -27,7 +27,8 @@ class S3Address(Settings):
 
     bucket: str
     prefix: str = ""
-    """Without a slash at either end; empty for the whole bucket."""
+    """The prefix of all paths in the bucket, without a slash at either end; empty for the whole bucket.
+    """
     endpoint: str | None = None
     """The URL of a server other than Amazon's; accessed in path style."""
     region: str | None = None

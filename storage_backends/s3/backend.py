@@ -31,7 +31,7 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _TRIALS: Final = "trial"
 _TRIAL_OLD_S: Final = 86400.0
-"""Age at which a trial object is surely abandoned, even if the clocks of this host and the store
+"""Seconds after which a trial object is surely abandoned, even if the clocks of this host and the store
 differ."""
 _TRIALS_REMOVED_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 60.0
@@ -74,7 +74,7 @@ class _DeadlineCalls:
                 self._quiet.set()
 
     async def close(self) -> None:
-        """Make the deadlines of all running calls expire now, and wait until they have returned."""
+        """Make the deadlines of all running calls expire now; wait until the calls return."""
         for scope in [each for each in self._running if not each.expired()]:
             scope.reschedule(asyncio.get_running_loop().time())
         await self._quiet.wait()
@@ -106,7 +106,7 @@ class S3Backend:
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Create the client, and test that the bucket supports conditional writes.
 
-        Raises `ConfigError` if the bucket does not, or does not answer. With `read_only` nothing is
+        Raises `ConfigError` if the bucket lacks them or does not answer. With `read_only` nothing is
         written, and the test is a listing instead.
         """
         if self._open_was_called or self._closed:
@@ -171,11 +171,12 @@ class S3Backend:
             for path in old[:_TRIALS_REMOVED_MAX]:
                 await self._requests.delete(path)
         except RequestFailed as error:
-            # Only log the error: old trial objects do no harm, and some credentials may not list.
+            # Only log the error: old trial objects do no harm, and some credentials do not permit
+            # listing.
             _log.debug("%s", error)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the bucket has its object; False for late names."""
+        """Return for each name whether the bucket has its object; False if the answer is late."""
         if not self._ready():
             return [False] * len(names)
 
@@ -196,7 +197,7 @@ class S3Backend:
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects; each appears under its name whole and at once."""
+        """Write the objects; each appears under its name atomically."""
         if not self._ready() or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
@@ -206,7 +207,7 @@ class S3Backend:
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True for each name that is free afterwards."""
+        """Remove the objects; return for each name whether it is free afterwards."""
         removed = [False] * len(names)
         if self._ready():
             self._seen.discard(names)
@@ -239,8 +240,8 @@ class S3Backend:
             why = _CLOSED if self._closed else f"could not be listed: {error}"
             raise self._not_listed(why) from error
         if self._closed:
-            # Raise after `close` even if this was the last batch, so that the caller need not
-            # distinguish.
+            # After `close` raise an error even for the last batch, so that the result does not depend
+            # on timing.
             raise self._not_listed(_CLOSED)
         if not came:
             raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")

@@ -92,7 +92,7 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless the store is `read_only`; set `removed` for each free name."""
+        """Remove the objects, unless `read_only`; set in `removed` for each name whether it is free."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -150,7 +150,7 @@ class S3Objects:
         return [stored for stored in found if isinstance(stored, StoredObject)]
 
     async def _describe(self, listed: Listed) -> StoredObject | None:
-        """Return what the header of an S3 object describes; None if it is gone, or invalid twice."""
+        """Return what an S3 object's header describes; None if gone, or invalid in two reads."""
         if listed.size < HEADER_BYTES:
             return None
         for _ in range(2):
@@ -283,10 +283,10 @@ class S3Objects:
         digest: bytes,
         buffers: Sequence[memoryview],
     ) -> bytes:
-        """Return the object to replace `standing`: the new columns, and the existing object's others.
+        """Return the replacement of `standing`: the new object plus other columns of the old one.
 
-        Existing columns are left out if they are corrupt or the object was replaced meanwhile. In the
-        latter case the server also refuses the replacement, because the version differs.
+        Old columns are left out if they are corrupt or the object was replaced meanwhile. In the latter
+        case the server also refuses the replacement, because the version differs.
         """
         present = standing.present
         if present & ~write.shape.present:
@@ -314,7 +314,10 @@ def path_of(name: ObjectName) -> str | None:
 
 
 async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency: int) -> None:
-    """Run the work for each number below `count`, `concurrency` at a time; raises only for bugs."""
+    """Await `work(number)` for all numbers below `count`, with at most `concurrency` at a time.
+
+    Raises only for bugs.
+    """
     numbers = iter(range(count))
 
     async def run_queue() -> None:

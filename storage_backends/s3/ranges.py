@@ -28,7 +28,7 @@ REQUEST_BYTES_MAX: Final = 8 << 20
 
 
 class Range(NamedTuple):
-    """The bytes from `start` up to, but not including, `end`."""
+    """A range of bytes, from `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -65,7 +65,10 @@ class Elsewhere(NamedTuple):
 
 
 def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
-    """Return the ranges of the header and of the parts of `shape` in an object with these columns."""
+    """Return the ranges to request: the header, and the parts of `shape`.
+
+    The presence bits `present` of the object determine where the parts are.
+    """
     start = HEADER_BYTES
     runs = shape.plan(present).runs
     return [

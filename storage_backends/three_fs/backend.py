@@ -92,11 +92,11 @@ class ThreeFsBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`. Reports no zero copy if the USRBIO client is installed."""
+        """Return the optional features; `zero_copy` is False if the USRBIO client is installed."""
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the index has it; False for late names."""
+        """Return for each name whether the index has it; False if the index is late."""
         if self._ready() is None:
             return [False] * len(names)
 
@@ -123,7 +123,7 @@ class ThreeFsBackend(ThreadedBackend):
             elif not isinstance(entry, ReadOutcome):
                 found.append(PlacedRead(read, entry))
                 places.append(at)
-        # The store may have been closed during the index lookup above.
+        # Check again that the store is open, because it may have been closed during the index lookup.
         if found and self._ready() is not None:
             read_out = await calls.run(
                 self._slot_reads.read,
@@ -139,7 +139,7 @@ class ThreeFsBackend(ThreadedBackend):
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects, each whole and at once."""
+        """Write the objects; each appears under its name atomically."""
         closed = self._ready() is None
         if self.read_only:
             self._complaints.log_read_only()
@@ -155,7 +155,7 @@ class ThreeFsBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True for each name that is free afterwards."""
+        """Remove the objects; return for each name whether it is free afterwards."""
         if self._ready() is None:
             return [False] * len(names)
         self._seen.discard(names)

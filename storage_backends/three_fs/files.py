@@ -86,11 +86,11 @@ class SlotFiles:
             return fd
 
     def close(self) -> None:
-        """Close all files; no operation may be in flight. Idempotent."""
+        """Close all files; no I/O may be in flight. Idempotent."""
         with self._lock:
             for fd in self._open.values():
-                # Deregister before closing. Otherwise a ring would use the old file when the kernel
-                # reuses the number.
+                # Deregister the descriptor before closing it. Otherwise a ring would still use the old
+                # file if the kernel reuses the number for another one.
                 with suppress(OSError):
                     self._transfers.deregister(fd)
                 os.close(fd)

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _THREADS: Final = 4
 """Number of threads that call the index. More would only wait for each other in the database."""
 _POLL_S: Final = 0.05
-"""Seconds between two checks of a waiting thread whether it should stop."""
+"""Interval in seconds at which a waiting thread checks whether it should stop."""
 _END_S: Final = 5.0
 
 
@@ -64,8 +64,8 @@ class IndexCalls:
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # Repeat the number of slots, because the index does not know it if its database was
-                # lost and created again.
+                # Set the number of slots in the index again, because an index whose database was lost
+                # and created again does not know it.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent

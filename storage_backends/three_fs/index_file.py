@@ -43,8 +43,8 @@ def path_of(text: str) -> Path:
 def make_file(path: Path, home: Path | None) -> None:
     """Create the file with mode 0600 if it does not exist. Raises OSError.
 
-    Its directory must exist unless it lies within `home`, the store's own, so that a misspelt path is
-    an error.
+    A missing directory is created only within `home`, the store's own directory. Elsewhere it is an
+    error, because the path may be misspelt.
     """
     directory = path.parent
     if home is not None and Path(os.path.normpath(path)).is_relative_to(home):
@@ -79,7 +79,7 @@ def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
 
 
 def open_error(error: Exception, path: Path) -> str:
-    """Return the reason why the index cannot be opened, with the remedy."""
+    """Return the reason why opening the index failed, with the remedy."""
     if _has_no_room(error, path):
         return query_error(error, path)
     if isinstance(error, FileNotFoundError) and error.filename is None:
@@ -88,7 +88,7 @@ def open_error(error: Exception, path: Path) -> str:
 
 
 def query_error(error: Exception, path: Path) -> str:
-    """Return the reason why the index does not answer, with a remedy if its filesystem is full."""
+    """Return the reason why a query of the index failed; with a remedy if its filesystem is full."""
     if _has_no_room(error, path):
         return f"the filesystem of {path.parent} is full ({error}); make room on it"
     return str(error)

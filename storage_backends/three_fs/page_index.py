@@ -1,13 +1,14 @@
 """The page index of `3fs://`: maps each object to its place, in one SQLite file.
 
-An index maps keys (digests of object names) to places, and reserves slots: numbered pieces of fixed
-size. It does not protect the bytes, so every object found through it must be verified.
+An index maps keys (digests of object names) to places (a file and an offset in it). It also reserves
+slots, which are numbered places of fixed size. The index does not protect the bytes, so every object
+found through it must be verified.
 
 I1  A write has two phases. `reserve` gives exclusive slots with a deadline, each under a generation
     that was never used before. `commit` then gives a key its place, atomically for all readers. A slot
     that is reserved but not committed is invisible.
 I2  A slot whose lease has expired is reserved again under a new generation. A late `commit` under the
-    old one is refused (LOST). So a dead writer costs its slots for the length of a lease.
+    old generation is refused (LOST). So a dead writer costs its slots for the length of a lease.
 I3  Writers of one key do not wait for each other. Each writes to its own slot, and the first commit
     wins. The other writers get STANDS, and their slots become free.
 I4  A commit may replace an entry that still has the generation that the writer saw. The slot of the
@@ -42,7 +43,7 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
-"""Placeholder for the generation where a key has no entry."""
+"""Placeholder for the generation of a missing entry: the key has no entry."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
@@ -81,13 +82,13 @@ class Entry(NamedTuple):
     place: Annotated[str, Meta(max_length=PLACE_CHARACTERS_MAX)]
     """The name of the file that contains the object's bytes."""
     offset: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
-    """The offset of the object's bytes in that file."""
+    """Offset of the object in the file, in bytes."""
     length: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
     """Length of the object's payload in bytes."""
     present: int
-    """The presence bits of its optional columns, an unsigned number of 64 bits."""
+    """The presence bits of the object's optional columns, an unsigned number of 64 bits."""
     generation: Annotated[int, Meta(gt=NOTHING)]
-    """The generation of the slot at the write; no other entry ever had it."""
+    """The generation under which the slot was reserved; no other entry has ever had it."""
 
 
 class Reservation(NamedTuple):
@@ -138,7 +139,10 @@ class SlotSizes:
 
 
 class _Uses:
-    """Times of last use by key, in microseconds since 1970. Thread-safe."""
+    """Times of last use that are not written to the index yet, by key. Thread-safe.
+
+    A time is in microseconds since 1970.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -235,12 +239,12 @@ class PageIndex:
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
-        """Return the index's identity: the `proposal` of the first caller."""
+        """Return the index's identity, which is the `proposal` of the first caller."""
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
     def agree(self, settings: SlotSizes) -> SlotSizes:
-        """Return the settings of the index; a new index adopts `settings`."""
+        """Return the sizes recorded in the index; a new index records `settings`."""
         with self._change() as database:
             return SlotSizes(
                 slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
@@ -248,7 +252,7 @@ class PageIndex:
             )
 
     def provide(self, slots: int) -> int:
-        """Raise the number of slots to at least `slots`; return the number."""
+        """Raise the number of slots to at least `slots`; return the resulting number."""
         with self._change() as database:
             there = max(_number(database, "slots"), min(slots, SLOTS_MAX))
             _set(database, "slots", there)

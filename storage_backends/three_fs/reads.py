@@ -183,7 +183,7 @@ class SlotReads:
         return ReadOutcome.FAILED
 
     def fetch(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
-        """Read objects from the places in their entries, and verify them."""
+        """Read objects from the slots that their entries name, and verify them."""
         outcomes: list[ReadOutcome] = []
         moves: list[tuple[int, memoryview, list[list[memoryview]]]] = []
         extents: list[list[Extent]] = []

@@ -16,7 +16,7 @@ from .page_index import PageIndex, SlotSizes
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES
 SLOT_BYTES_MIN: Final = HEADER_BYTES + MANIFEST_BYTES
-"""Minimum size of a slot. Every slot must be able to hold a model's manifest, which is the longest
+"""Minimum bytes of a slot. Every slot must be able to hold a model's manifest, which is the longest
 record."""
 SLOT_BYTES_MAX: Final = 1 << 30
 FILE_SLOTS: Final = 1024

@@ -41,7 +41,7 @@ class MovedObject(IntEnum):
 
 
 class Transfers(Protocol):
-    """Moves extents between files and memory. Thread-safe."""
+    """Moves extents (consecutive bytes of a file) between files and memory. Thread-safe."""
 
     text: str
     """A description of the transfer method, for the log."""
@@ -55,7 +55,7 @@ class Transfers(Protocol):
         ...
 
     def deregister(self, fd: int) -> None:
-        """End the use of this file, which is still open. No operation may be in flight on the file."""
+        """End the use of this file, which is still open. No transfer may be in progress on the file."""
         ...
 
     def move(
@@ -82,8 +82,8 @@ class Transfers(Protocol):
 class Preadv:
     """`Transfers` by `preadv` and `pwritev`; `why` is the reason for not using USRBIO.
 
-    The calling thread does the transfers. A call should write one object, because its bytes were just
-    hashed and are still in the core's cache.
+    The calling thread does the transfers. It is best to write one object per call, because its bytes
+    were just hashed and are still in the core's cache.
     """
 
     lets_go = True
@@ -94,10 +94,10 @@ class Preadv:
         self._complaints = complaints
 
     def register(self, fd: int) -> None:
-        """See `Transfers`."""
+        """Do nothing, because system calls need no registered files."""
 
     def deregister(self, fd: int) -> None:
-        """See `Transfers`."""
+        """Do nothing, because system calls need no registered files."""
 
     def move(
         self,
@@ -125,11 +125,11 @@ class Preadv:
         return moved
 
     def close(self) -> None:
-        """See `Transfers`."""
+        """Do nothing, because there are no resources to release."""
 
 
 def _move(extent: Extent, *, reads: bool) -> MovedObject:
-    """Move all bytes, up to the end of the file. Raises OSError."""
+    """Move the bytes of one extent, up to the end of the file. Raises OSError."""
     system_call = os.preadv if reads else os.pwritev
     done = move_all(system_call, extent.fd, extent.views, extent.offset)
     return MovedObject.WHOLE if done == extent.nbytes else MovedObject.SHORT

@@ -2,14 +2,14 @@
 
 The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is in no package
 index, so it is imported only if it is installed. Payloads are copied between the caller's buffers and
-shared memory that the node's 3FS daemon maps too. If a ring is stuck, its late operations access that
+shared memory that the node's 3FS daemon maps too. If a ring is stuck, its late I/O requests access that
 shared memory, never a caller's buffer.
 
 This module observes the rules of the client. Slices of the shared memory have step one and are in one
 block (block_size is 0, so all memory is one block). A descriptor is deregistered before it is closed,
-because I/O to a reused number would otherwise go to the old file. A wait never requests more
-completions than operations were submitted, because it would hang. Submitted operations cannot be
-cancelled, so an abandoned ring is used again only after all its operations have completed.
+because I/O to a reused number would otherwise go to the old file. A wait never demands more completions
+than I/O requests were submitted, because it would hang. Submitted I/O requests cannot be cancelled, so
+an abandoned ring is used again only after all of them have completed.
 """
 
 import errno
@@ -30,17 +30,17 @@ from ..threaded_backend import Stop
 from .transfers import Extent, MovedObject, Preadv, Transfers
 
 ENTRIES: Final = 128
-"""Maximum operations in a ring; one object needs fewer (see `PARTS_MAX`)."""
+"""Maximum I/O requests in a ring. One object always needs fewer (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
-"""Bytes of shared memory per ring, unless one slot is larger; then the size of a slot."""
+"""Bytes of shared memory per ring, or the size of one slot if that is larger."""
 _POLL_S: Final = 0.05
-"""Seconds between two checks of a wait whether it should stop."""
+"""Interval in seconds at which a wait checks whether it should stop."""
 _DRAIN_S: Final = 1.0
 """Seconds that `close` waits for a ring that does not answer."""
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
-"""The errnos of a wait that timed out before any operation completed."""
+"""The errnos of a wait that timed out before any I/O request completed."""
 
 
 class SharedSegment:
@@ -64,7 +64,7 @@ class SharedSegment:
             os.close(fd)
 
     def unlink(self) -> None:
-        """Remove the name; the memory is freed when no process maps it. Idempotent."""
+        """Remove the segment's name; the memory is freed when no process maps it. Idempotent."""
         with suppress(FileNotFoundError):
             (_SHARED / self.name).unlink()
 
@@ -98,7 +98,8 @@ def load_client() -> UsrbioClient | None:
 def choose_transfers(directory: Path, slot_bytes: int, complaints: ErrorLog) -> Transfers:
     """Return USRBIO if its client is installed and `directory` is on a mounted 3FS, else `Preadv`.
 
-    USRBIO gets slots of `slot_bytes`. Failures of transfers are logged through `complaints`.
+    The shared memory of each ring holds at least one slot of `slot_bytes`. Failures of transfers are
+    logged through `complaints`.
     """
     client = load_client()
     if client is None:
@@ -167,8 +168,8 @@ class UsrbioTransfers:
                     self._complaints.log_failure(f"{kind} of slots fail", number)
             except OSError as error:
                 self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
-                # Leave the objects of this wave LATE, because the failed ring may still complete its
-                # operations.
+                # Leave the objects that were in the ring LATE, because the failed ring may still
+                # complete their I/O.
                 self._discard(ring, reads=reads)
                 break
         return moved
@@ -177,7 +178,7 @@ class UsrbioTransfers:
         with self._lock:
             rings, self._rings = self._rings, []
         for ring in rings:
-            # Wait for operations in flight, because the caller deregisters the files next.
+            # Wait for the I/O in flight, because the caller deregisters the files next.
             ring.drain(time.monotonic() + _DRAIN_S)
             ring.close()
 
@@ -212,25 +213,25 @@ class UsrbioTransfers:
 
 
 class Completion(NamedTuple):
-    """The completion of one ring operation."""
+    """The completion of one I/O request of a ring."""
 
     token: int
-    """The token passed to `prepare` for the operation."""
+    """The token passed to `prepare` for the I/O request."""
     result: int
     """Number of bytes moved, or a negative errno. A number below the requested one means that the file
     ended or had a hole."""
 
 
 class UsrbioRing:
-    """A ring for reads or for writes; one thread prepares, submits and waits for many operations.
+    """A ring for reads or for writes; one thread prepares, submits and waits for many I/O requests.
 
-    The daemon may start an operation as soon as it is prepared, and starts it at the latest when it is
-    submitted. Completions come in any order.
+    The daemon may start an I/O request as soon as it is prepared, and starts it at the latest when it
+    is submitted. Completions come in any order.
     """
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
         self.memory = shared.buf
-        """Shared memory of the ring; the caller owns it between operations."""
+        """Shared memory of the ring; the caller owns the parts that no I/O request uses."""
         self._shared: SharedSegment | None = shared
         self._iovec: Any = iovec
         self._ring: Any = ring
@@ -240,20 +241,20 @@ class UsrbioRing:
 
     @property
     def pending(self) -> int:
-        """Return the number of prepared operations whose completion `wait` has not returned yet."""
+        """Return the number of prepared I/O requests whose completion `wait` has not returned yet."""
         return self._prepared + self._submitted
 
     def prepare(self, part: slice, fd: int, offset: int, token: int) -> None:
-        """Add an operation that moves bytes between a part of `memory` and a registered file.
+        """Add an I/O request that moves bytes between a part of `memory` and a registered file.
 
-        `offset` is the position in the file. The ring owns the part until the operation has completed.
+        `offset` is the position in the file. The ring owns the part until the request has completed.
         Raises OSError.
         """
         self._ring.prepare(self._iovec[part], self._reads, fd, offset, userdata=token)
         self._prepared += 1
 
     def submit(self) -> None:
-        """Submit the prepared operations to the daemon."""
+        """Submit the prepared I/O requests to the daemon."""
         self._ring.submit()
         self._submitted += self._prepared
         self._prepared = 0
@@ -263,7 +264,7 @@ class UsrbioRing:
 
         Returns fewer at the deadline. Raises OSError if the ring itself fails.
         """
-        # Wait only for submitted operations, because others may never complete.
+        # Wait only for submitted I/O requests, because others may never complete.
         least = min(least, self._submitted)
         if not least:
             return []
@@ -277,16 +278,16 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # Operations that were prepared but not submitted may have completed too.
+        # I/O requests that were prepared but not submitted may have completed too.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early
         return ended
 
     def drain(self, deadline: float) -> bool:
-        """Wait until all operations have completed; return whether they have by the deadline.
+        """Wait until all I/O requests have completed; return whether they have by the deadline.
 
-        After False the ring must not be used again.
+        If they have not, the ring must not be used again.
         """
         try:
             if self._prepared:
@@ -303,7 +304,8 @@ class UsrbioRing:
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # Deleting these objects makes the client release its link to the memory, and then the ring.
+        # Deleting the client's objects makes the client release its link to the memory, and then the
+        # ring.
         with suppress(OSError):
             self._ring = None
             self._iovec = None
@@ -311,7 +313,7 @@ class UsrbioRing:
 
 
 class _Wave:
-    """A group of objects whose operations are in the ring at the same time.
+    """A group of objects whose I/O requests are in the ring at the same time.
 
     `moved` receives the outcomes.
     """
@@ -335,7 +337,7 @@ class _Wave:
         self._left = {at: len(objects[at]) for at in wave}
         self._worst = dict.fromkeys(wave, MovedObject.WHOLE)
         self.failures: set[int] = set()
-        """The errnos of the operations that failed."""
+        """The errnos of failed I/O requests."""
 
     def run(self, stop: Stop, deadline: float) -> None:
         """Move the extents of all objects. Raises OSError if the ring fails."""

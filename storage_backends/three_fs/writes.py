@@ -33,7 +33,7 @@ _PAGES_MIN: Final = 8
 """Minimum number of objects in a call that is assumed to contain pages; markers and manifests are
 written alone."""
 _WASTE: Final = 4
-"""Ratio of the slot size to the size of the contents from which a warning is logged."""
+"""A warning is logged if a slot is at least this many times as large as its contents."""
 _UNITED_BYTES_MAX: Final = 64 << 20
 """Maximum bytes per thread for objects that combine the columns of two writers."""
 
@@ -115,7 +115,7 @@ class SlotWrites:
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
     async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Remove objects; True for each name that is free now.
+        """Remove objects; return for each name whether it is free now.
 
         After the deadline the result is False, but the removal may still happen.
         """
@@ -171,7 +171,11 @@ class SlotWrites:
         return later + self._send(sent, todo, outcomes, stop, asked_at + self._lease_s)
 
     def _beside(self, new: _New, entry: Entry | None, stop: Stop) -> _New | WriteOutcome:
-        """Return the object to write, given the existing `entry`, or the outcome if none is needed."""
+        """Return the object to write, or the outcome if no write is needed or possible.
+
+        `entry` is the existing object's. If that object has columns which the new one lacks, the object
+        to write includes them.
+        """
         if entry is None:
             return replace(new, replaces=NOTHING)
         instead = replace(new, replaces=entry.generation)

@@ -35,14 +35,14 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerOptions(Settings):
-    """The options of the wrapper."""
+    """The options of `breaker+`."""
 
     calls: Annotated[int, Meta(ge=1, le=1000)] = 5
     cool_down_s: Annotated[float, Meta(ge=0.001, le=3600)] = 5.0
 
 
 class BreakerState(StrEnum):
-    """Whether the breaker forwards calls."""
+    """The state of a circuit breaker, which decides whether calls are forwarded."""
 
     CLOSED = "closed"
     """The breaker is closed: calls are forwarded to the store."""

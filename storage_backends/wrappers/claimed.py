@@ -1,4 +1,4 @@
-"""A wrapper that claims a store for one model: opening fails if it has the model in other layouts."""
+"""A wrapper that claims a store for one model; `open` fails if the store has other layouts for it."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """If the store has pages of `weights` in another layout, `open` logs a warning."""
+        """If the store has the weights `weights` in another page layout, `open` logs a warning."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version

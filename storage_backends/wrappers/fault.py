@@ -62,7 +62,7 @@ _Rate = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOptions(Settings):
-    """The options of the wrapper. A kind without a rate is not injected, unless no kind has a rate."""
+    """The options of `fault+`. A kind without a rate is not injected, unless no kind has a rate."""
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 20

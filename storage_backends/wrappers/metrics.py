@@ -31,7 +31,7 @@ class CallMetrics:
     """Number of keys by outcome: the outcomes' names in lower case; `yes` and `no` for existence;
     `free` and `taken` for removal."""
     nbytes: int
-    """Total bytes of the keys that were OK."""
+    """Total bytes of the objects that were read or written with the outcome OK."""
     in_flight: int
     """Number of calls that have not returned yet."""
     interrupted: int
@@ -45,7 +45,7 @@ class SeenCall(NamedTuple):
 
     kind: Call
     pool: str
-    """The pool of the call's keys."""
+    """The pool that all keys of the call belong to."""
     outcomes: dict[str, int]
     """Number of keys by outcome, with the names of `CallMetrics.outcomes`, or by `INTERRUPTED`."""
     nbytes: int
@@ -55,7 +55,7 @@ class SeenCall(NamedTuple):
 
 
 Metrics = Mapping[Call, CallMetrics]
-"""The metrics of every kind of call."""
+"""The metrics of calls, by kind of call."""
 
 
 class CallLog:

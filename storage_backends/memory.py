@@ -168,7 +168,7 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return the object to replace `standing` by, or None if `standing` has all columns of `write`."""
+    """Return the replacement of `standing`, or None if `standing` has all columns of `write`."""
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)
     if finding is HeaderFinding.SOUND:

@@ -219,7 +219,8 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # Here `close` cancelled the job, so the caller, which was not cancelled, gets an error.
+                # `close` cancelled the job. The caller was not cancelled, so raise an error instead of
+                # `CancelledError`.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None

@@ -93,7 +93,8 @@ class FileQuarantine:
     def _free_a_place(self) -> None:
         """Empty one place of the quarantine, so that the next file can move there.
 
-        Takes the first place that needs at most `TAKEN_APART_MAX` removals.
+        Removes at most `TAKEN_APART_MAX` entries in total. A directory that needs more stays, and loses
+        only some of its entries.
         """
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):

@@ -23,8 +23,8 @@ from .trust import OwnDirectories
 _GROUP_PAGES: Final = 64
 """Number of headers kept before they are checked; more would evict the pages from the caches."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Maximum payload bytes of the fast path. A larger payload is read in pieces, so that each piece is
-hashed while it is in the core's cache, and a read stops soon after its deadline."""
+"""Maximum payload bytes of the fast path. A larger payload is read in pieces. Then each piece is hashed
+while it is in the core's cache, and the read can stop soon after its deadline."""
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 

@@ -43,9 +43,10 @@ class ObjectReader:
         self._staged = StagedReads(client, memory)
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
-        """Return the highest generation of each object that seems to exist, or None: a hint.
+        """Return the highest generation of each object that seems to exist; None if there is none.
 
-        While an object is being replaced, the result may be None or an earlier generation.
+        The result is a hint: while an object is being replaced, it may be None or an earlier
+        generation.
         """
         keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]
         found = self.client.exist(keys) if keys else []

@@ -46,7 +46,7 @@ _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
 class SharedSegment:
     """Named shared memory with the two attributes that the client uses: `name` and `buf`.
 
-    The memory is freed with its last view. The standard library's class would raise an error if it is
+    The memory is freed with its last view. The standard library's class would report an error if it is
     garbage-collected while a view exists.
     """
 

@@ -1,7 +1,8 @@
 """Identity of LoRA adapters in page keys: a digest of their files, or a version given by the user.
 
-Engines share the pages of plain adapters (`plain_adapters.py`). How an engine applies any other adapter
-depends on the engine and its options, so both are part of that adapter's identity.
+All engines apply a plain adapter in the same way (`plain_adapters.py`), so its identity in keys names
+no engine. Engines may apply any other adapter differently, so its identity includes the engine and the
+engine's adapter options.
 """
 
 import logging
@@ -21,19 +22,19 @@ class LoadedAdapter:
     path: str | None
     """Path of the adapter's weights; None if they were not loaded from files."""
     kept_under: tuple[str | int, ...]
-    """Names or ids that identify the weights in the engine, and the KV computed with them."""
+    """The engine's names and ids for the adapter, under which it keeps the weights and their KV."""
     form: str = ""
-    """How the files are read, if the engine can read the same files in several ways."""
+    """Suffix for the identity if the engine can read the same files in several ways; usually empty."""
 
 
 class AdapterWeights:
     """Identifies adapters by their weights. All calls come from one thread.
 
-    `versions` maps adapter names to user-given versions. The files of other adapters are checked on
-    every call, and read again if they have changed.
+    `versions` maps adapter names to user-given versions. For an adapter without a version, every call
+    checks whether the adapter's files have changed, and reads changed files again.
 
-    An engine keeps weights and KV under a name or id even if the files change. If the weights behind a
-    name change while the engine runs, requests with that name are no longer cached.
+    An engine keeps weights and KV under an adapter's name or id even if the files change. If the
+    weights behind a name change while the engine runs, requests with that name are no longer cached.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class AdapterWeights:
         anew: str,
         log: logging.Logger,
     ) -> None:
-        """Set where users give versions (`where`), and how to restore caching after a change (`anew`).
+        """Set `where` (place of user-given versions) and `anew` (how to restore caching) for messages.
 
         `engine` includes all options that may change how an adapter is applied. With `shares`, the
         engine applies plain adapters as every other engine does.
@@ -60,14 +61,15 @@ class AdapterWeights:
         self._shares = shares
         self._log = log
         self._applied: dict[str, str] = {}
-        """Maps the identity of weights to the identity in keys, which includes the engine if needed."""
+        """Maps a weights identity to the adapter's identity in page keys."""
         self._known: dict[str | int, str | None] = {}
-        """Maps the engine's identifiers to the identity of the weights; None if they are untrusted."""
+        """Maps the engine's adapter names and ids to the weights identity; None after the weights
+        changed."""
 
     def identify(self, adapter: LoadedAdapter) -> str | None:
         """Return the identity of a request's adapter in keys; None if the request must not be cached.
 
-        None means that the weights are unknown or have changed.
+        A request must not be cached if the adapter's weights are unknown or have changed.
         """
         if not self.trusted(adapter):
             return None
@@ -91,7 +93,7 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return whether the weights behind the KV of this adapter are certain."""
+        """Return whether the engine's weights for this adapter never changed and were never unknown."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
@@ -99,7 +101,7 @@ class AdapterWeights:
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:
-        """Return the identity of the weights, or None and the reason why it is unknown."""
+        """Return the weights identity and ""; if the weights are unknown, None and the reason."""
         version = self._versions.get(adapter.name)
         if version is not None:
             return self._as_applied(f"version {version} of {adapter.name}", adapter), ""
@@ -112,7 +114,7 @@ class AdapterWeights:
             return None, f"its weights cannot be read ({error})"
 
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
-        """Return the identity of the weights, with the engine added unless the adapter is plain."""
+        """Return the weights identity for page keys, with the engine unless the adapter is plain."""
         if weights not in self._applied:
             path = adapter.path
             plain = self._shares and path is not None and is_plain(Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""A storage backend for callers without an event loop: a thread owns the backend and runs its loop."""
+"""A storage backend for callers without an event loop: a thread owns the backend and its event loop."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
-"""A call that is this much later than its deadline violates the store contract (S2) and is logged."""
+"""Seconds after its deadline at which a running call violates the store contract (S2) and is logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 class BlockingStore:
     """A storage backend that can be called from any thread.
 
-    A call never returns before the backend does, because the backend may access the caller's buffers
+    A call returns only after the backend's call, because the backend may access the caller's buffers
     until then (contract S3).
     """
 
@@ -61,7 +61,7 @@ class BlockingStore:
     ) -> None:
         """Open the backend, once. Raise the backend's error, or `ConfigError` after `timeout_s`.
 
-        At close, running calls get `close_timeout_s` to finish, by default `timeout_s`.
+        `close_timeout_s` limits how long `close` waits for running calls; by default it is `timeout_s`.
         """
         self._close_timeout_s = timeout_s if close_timeout_s is None else close_timeout_s
         self._loop = asyncio.new_event_loop()
@@ -88,8 +88,8 @@ class BlockingStore:
     ) -> Answer:
         """Call the backend and return the result, which is expected before `deadline`.
 
-        With `leaves`, for calls without buffers, a late call is cancelled and raises `StorageError`.
-        Also raises `StorageError` if the store is not open.
+        If `leaves` is true, a late call is cancelled and raises `StorageError`; use this only for calls
+        without buffers. Raises `StorageError`, too, if the store is not open.
         """
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
@@ -133,7 +133,8 @@ class BlockingStore:
 
     def _stop(self) -> None:
         with self._lock:
-            # Calls started earlier are ahead of this callback in the loop's queue, so they are awaited.
+            # `_live` awaits all calls that were started before this callback, because the loop runs
+            # both in order.
             self._is_open = False
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)

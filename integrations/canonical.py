@@ -1,8 +1,8 @@
 """Canonical bytes of an engine's configuration: equal in every process, on every rank, at every start.
 
-The canonical form has a value's type and contents, but no memory address, no order of a set or mapping,
-and no display text. A value without such a form is refused with the name of its field, so no part of a
-configuration is silently ignored.
+The canonical form has a value's type and contents. It has no memory address, no order of a set or
+mapping, and no text made for display. A value without a canonical form raises an error that names its
+field, so that no part of a configuration is silently ignored.
 """
 
 import json
@@ -29,14 +29,15 @@ from ..errors import ConfigError
 Json = str | int | bool | None | list["Json"]
 
 LeftOut = Mapping[str, AbstractSet[str]]
-"""Attributes to ignore, by qualified class name; derived classes ignore them, too."""
+"""Attributes that are not part of the canonical form, by qualified class name; derived classes inherit
+them."""
 
 DIGEST_CHARACTERS = 32
-"""128 bits in hexadecimal, enough because nobody chooses configurations to collide."""
+"""Length of a digest: 128 bits in hexadecimal, because no attacker chooses engine configurations."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
 
-# These forms apply to exactly these types, because a derived class may hold more data.
+# The sets below list exact types, because an instance of a derived class may hold more data.
 _ITSELF = frozenset({type(None), bool, int, str})
 _BYTES = frozenset({bytes, bytearray})
 _TEXT = frozenset(
@@ -53,16 +54,17 @@ _NUMBERS = frozenset({int, float})
 _BUILT_IN: tuple[Any, ...] = (dict, list, tuple, str, bytes, int, float, set, frozenset)
 
 _PLAIN: tuple[Any, ...] = (object, set, frozenset, torch.Size, OrderedDict, Counter, defaultdict)
-"""Classes that hold only contents and attributes, apart from a default factory."""
+"""Classes whose objects hold only contents and attributes, except the default factory of a defaultdict.
+"""
 
 _PLAIN_REDUCTIONS = frozenset(each.__reduce__ for each in _PLAIN)
-"""The `__reduce__` methods of plain classes, with which pickle finds their state."""
+"""The `__reduce__` methods of the classes in `_PLAIN`, which return an object's whole state."""
 
 _OUTSIDE = ("_fields", "default_factory")
-"""State of named tuples and defaultdicts that is neither contents nor attributes."""
+"""State of named tuples and defaultdicts that is in neither their contents nor their attributes."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
-"""Attributes that only record how a class was written at the call, as in `OrderedDict[str, int]()`."""
+"""Attributes that record only how a type was written in a call, as in `OrderedDict[str, int]()`."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
@@ -79,7 +81,7 @@ def digest(canonical_value: Json) -> str:
 
 
 def log_parts(log: logging.Logger, parts: Iterable[tuple[str, Json]]) -> None:
-    """Log a digest of each part by its place, so that differences between ranks can be located."""
+    """Log a digest of each part of a configuration, so that differences between ranks can be found."""
     if log.isEnabledFor(logging.DEBUG):
         for place, found in parts:
             log.debug("%s counts as %s", place, digest(found))
@@ -94,7 +96,7 @@ def _name(kind: type | FunctionType) -> str:
 
 
 class _Walk:
-    """Traverses one configuration. Every list begins with the kind of value that it represents."""
+    """Converts one configuration to nested lists; each list begins with the kind of its value."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self._left_out = left_out
@@ -166,7 +168,7 @@ class _Walk:
         called: Callable[[object], str],
         within: tuple[int, ...],
     ) -> list[Json]:
-        """Return pairs sorted by their canonical text; `called` returns the place of a key."""
+        """Return pairs sorted by canonical text; `called` returns a key's name for error messages."""
         found: list[Json] = [
             [self.of(key, called(key), within), self.of(each, called(key), within)]
             for key, each in pairs
@@ -175,7 +177,7 @@ class _Walk:
 
 
 def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, object]]:
-    """Return an object's state outside its attributes, and its attributes by name."""
+    """Return an object's state in two dicts: state that is in no attribute, and attributes by name."""
     kind: Any = type(value)
     beside: dict[str, object] = {}
     attributes: dict[object, object] = {}
@@ -195,7 +197,8 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
     else:
         beside["(made of)"], state = _reduced(value, where)
     if is_dataclass(value) or kind.__getstate__ is object.__getstate__:
-        # The state is a dict of attributes, or with slots a pair: attributes or None, and slots.
+        # `__getstate__` returns a dict of attributes. With slots it returns a pair: attributes or None,
+        # and slots.
         whole: Any = state
         for part in whole if isinstance(state, tuple) else (whole,):
             attributes |= part or {}
@@ -219,12 +222,15 @@ def _contents(value: Any, base: Any) -> object:
 
 
 def _reduced(value: object, where: str) -> tuple[object, object]:
-    """Return pickle's constructor arguments and state of an object, if those describe all of it."""
+    """Return the constructor arguments and the state with which pickle would rebuild an object.
+
+    Raises `ConfigError` if they may not describe the whole object.
+    """
     _require_plain(type(value), where)
     try:
         _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
     except TypeError:
-        # The object holds data outside its attributes.
+        # Pickle cannot rebuild the object, because it holds data that is in no attribute.
         raise _refused(type(value), where) from None
     return made[1:], state
 

@@ -1,12 +1,13 @@
-"""Images, audio and other multimodal items of a prompt, as part of the keys of its pages.
+"""Images, audio and other multimodal items of a prompt, as part of the keys of its KV pages.
 
-Placeholder ids say nothing about an item's content. In the page where an item begins, all ids up to the
-item's last placeholder there are replaced by ids that no text has: 31 bits each of a digest of the old
-ids and the item's position and content. Earlier pages keep their keys and can be shared. Later pages
-differ, because a key covers all tokens before it. If a page has fewer than `IDS_MIN` replaceable ids,
-128 bits do not fit, and the request gets a namespace derived from its items.
+Placeholder ids do not depend on a multimodal item's content. Therefore, in the page where an item
+begins, all ids up to the item's last placeholder in that page are replaced by ids that no text has.
+Each replacement id has 31 bits of a digest of the old ids and of the item's position and content. Pages
+before the item keep their keys, so they are shared. All pages after the item get other keys, because a
+key covers all tokens before it. If a page has fewer than `IDS_MIN` replaceable ids, 128 bits do not
+fit, and the request gets a namespace derived from its items.
 
-Only content counts, because a client may choose an item's hash in the engine.
+The digest covers only content, because a client may choose the name by which the engine knows an item.
 """
 
 import struct
@@ -24,44 +25,47 @@ import torch
 T = TypeVar("T")
 
 IDS_MIN = 5
-"""Number of 31-bit ids that hold 128 bits."""
+"""Number of replaced token ids, of 31 bits each, that hold 128 bits of a digest."""
 
 NAMES_MAX = 1 << 18
-"""Maximum number of item names that are remembered with the digests of their contents."""
+"""Maximum number of multimodal item names that are remembered with the digests of their contents."""
 
 _NO_TEXT = 1 << 31
-"""The sign bit of an int32, which is never set in ids of text."""
+"""The sign bit of an int32, which is never set in token ids of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestItem:
-    """An item, or a contiguous run of an item's placeholders."""
+    """A multimodal item of a prompt, or one contiguous run of its placeholder tokens."""
 
     name: Hashable
-    """The name under which the engine caches the item's embeddings and KV."""
+    """The name under which the engine caches the multimodal item's embeddings and KV."""
     start: int
     end: int
-    """End (exclusive) of the placeholders, which begin at `start`."""
+    """Position after the last placeholder token; `start` is the position of the first one."""
     content: bytes
-    """Digest of all data of the item that the model reads."""
+    """Digest of all data of the multimodal item that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemIds:
-    """Token ids of a prompt with items, as they appear in page keys."""
+    """Token ids for the page keys of a prompt with multimodal items."""
 
     head: bytes
-    """The first ids of the prompt as int32, up to the last replaced id."""
+    """The prompt's ids from its start to the last replaced id, after replacement, as int32."""
     pages: tuple[int, ...]
-    """Page numbers in which ids are replaced."""
+    """Numbers of the pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
-        """Return the ids in keys of `tokens`, a beginning of the prompt or all of it with output."""
+        """Return the key ids for `tokens`: a prefix of the prompt, or the whole prompt and output."""
         return self.head[: len(tokens)] + tokens[len(self.head) :]
 
 
 def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> ItemIds | None:
-    """Return the key ids of a prompt of int32 `tokens`; None if an item does not fit into a page."""
+    """Return the ids for page keys; None if a page has fewer than `IDS_MIN` placeholders to replace.
+
+    `tokens` are the prompt's ids as int32.
+    """
     ids = np.frombuffer(tokens, dtype="<i4").copy()
     beginning: dict[int, list[RequestItem]] = {}
     for item in items:
@@ -81,14 +85,14 @@ def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> I
 
 
 def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
-    """Return the part of a namespace that separates requests with different items."""
+    """Return a part for namespaces that differs for requests with different multimodal items."""
     return [[each.content.hex(), each.start, each.end] for each in items]
 
 
 def content_digest(*parts: object) -> bytes | None:
     """Return a digest of nested tensors, arrays, numbers and texts; None if the content is incomplete.
 
-    Content without a tensor, for example a reference to remote data, is incomplete.
+    Content without any tensor is incomplete; an example is a reference to remote data.
     """
     content = _Content()
     try:
@@ -99,7 +103,7 @@ def content_digest(*parts: object) -> bytes | None:
 
 
 class _NoContent(Exception):
-    """A value whose content is unknown."""
+    """Raised for a value of a type that cannot be digested."""
 
 
 class _Content:
@@ -150,7 +154,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class OncePerObject(Generic[T]):
-    """Caches one result per object for as long as the object lives."""
+    """Caches one result per object until the object is garbage-collected."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ReferenceType[object], T]] = {}
@@ -166,22 +170,23 @@ class OncePerObject(Generic[T]):
 
 
 class ItemNames:
-    """Checks that each item name of an engine refers to one content only.
+    """Detects multimodal item names that an engine uses for more than one content.
 
-    An engine reuses embeddings and device KV of items by name, and a client may reuse a name for other
-    content. Requests are not cached if an item's name has had several contents, as long as the name is
-    among the last `NAMES_MAX`.
+    An engine reuses embeddings and device KV of items by name, and a client may send other content
+    under a used name. Requests whose item's name has had several contents are not cached. Only the
+    `NAMES_MAX` most recent names are remembered.
     """
 
     def __init__(self, warn: Callable[[], object]) -> None:
-        """Register `warn`, which is called once, when a name is first seen with a second content."""
+        """Store `warn`, which is called once: when a name is first seen with a second content."""
         self._warn = warn
         self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
-        """Content digest by name; None if the content is unknown or the name has had several."""
+        """Content digest by item name; None if the content is unknown or the name has had several
+        contents."""
         self._warned = False
 
     def note(self, items: Iterable[RequestItem]) -> None:
-        """Record the names and contents of items before the engine computes them."""
+        """Record the names and contents of multimodal items before the engine computes the items."""
         for item in items:
             known = self._known.setdefault(item.name, item.content)
             if known != item.content:
@@ -192,13 +197,13 @@ class ItemNames:
             self._keep(item.name)
 
     def note_unknown(self, names: Iterable[Hashable]) -> None:
-        """Record the names of items whose content is unknown before the engine computes them."""
+        """Record the names of items of unknown content, before the engine computes the items."""
         for name in names:
             self._known[name] = None
             self._keep(name)
 
     def trusted(self, items: Iterable[RequestItem]) -> bool:
-        """Return whether the engine's KV for these items was computed from their contents."""
+        """Return whether the engine's KV for these items can only come from their contents."""
         return all(self._known.get(item.name, item.content) == item.content for item in items)
 
     def _keep(self, name: Hashable) -> None:

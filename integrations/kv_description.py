@@ -1,8 +1,9 @@
 """Engine-neutral description of a model's KV, which is part of the key of every page (rule R16).
 
-The description has the model's configuration, its compute dtype and the page layout. With the weights,
-a separate part of the key, these define KV as a function of the tokens. Engines that compute this
-function share pages even if they round differently, as groups of different TP sizes do.
+The description has the model's configuration, its compute dtype and the page layout. Together with the
+weights, which are another part of the key, the description defines KV as a function of the tokens. All
+engines that compute this function share pages, even if they round differently, because groups of
+different TP sizes round differently, too.
 
 `POSITIONS` lists the kinds of positions for which vLLM and SGLang gave bit-identical results
 (`test_engine_positions.py`).
@@ -29,15 +30,17 @@ POSITIONS: Mapping[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
     ),
 }
-"""Kinds of rotary positions that all engines compute alike, with their allowed parameters."""
+"""Kinds of rotary positions that all engines compute alike, with the parameters each kind may have."""
 
 _OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 _NOT_THE_MODELS = frozenset(
     {
-        # Origin of the model, and its stored dtype; the engine's compute dtype counts instead.
+        # The fields of this line name the model's origin and its stored dtype. The key has the engine's
+        # compute dtype instead.
         *("_name_or_path", "transformers_version", "dtype", "torch_dtype"),
-        # SGLang's own options, and sizes that the page layout and the weights already have.
+        # The fields below are SGLang's own options, or sizes that follow from the page layout and the
+        # weights.
         *("context_len", "encoder_only", "language_model_only", "language_only"),
         *("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     }
@@ -47,31 +50,30 @@ _UNPROVEN = ("quantization_config", "dual_chunk_attention_config", "attention_ch
 """Fields of a model configuration that engines may implement with different results."""
 
 _WHOLE = frozenset({"full_attention"})
-"""Layers that attend to all earlier tokens. Engines may ignore the attention limits of other layers."""
+"""Layer kinds that all engines implement alike. Engines may ignore a window or other attention limit.
+"""
 
 
 class PretrainedConfig(Protocol):
-    """`transformers.PreTrainedConfig` after all overrides by the engine."""
+    """A `transformers.PreTrainedConfig` that already has all overrides by the engine."""
 
     def to_dict(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """Inputs to KV except weights and tokens, as a digest; some may be read differently by engines."""
+    """A digest of all inputs to KV except weights and tokens; `unproven` lists doubtful inputs."""
 
     digest: str
     unproven: tuple[str, ...]
-    """Human-readable parts that engines may compute differently; empty if all engines agree."""
+    """Names of the parts that engines may compute differently; empty if all engines compute the same
+    KV."""
 
     @classmethod
     def of(
         cls, model: PretrainedConfig, dtype: object, layouts: Mapping[str, PageLayout]
     ) -> "KvDescription":
-        """Describe a model that computes in the torch type `dtype`; `layouts` are its pages by pool.
-
-        Raises `ConfigError` for a value without canonical bytes.
-        """
+        """Describe the KV of a model with compute dtype `dtype`; `layouts` has the layouts by pool."""
         said = described(model)
         pages = [
             [pool, layout.page_tokens, [[each.name, each.dtype] for each in layout.columns]]
@@ -97,12 +99,12 @@ def described(model: PretrainedConfig) -> dict[str, object]:
 
 
 def _rope(parameters: Mapping[str, object]) -> Mapping[str, object]:
-    """Return rope parameters under their current names; nested ones are per layer kind."""
+    """Return rope parameters without obsolete names; nested parameters belong to a layer kind."""
     inner = {
         name: _rope(cast("Mapping[str, object]", each)) if isinstance(each, Mapping) else each
         for name, each in parameters.items()
     }
-    # SGLang writes the old name `type` in addition to `rope_type`.
+    # SGLang adds the obsolete name `type` to a configuration that has `rope_type`.
     return {
         name: each for name, each in inner.items() if name != "type" or "rope_type" not in inner
     }

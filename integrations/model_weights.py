@@ -12,18 +12,18 @@ class LoadedWeights:
     """How an engine loads the weights of one model."""
 
     name: str
-    """A local path, or a repository name at the hub."""
+    """The model: a local path, or the name of a Hugging Face repository."""
     revision: object
-    """Revision of the repository at the hub; None if `name` is not a repository."""
+    """Revision of the Hugging Face repository; None if `name` is a local path."""
     load_format: str
     from_files: bool
-    """Whether this format reads only files in the model's folder."""
+    """Whether the engine's load format reads only files in the model's folder."""
 
     def identity(self, digests: FileDigests, where: str) -> str:
         """Return the identity of the weights.
 
-        Raises `ConfigError` if the weights cannot be identified; `where` is the place for a user-given
-        version.
+        Raises `ConfigError` if the weights cannot be identified. The message names `where`, the place
+        in which users give a version.
         """
         path = Path(self.name)
         if self.from_files:
@@ -49,5 +49,5 @@ def unreadable(what: str, error: OSError, where: str) -> ConfigError:
 
 
 def remedy(where: str) -> str:
-    """Return the remedy for weights that cannot be identified, for error messages."""
+    """Return the part of an error message that says how to identify the weights by a version."""
     return f"give weights_version in {where}, and change it whenever the weights change"

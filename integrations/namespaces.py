@@ -1,4 +1,4 @@
-"""Namespaces separate requests with equal tokens but different KV; the text is engine-neutral."""
+"""Namespaces separate requests that have equal tokens but different KV; equal in all engines."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ ADAPTER = "adapter"
 
 
 def namespace_of_parts(parts: Mapping[str, object]) -> str:
-    """Return the namespace of requests with these parts, ignoring empty parts.
+    """Return the namespace that has these named parts; empty parts are left out.
 
     Engines that share pages must use the same part names: a tenant's salt, and an adapter's weights.
     """

@@ -1,9 +1,9 @@
-"""Detects plain LoRA adapters, which every engine applies as the same function, from PEFT files.
+"""Recognises plain LoRA adapters, which all engines apply as the same function, by their PEFT files.
 
-Other adapters differ between engines. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
+Engines apply other adapters differently. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
 `alpha_pattern`, and ignores `target_modules`. SGLang 0.5.23 scales all modules by alpha / r and applies
-only `target_modules`. It fuses q, k and v (and gate and up) assuming that q (and gate) exist, and reads
-every weight file in the folder.
+only `target_modules`. SGLang fuses q, k and v (and gate and up) assuming that q (and gate) exist, and
+reads every weight file in the folder.
 """
 
 import json
@@ -20,28 +20,28 @@ CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 
 HEADER_BYTES_MAX = 64 << 20
-"""The longest header of a safetensors file that is read."""
+"""Maximum bytes of a safetensors header that is read."""
 
 _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
 _NEUTRAL = frozenset(
     {
-        # Fields about the adapter's origin and training.
+        # The fields of these two lines describe only an adapter's origin and training.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
-        # Group size of use_qalora, which is off.
+        # This is the group size of `use_qalora`, which a plain adapter does not use.
         "qalora_group_size",
     }
 )
-"""Fields that never change KV, at any value."""
+"""Fields of an adapter's configuration that never change KV, whatever their value."""
 
 _AT_VALUES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Other initialisations change the model's own weights.
+    # Other ways to initialise an adapter also change the weights of the model itself.
     "init_lora_weights": (True, False, None),
 }
-"""Fields that do not change KV at these values."""
+"""Fields of an adapter's configuration that do not change KV at the listed values."""
 
 _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)"
@@ -80,7 +80,7 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Return whether a field leaves an adapter plain; an unknown field does if it is off or empty."""
+    """Return whether an adapter stays plain with this field; true for unknown fields set to nothing."""
     if name in _READ_ALIKE | _NEUTRAL:
         return True
     if name in _AT_VALUES:

@@ -17,9 +17,9 @@ from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
-"""Default timeout of a round, in seconds, for example while a rank writes a checkpoint.
+"""Default timeout of a round, in seconds; long enough for a rank to write a checkpoint.
 
-A dead rank is detected immediately, whatever this value is.
+The timeout does not matter for dead ranks, which are detected at once.
 """
 
 
@@ -28,24 +28,24 @@ class PluginSettings(GroupSettings):
     """Settings of every plug-in; equal on every rank."""
 
     where: ClassVar[str]
-    """Where users write these settings, for error messages."""
+    """Name of the place in which users write these settings, for error messages."""
 
     host_memory_gib: Annotated[float, Meta(gt=0, lt=1 << 20)] | None = None
     """Host memory for pages on each rank, in GiB."""
     host_pages: AtLeastOne | None = None
-    """Host memory as a number of full-attention pages; excludes `host_memory_gib`."""
+    """Host memory as a number of full-attention pages; mutually exclusive with `host_memory_gib`."""
     model: Text | None = None
-    """Model name in keys; by default the name given to the engine, which may be a path."""
+    """Model name in page keys; by default the name given to the engine, which may be a path."""
     weights_version: Text | None = None
-    """Replaces the digest of all weights in keys; if given, the weight files are not read."""
+    """Version of the weights for page keys; if given, no weight file is read to compute a digest."""
     weight_digests: Text | None = None
-    """Folder for remembered digests of weight files; by default the engine's cache folder."""
+    """Folder for remembered digests of weight files; by default in the engine's own cache folder."""
     idle_wait_s: Annotated[float, Meta(gt=0, le=1)] = 0.002
-    """How long an idle engine step waits for storage and copies, in seconds."""
+    """Seconds that a step of an idle engine waits for storage and copies."""
     metrics_port: Annotated[int, Meta(ge=1, le=PORT_MAX)] | None = None
     """Loopback port of rank 0's metrics; rank n uses this port plus n."""
     control: Text | None = None
-    """Unix socket on which rank 0 accepts operator requests, from its own user only."""
+    """Path of the Unix socket for operator requests to rank 0; open only to rank 0's own user."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class PluginSettings(GroupSettings):
         if self.host_memory_gib is not None and self.host_pages is not None:
             raise ConfigError("give host_memory_gib or host_pages, but not both")
         if self.store is not None:
-            # Check the URI before anything is opened. Stores of other packages are checked when they
-            # open.
+            # Check the URI before anything is opened. A third-party backend checks its URI when it
+            # opens.
             scheme = parse_uri(self.store).scheme
             if is_built_in(scheme) or scheme not in known_schemes():
                 make_backend(self.store.replace(RANK, "0"))
@@ -78,7 +78,7 @@ class PluginSettings(GroupSettings):
             )
 
     def host_pages_of(self, page_bytes: int) -> int:
-        """Return the number of host pages; `page_bytes` is the size of one page over all pools."""
+        """Return the number of host pages; `page_bytes` is one page's bytes, summed over the pools."""
         if self.host_pages is not None:
             return self.host_pages
         assert self.host_memory_gib is not None
@@ -91,10 +91,10 @@ class PluginSettings(GroupSettings):
         return pages
 
     def for_cache(self) -> dict[str, Any]:
-        """Return the settings that the cache shares, by name.
+        """Return the settings that are also settings of the underlying cache, by name.
 
-        Operators may send every control request except changes of weights, which the engine reports
-        itself.
+        Operators may send every control request except changes of weights, because the engine reports
+        these itself.
         """
         control = None if self.control is None else Control(path=self.control, refused=("weights",))
         return {**part_of(self, GroupSettings), "control": control}
@@ -102,10 +102,11 @@ class PluginSettings(GroupSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings(PluginSettings):
-    """Additional settings of the plug-ins for serving engines."""
+    """Settings that only the plug-ins for serving engines (vLLM and SGLang) have."""
 
     adapter_versions: Mapping[str, Text] = field(default_factory=dict[str, str])
-    """Versions by adapter name, used in keys instead of digests of the adapters' files."""
+    """User-given versions by adapter name, which replace digests of the adapters' files in page keys.
+    """
     share: Share = Share.ALL
     """Which engines share pages: `all` that compute the same KV, or only those of the same `engine`."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE

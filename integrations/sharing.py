@@ -30,21 +30,21 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """An engine's settings that are in no key, or only in keys that other engines do not share."""
+    """Engine settings that are in no key, or only in keys of pages that other engines do not share."""
 
     operational: frozenset[str]
     """Settings that cannot change KV."""
     rounding: frozenset[str]
-    """Settings that may change only the order of summation, as a different TP size does."""
+    """Settings that may change only the order of summation, and therefore only the rounding."""
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return the setting names in lists of reasons, whose keys are names separated by spaces."""
+    """Return the setting names in these mappings, whose keys are names separated by spaces."""
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return the names in lists of reasons by class, in the form `Class.name`."""
+    """Return all settings as `Class.name`; `classes` has the setting names by class."""
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
 
@@ -55,7 +55,7 @@ class Setting:
     name: str
     """The setting's name in `key_exclusions.py`."""
     place: str
-    """The setting's place in the configuration, for messages."""
+    """Path of the setting in the engine's configuration, for messages."""
     value: object
     default: object
     """The engine's default value; `MISSING` for a setting without a default."""
@@ -68,16 +68,18 @@ class KeyedEngineSettings:
     engine: str
     version: str
     releases: Sequence[str]
-    """Releases whose defaults are known."""
+    """Releases of the engine whose default settings are known."""
     settings: Sequence[Setting]
     package: str
-    """The engine's package, whose dataclasses are split into their fields."""
+    """Name of the engine's Python package; a dataclass from this package counts as separate settings.
+    """
     exclusions: Exclusions
     resolved: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Values by setting name that the engine substitutes for a default; they count as defaults."""
+    """Values that the engine substitutes for its own defaults, by setting; these count as defaults,
+    too."""
 
     def digest(self, *beside: Json) -> str:
-        """Return a digest of all settings that are not operational, and of the values in `beside`.
+        """Return a digest of the engine's version, its non-operational settings, and `beside`.
 
         Raises `ConfigError` for a value without canonical bytes.
         """
@@ -86,7 +88,10 @@ class KeyedEngineSettings:
         return digest([self.version, sorted(found, key=str), *beside])
 
     def set_otherwise(self) -> Iterator[str]:
-        """Yield the settings, and an unknown release, that keep the engine from sharing with others."""
+        """Yield the settings because of which this engine cannot share pages with other engines.
+
+        An unknown release is yielded in the same way.
+        """
         if not is_release(self.version, self.releases):
             yield f"version {self.version}"
         for each in self._settings(self.exclusions.operational | self.exclusions.rounding):
@@ -95,7 +100,7 @@ class KeyedEngineSettings:
                 yield each.place
 
     def log_parts(self, log: logging.Logger) -> None:
-        """Log a digest of each setting that counts, to locate differences between ranks."""
+        """Log a digest of each non-operational setting, to locate differences between ranks."""
         counted = self._settings(self.exclusions.operational)
         log_parts(log, ((each.place, canonical(each.value, each.place)) for each in counted))
 
@@ -130,10 +135,10 @@ def kv_name(
 
 
 def settings_in(config: object, where: str, default: object = None) -> list[Setting]:
-    """Return the settings in a dataclass, without unset fields and those outside its constructor.
+    """Return the fields of a dataclass as settings, except unset fields and those with `init=False`.
 
-    `default` is the engine's default for the whole dataclass. If its class differs, the defaults
-    declared by the class are used.
+    `default` is the engine's default for the whole dataclass. If `default` has another class, the
+    defaults that the class declares are used.
     """
     kind: Any = type(config)
     known: Any = default if isinstance(default, kind) else None
@@ -150,9 +155,10 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 
 
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
-    """Yield a setting, or the settings inside it if its value is a dataclass of `package`.
+    """Yield a setting. If its value is a dataclass of `package`, yield the settings in it instead.
 
-    If the setting is None by default, the presence of the dataclass also counts, named after its class.
+    If the default is not an object of that class, yield one more setting, which is named after the
+    class and says that the dataclass is present.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:

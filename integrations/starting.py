@@ -8,19 +8,19 @@ from ..errors import ConfigError, LockstepError
 
 
 class Lockstep(LockstepError):
-    """Stops the engine at start; the last log line has this class's name and the error.
+    """Stops the engine at start; the last log line has this class's name and the error message.
 
-    Not a `ValueError`, because engines convert those to other errors.
+    Not a `ValueError`, because engines convert a `ValueError` to other errors.
     """
 
 
-# A traceback omits the module name only for builtins.
+# Python omits the module name of an exception in a traceback only if the module is `builtins`.
 Lockstep.__module__ = "builtins"
 
 
 @contextmanager
 def ending_the_start() -> Generator[None]:
-    """Convert a `ConfigError` to `Lockstep`, which ends the engine's start."""
+    """Convert a `ConfigError` to the exception `Lockstep`, which ends the engine's start."""
     try:
         yield
     except ConfigError as error:

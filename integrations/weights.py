@@ -1,9 +1,9 @@
 """Digests of the files that hold a model's or an adapter's weights.
 
-A name or path does not identify weights that are retrained in place. Reading the files of a large model
-takes minutes, so digests are remembered in a small record file by path, size and times. The ranks of
-one host read one after the other, so later ranks find the first rank's digests. Ranks on different
-hosts compare their digests when the caches open.
+A name or path does not identify weights, because files may be retrained in place. Reading the files of
+a large model takes minutes, so digests are remembered in a small record file by path, size and
+timestamps. The ranks of one host read one after the other, so later ranks use the first rank's digests.
+Ranks on different hosts compare their digests when the caches open.
 """
 
 import json
@@ -26,32 +26,34 @@ WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """File name endings of weights."""
 
 SAYING = frozenset({".json", ".py"})
-"""File name endings of configuration and code that say how the weights are read and used."""
+"""File name endings of configuration and code that decide how the weights are read and used."""
 
 NEUTRAL = frozenset(
     {
-        # Conversion between text and token ids; every page's key has the token ids themselves.
+        # These files only convert between text and token ids, and page keys have the token ids
+        # themselves.
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", "vocab.json", "chat_template.json", "generation_config.json"),
-        # State for further training, which no engine reads.
+        # Training state such as that of the optimizer, which no inference engine reads.
         *("training_args.bin", "trainer_state.json", "optimizer.bin", "optimizer.pt"),
         *("scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"),
     }
 )
-"""Names of files next to the weights that never change KV."""
+"""Names of files in a model's folder that never change KV."""
 
 READERS = 8
-"""Threads that read files, because one thread does not saturate a fast disk."""
+"""Number of threads that read weight files, because one thread does not saturate a fast disk."""
 
 LOCK_S_MAX = 1800.0
-"""How long a rank waits for another rank's read, in seconds; then the rank reads the files itself."""
+"""Seconds that a rank waits while another rank reads; after that, the rank reads the files itself."""
 
 LOCK_POLL_S = 0.05
 
 SETTLED_NS = 2_000_000_000
-"""Minimum age of a file before its digest is remembered.
+"""Minimum age of a file in nanoseconds before its digest is remembered.
 
-A younger file may change again within one tick of the file system's clock.
+The content of a younger file may change again without a change of mtime, because the clock of a file
+system is coarse.
 """
 
 FILES_MAX = 16_384
@@ -63,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """File metadata that changes whenever the content does. The change time cannot be set back."""
+    """File metadata that changes whenever the content does, because programs cannot set ctime."""
 
     size: int
     mtime_ns: int
@@ -78,10 +80,10 @@ class FileStamp(NamedTuple):
 
 
 _Known = tuple[FileStamp, str]
-"""A file's stamp, and the digest of its content at that time."""
+"""A file's metadata, and the digest of the content that the file had with this metadata."""
 
 _Record = tuple[int, int, int, int, str]
-"""The stamp and digest of one file, as stored in the record file."""
+"""Size, mtime, ctime, inode and digest of one file, as stored in the record file."""
 
 
 class FileDigests:
@@ -159,7 +161,10 @@ class FileDigests:
             return {}
 
     def _remember(self, read: Mapping[str, _Known], *, may_write: bool) -> None:
-        """Keep digests of settled files in memory and in the record; drop entries of deleted files."""
+        """Keep digests of files older than `SETTLED_NS`, in memory and in the record file.
+
+        Entries of deleted files are dropped from the record file.
+        """
         settled_ns = self._clock_ns() - SETTLED_NS
         settled = {
             path: known
@@ -186,7 +191,10 @@ class FileDigests:
 
     @contextmanager
     def _alone(self) -> Generator[bool]:
-        """Wait until no other process of this host reads; yield whether the record may be written."""
+        """Take the host's read lock, for at most `LOCK_S_MAX`; yield whether the lock was taken.
+
+        Only the process that has the lock may write the record file.
+        """
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             lock = self.record.with_suffix(".lock").open("ab")
@@ -243,7 +251,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # The error may be temporary, so the file is not treated as deleted.
+        # The error may be temporary, so the entry of this file is kept.
         return False
     return False
 

@@ -1,7 +1,7 @@
-"""Checks a model's inputs while a past is in use, and refuses inputs that page keys do not cover.
+"""Checks the inputs of a model that uses a `ReusedPast`; refuses inputs that page keys do not cover.
 
-A page's key covers only tokens. An image, a mask or other positions would change a forward pass without
-changing the key.
+A page's key covers only tokens. An image, an attention mask or unusual positions would change KV
+without changing the key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,25 +14,25 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # These must have the values that follow from the tokens alone.
+    # `_require_plain` checks that these arguments have the values that follow from the tokens.
     | {"attention_mask", "position_ids", "cache_position"}
 )
 """Arguments of a forward pass that do not change KV; any other must be absent, None or False."""
 
 
 class ForwardPasses:
-    """A hook before each forward pass of a model; also records the computed tokens."""
+    """A hook that runs before each forward pass: checks the inputs, and records the tokens."""
 
     def __init__(self, past: ReusedPast, prompt: Sequence[int]) -> None:
         self._past = past
         self._prompt = prompt
         self.tokens = list(prompt[: past.reused_tokens])
-        """Tokens whose keys and values are in the past."""
+        """Ids of the tokens whose keys and values are in the `ReusedPast`."""
 
     def __call__(
         self, _: torch.nn.Module, given: tuple[object, ...], named: Mapping[str, Any]
     ) -> None:
-        """Record the tokens of a pass; raise `UsageError` if the pass depends on anything else."""
+        """Record the tokens of a pass; raise `UsageError` if the pass depends on more than tokens."""
         if any(each is self._past for each in given):
             raise UsageError("give the model its arguments by name, including past_key_values")
         if named.get("past_key_values") is not self._past:

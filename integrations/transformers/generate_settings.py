@@ -19,11 +19,11 @@ class GenerateSettings(PluginSettings):
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """No pipelining, because `reuse` waits for its results and no forward pass overlaps a round."""
+    """Pipeline depth. With 0 each step waits for its round; `reuse` has no forward pass to overlap."""
     max_tokens: _Tokens = 4096
-    """Tokens of preallocated device memory for a sequence.
+    """Number of tokens of a sequence that fit into the preallocated device memory.
 
-    A longer sequence continues in private memory, and is cached up to this length.
+    A longer sequence continues in memory allocated for it, and only its first `max_tokens` are cached.
     """
     page_tokens: _Tokens = 16
     """Tokens per page; only whole pages of a prefix are cached."""

@@ -1,6 +1,6 @@
 """The per-token KV of a model's layers as pages, and checks for unsupported models.
 
-The KV of each layer is measured in a forward pass of one token, not derived from the configuration.
+The shape of each layer's KV is taken from a forward pass of one token, not from the configuration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
-"""Kinds of rotary positions for which later tokens never change a token's KV."""
+"""Kinds of rotary positions with which later tokens never change the KV of an earlier token."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """The KV of one token in one layer on this rank."""
+    """Attention window and KV of one layer on this rank; the tensors have one token."""
 
     window: int | None
-    """Number of tokens that the layer attends to; None for all."""
+    """Attention window of the layer in tokens; None for full attention."""
     divided: bool
-    """Whether the ranks divide the layer's heads; otherwise each rank has all heads."""
+    """Whether each rank has some of the layer's heads; otherwise each rank has all heads."""
     keys: torch.Tensor
     """Keys of one token, [1, heads, 1, elements]."""
     values: torch.Tensor
 
 
 class SequencePages:
-    """Memory for one sequence by layer; its pages are also the engine-owned device pages by pool."""
+    """Preallocated device memory for one sequence, by layer; the cache copies its pages by pool."""
 
     def __init__(self, layers: Sequence[KeptLayer], ranks: int, pages: int, tokens: int) -> None:
-        """Allocate `pages` pages of `tokens` tokens; `ranks` ranks divide the layers' heads."""
+        """Allocate `pages` pages of `tokens` tokens; the layers' heads are divided among `ranks`."""
         self._layers = layers
         self._page_tokens = tokens
         self._memory = [
@@ -51,7 +51,7 @@ class SequencePages:
         by_pool: dict[str, list[int]] = {}
         has_full = any(each.window is None for each in layers)
         for at, each in enumerate(layers):
-            # A cache needs a full-attention pool; with window layers only, all tokens are kept.
+            # A cache needs a full-attention pool, so a model with only window layers keeps all tokens.
             pool = f"window-{each.window}" if each.window and has_full else KV_POOL
             by_pool.setdefault(pool, []).append(at)
         self._by_pool = by_pool
@@ -61,18 +61,20 @@ class SequencePages:
             self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
-        """Length of the narrowest window with its own pool, in tokens, rounded down to whole pages."""
+        """Tokens of the narrowest window that has a pool, rounded down to whole pages; None without
+        one."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
-        """Key text for layers that the ranks do not divide, because their pages have another layout."""
+        """Text for the page key if each rank has all heads of a layer, because page layouts then
+        differ."""
         self.page_bytes = sum(each.page_bytes for each in shards.values())
-        """Bytes of one page in every pool together, on this rank."""
+        """Sum of the bytes of one page over all pools, on this rank."""
         self.lent = {
             pool: EnginePages(shard, {"k": self._views(pool, 0), "v": self._views(pool, 1)})
             for pool, shard in shards.items()
         }
 
     def components(self, host_pages: int) -> tuple[SlidingWindow, ...]:
-        """Return the configuration of the pools other than full attention."""
+        """Return the configuration of the sliding-window pools."""
         return tuple(
             SlidingWindow(
                 window_tokens=self._layers[at[0]].window or 0,
@@ -85,7 +87,7 @@ class SequencePages:
         )
 
     def layers(self) -> list[PagedLayer]:
-        """Return empty layers for a new sequence."""
+        """Return each layer of an empty sequence; all sequences use the same memory."""
         return [
             PagedLayer(*memory, each.window)
             for memory, each in zip(self._memory, self._layers, strict=True)
@@ -120,12 +122,12 @@ class SequencePages:
         return PageLayout(page_tokens=self._page_tokens, columns=tuple(columns))
 
     def _views(self, pool: str, which: int) -> list[torch.Tensor]:
-        """Return the keys (0) or values (1) as views [pages, heads, tokens, elements]."""
+        """Return the keys (0) or values (1) of each layer as views [pages, heads, tokens, elements]."""
         return [_paged(self._memory[at][which], self._page_tokens) for at in self._by_pool[pool]]
 
 
 def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
-    """Measure the KV of each layer of a model; a collective call of all ranks.
+    """Compute one token to learn the KV shape of each layer; a collective call of all ranks.
 
     Raises `ConfigError` with the reason for an unsupported model.
     """
@@ -163,7 +165,7 @@ def _memory(token: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return a sequence's memory as a view [pages, heads, tokens, elements]."""
+    """View memory [1, heads, tokens, elements] of one sequence as [pages, heads, tokens, elements]."""
     _, heads, length, elements = memory.shape
     return memory.view(heads, length // tokens, tokens, elements).transpose(0, 1)
 
@@ -171,7 +173,7 @@ def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
 def _require_steady_positions(config: "PreTrainedConfig") -> None:
     for name in ("rope_parameters", "rope_scaling"):
         given = cast("Mapping[str, Any]", getattr(config, name, None) or {})
-        # A model with several kinds of layers may have parameters for each kind.
+        # The configuration may have separate rope parameters for each kind of layer.
         by_layer: list[Mapping[str, Any]] = [
             each for each in given.values() if isinstance(each, Mapping)
         ]
@@ -187,7 +189,7 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
 def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
     """Return whether the ranks divide a layer's KV heads, of which this rank has `heads`.
 
-    If not, each rank has all heads. Raises `ConfigError` if the configuration does not tell.
+    If not, each rank has all heads. Raises `ConfigError` if the configuration fits both cases.
     """
     if ranks == 1:
         return True

@@ -1,7 +1,7 @@
-"""Fields of a Transformers configuration that do not change KV; all other fields are in every key.
+"""Fields of a Transformers configuration that cannot change KV and are left out of page keys.
 
-The reasons apply to the version `READ_IN`. A test fails for a common field that is neither listed nor
-known to be in the key.
+Page keys cover all other fields. The reasons apply to version `READ_IN` of Transformers. A test fails
+if a field of the common configuration is neither listed here nor known to be in the key.
 """
 
 from collections.abc import Mapping
@@ -36,4 +36,4 @@ OPERATIONAL: Final[Mapping[str, str]] = {
 }
 
 LEFT_OUT: Final = {"transformers.configuration_utils.PreTrainedConfig": names_of(OPERATIONAL)}
-"""Names of the fields that are in no key, by class."""
+"""Names of the configuration fields that are in no page key, by class."""

@@ -1,8 +1,9 @@
 """Identity of a model's KV apart from the tokens, which is part of every page's key (rule R16).
 
-The identity has the weights, and a digest of the configuration without fields that cannot change KV. A
-loaded model does not say which of several weight files it used, or in which dtypes. The identity
-therefore also covers the content of the norms and the dtypes of all parameters.
+The identity has the identity of the weights, and a digest of the configuration without fields that
+cannot change KV. A loaded model does not record which of several weight files it used, or in which
+dtypes. The identity therefore also covers the values of the norm weights and the dtypes of all
+parameters.
 """
 
 import logging
@@ -33,7 +34,7 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     `version` is the version of Transformers. Raises `ConfigError` for a value without canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
-    # The canonical form has two words for the object and its class, then the named parts.
+    # The list begins with the word `object` and the class name; the named parts follow.
     parts = cast("list[tuple[str, Json]]", cast("list[Json]", found)[2:])
     log_parts(log, ((f"model.config.{name}", part) for name, part in parts))
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
@@ -69,7 +70,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of the model's norm weights, which every rank has in full."""
+    """Return a digest of the norm weights, because every rank has those in full."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:
@@ -79,7 +80,7 @@ def _norms(model: "PreTrainedModel") -> str:
 
 
 def signature(model: "PreTrainedModel") -> Signature:
-    """Return a value that changes when a model's parameters change; valid in this process only."""
+    """Return a value that changes when the model's parameters change; valid only in this process."""
     require_no_adapter(model)
     return tuple(
         (name, id(each), each.data_ptr(), 0 if each.is_inference() else each._version)  # noqa: SLF001
@@ -88,7 +89,7 @@ def signature(model: "PreTrainedModel") -> Signature:
 
 
 def require_no_adapter(model: "PreTrainedModel") -> None:
-    """Raise `ConfigError` for a model with adapters, because a switch of adapters is not detectable."""
+    """Raise `ConfigError` for a model with adapters, because switching an adapter is not detectable."""
     if getattr(model, "peft_config", None):
         raise ConfigError(
             "the model has adapters, which can be switched from request to request and are in no"

@@ -36,10 +36,10 @@ log = logging.getLogger("lockstep.transformers")
 
 
 class LockstepCache:
-    """Prefixes of one model in host memory and storage, for one sequence at a time.
+    """Caches prefixes of one model in host memory and storage; one sequence can be in use at a time.
 
     Under tensor parallelism every rank makes the same calls in the same order. At the end of a `with`
-    block the cache is closed, or abandoned after an error.
+    block the cache is closed; after an error the cache is abandoned without waiting for other ranks.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LockstepCache:
     ) -> None:
         """Store the parts; use `open` to create a cache for a model."""
         self.cache = cache
-        """The underlying cache, with statistics, `drop`, `attach_store` and other operations."""
+        """The underlying `HostCache`, for statistics, `drop`, `attach_store` and other calls."""
         self._model = model
         self._pages = pages
         self._settings = settings
@@ -109,10 +109,10 @@ class LockstepCache:
     def reuse(self, input_ids: torch.Tensor, *, salt: str = "") -> Generator[ReusedPast]:
         """Yield a past with the longest prefix of a prompt that every rank can restore.
 
-        `input_ids` has shape [1, tokens]. Call `generate()` or the model with all of them, or from
-        `reused_tokens` on, and with the past as `past_key_values`. At the end of the block, the prompt
-        and the tokens computed after it are cached, unless the block raises. Prompts with different
-        `salt` share nothing.
+        `input_ids` has shape [1, tokens]. Call `generate()` or the model with all tokens, or with those
+        from `reused_tokens` on, and pass the past as `past_key_values`. If the block ends without an
+        error, the prompt and the tokens computed after it are cached. Prompts with different `salt`
+        share no pages.
 
         Raises `UsageError` for inputs that page keys do not cover (several sequences, padding,
         embeddings, images), a model in training mode, or changed parameters (see `reset`).
@@ -142,8 +142,9 @@ class LockstepCache:
     def reset(self, weights_version: str | None = None) -> None:
         """Declare that the model's weights have changed; pages of the previous weights no longer match.
 
-        With `weights_version`, a name for the new weights, new pages go to storage. Caches opened like
-        this one and reset to the same name can match them. Without a name, storage is not used.
+        If `weights_version` names the new weights, their pages also go to storage. Every cache that was
+        opened in the same way and reset to the same name can match these pages. Without a name, pages
+        of the new weights stay in host memory.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")
@@ -166,8 +167,8 @@ class LockstepCache:
         if kind is None:
             self.close()
         else:
-            # The other ranks detect this and end with an error that names this rank; no rank is
-            # awaited.
+            # Do not wait for the other ranks. They detect this rank's exit and raise an error that
+            # names it.
             self.cache.abandon()
 
     def _prompt(self, input_ids: torch.Tensor) -> list[int]:
@@ -187,9 +188,9 @@ class LockstepCache:
         return cast("list[int]", input_ids[0].tolist())
 
     def _find(self, name: str, prompt: Sequence[int], salt: str) -> ReusedPast:
-        """Load the part of a prompt that every rank can restore into the sequence's memory."""
+        """Load the longest prefix that every rank can restore; return a past that contains it."""
         cache = self.cache
-        # A copy may have missed its deadline; all others were awaited at the end of their block.
+        # Wait for a copy that was still running at the end of an earlier block, if there is one.
         cache.wait_for_copies()
         # The last token must always be computed, because the next token follows from it.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
@@ -200,7 +201,8 @@ class LockstepCache:
             found = cache.match_host(name, wanted, salt)
             if found:
                 break
-            # After a lost page, a shorter prefix needs other window pages, so retry once.
+            # A prefetched page may have been lost. Retry once, because a shorter prefix needs other
+            # window pages.
         if found:
             cache.load(name, wanted[:found], self._lent(found))
             cache.begin_loads()
@@ -214,11 +216,11 @@ class LockstepCache:
         return ReusedPast(layers, found)
 
     def _keep(self, name: str, tokens: Sequence[int], reused: int, salt: str) -> None:
-        """Back up a sequence's pages that are not in host memory, and wait until its memory is free."""
+        """Back up the computed pages of a sequence, and wait until no copy reads its device memory."""
         unit = self._settings.page_tokens
         whole = min(len(tokens) // unit, self._settings.pages) * unit
-        # A copy has only the window's last pages. Other prompts may branch at any page, so one copy is
-        # made per window length.
+        # A backup has only the last window's pages of window pools. Make one backup per window length,
+        # so that another prompt can branch at any page.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
             self.cache.back_up(name, tokens[:end], self._lent(end), salt)
@@ -228,9 +230,9 @@ class LockstepCache:
         self.cache.collect_freed()
 
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
-        """Return the pages of `tokens` tokens by pool, including pages that no load has filled.
+        """Return the device pages of the first `tokens` tokens, by pool.
 
-        The cache knows which pages are filled.
+        Includes pages that no load has filled, because the cache knows which pages those are.
         """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
         return dict.fromkeys(self.cache.needed_from(0), pages)

@@ -1,8 +1,8 @@
 """The past that `generate()` computes with: one sequence's keys and values in preallocated memory.
 
-Each layer has one contiguous block for a whole sequence, divided into pages. Attention therefore reads
-the same pages that are copied to and from host memory. The model's inputs are bit-identical to those
-from `DynamicCache`.
+Each layer has one contiguous block of memory for a whole sequence, divided into pages. Attention reads
+the same memory that is copied to and from the host. The model gets inputs that are bit-identical to
+those from `DynamicCache`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from ...errors import UsageError
 
 
 class PagedLayer(DynamicLayer):
-    """One layer's keys and values, [1, heads, tokens, elements], in the cache's memory.
+    """One layer's keys and values, [1, heads, tokens, elements], in preallocated device memory.
 
-    A layer with a window returns the same as `DynamicSlidingWindowLayer`, but keeps earlier tokens, so
-    that their pages can be copied.
+    A layer with a window returns the same tensors as `DynamicSlidingWindowLayer`. The layer also keeps
+    tokens before the window, so that their pages can be copied.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:
@@ -26,7 +26,7 @@ class PagedLayer(DynamicLayer):
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.memory = self._lent = keys, values
-        """Memory of the keys and values, from the sequence's first token."""
+        """The tensors for keys and values; position 0 is the sequence's first token."""
         self._window = window
         self.set_length(0)
 
@@ -39,7 +39,7 @@ class PagedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of the next tokens; return those that the tokens attend to."""
+        """Write KV of new tokens; return the keys and values that these tokens attend to."""
         first, start = self._first_seen(), self.length
         end = start + key_states.shape[-2]
         self._make_room(end)
@@ -51,7 +51,7 @@ class PagedLayer(DynamicLayer):
         return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys for `query_length` more tokens, and the position of the first."""
+        """Return how many keys a pass of `query_length` tokens reads, and the first key's position."""
         first = self._first_seen()
         return self.length - first + query_length, first
 
@@ -66,9 +66,9 @@ class PagedLayer(DynamicLayer):
         return 0 if self._window is None else max(0, self.length - self._window + 1)
 
     def _make_room(self, end: int) -> None:
-        """Move to private memory, twice as long as needed, if the current memory is too short.
+        """If `end` tokens exceed the memory, move to newly allocated memory for twice as many tokens.
 
-        Tokens that fit are still written to the lent memory, too.
+        Tokens that fit are also written to the preallocated memory, because copies read that.
         """
         old = self.memory
         if end > old[0].shape[2]:
@@ -80,7 +80,7 @@ class PagedLayer(DynamicLayer):
 
 
 def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start: int) -> None:
-    """Write keys and values from a position, as many as fit."""
+    """Write keys and values from position `start` on, and drop those beyond the end of the memory."""
     for mine, each in zip(memory, states, strict=True):
         room = mine[:, :, start : start + each.shape[2]]
         room.copy_(each.detach()[:, :, : room.shape[2]])
@@ -89,7 +89,7 @@ def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start
 class ReusedPast(DynamicCache):
     """The past of one sequence, to be passed to `generate()` as `past_key_values`.
 
-    Valid only within its `with` block of `LockstepCache.reuse`, because the next sequence reuses the
+    Valid only within its `with` block of `LockstepCache.reuse`, because the next sequence uses the same
     memory.
     """
 
@@ -97,11 +97,11 @@ class ReusedPast(DynamicCache):
         Cache.__init__(self, layers=layers)
         self.paged = layers
         self.reused_tokens = reused_tokens
-        """Number of prompt tokens that were found and need not be computed."""
+        """Number of prompt tokens whose KV was restored, so that they need not be computed."""
         self.over = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise `UsageError`: after a rollback, Transformers computes a prompt from its start."""
+        """Raise `UsageError`, because Transformers would compute the whole prompt after a rollback."""
         raise UsageError(
             f"{abs(tokens_to_remove)} tokens are to be removed, as assisted decoding does;"
             " Transformers does not support this with a past, so generate without one"

@@ -1,4 +1,4 @@
-"""Lockstep's plug-in for vLLM 0.32 and 0.33, with a scheduler on every rank.
+"""Lockstep's plug-in for vLLM 0.32 and 0.33.
 
 vLLM loads the plug-in by name, from its own configuration:
 
@@ -13,7 +13,8 @@ vLLM loads the plug-in by name, from its own configuration:
         },
     )
 
-`settings` defines the extra configuration. Only `connector` and modules that it needs import vLLM.
+`connector_settings` defines the extra configuration. Only `connector` and modules that it needs import
+vLLM.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ __all__ = ["LockstepConnector"]
 
 
 def __getattr__(name: str) -> object:
-    # Other modules must be importable, and testable, without vLLM.
+    # Import the connector only on access, because other modules must be importable without vLLM.
     if name == "LockstepConnector":
         from ..starting import ending_the_start, log_as  # noqa: PLC0415
 
@@ -45,7 +46,7 @@ def __getattr__(name: str) -> object:
 
 
 def _refuse_other_release(error: ImportError) -> None:
-    """Raise `ConfigError` if the import failed because vLLM is of an unsupported release."""
+    """Raise `ConfigError` if the plug-in's import failed because this vLLM release is unsupported."""
     from vllm import __version__  # noqa: PLC0415
 
     from ..releases import is_release  # noqa: PLC0415

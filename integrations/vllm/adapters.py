@@ -12,7 +12,7 @@ NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed (see its log);"
     " a version in adapter_versions avoids reading them"
 )
-"""Flight recorder entry for an adapter whose weights a rank cannot identify."""
+"""Text of the flight recorder for an adapter whose weights a rank cannot identify."""
 
 
 def adapter_weights(
@@ -33,11 +33,11 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return an adapter as vLLM has it: weights loaded under its id, KV cached under its name."""
+    """Return vLLM's adapter: vLLM keeps the weights under its id, and the KV under its name."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # vLLM reads the same files in two ways.
+        # vLLM can load the same files in two ways.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

@@ -1,9 +1,10 @@
-"""KV events in vLLM's terms: which of vLLM's blocks are in host memory and in the store.
+"""Converts a replica's events to vLLM's KV events: which vLLM blocks are in host memory and storage.
 
-Routers identify a block by vLLM's hash over all tokens up to its end; the replica's events have page
-keys. This module computes each published page's block hashes, once, from vLLM's inputs: the previous
-hash, the tokens, and the adapter, salt and items. Adapter and salt are equal for all requests of a
-namespace, and the items for all requests with the page's key. Only pages in host memory are remembered.
+Routers identify a block by vLLM's hash over all tokens up to the block's end, but the replica's events
+have page keys. This module computes the block hashes of each published page once, from the inputs of
+vLLM's hash: the previous hash, the tokens, and the adapter, salt and multimodal items. All requests of
+a namespace have the same adapter and salt. All requests with the same page key have the same items. The
+module remembers only pages that are in host memory.
 """
 
 from collections import Counter, OrderedDict
@@ -18,14 +19,14 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import LoraRequest, MultiModalFeature, VllmRequest
 
 NAMESPACES_MAX = 1 << 14
-"""Maximum number of remembered namespaces. Pages of a forgotten namespace are not published."""
+"""Maximum number of remembered namespaces. Pages of a dropped namespace are not published."""
 
 ExtraKeys = tuple[Any, ...] | None
 
 
 @dataclass(slots=True)
 class ItemPlace:
-    """Position of a multimodal item in the prompt; see `MultiModalPosition`."""
+    """Position of a multimodal item in the prompt; has the fields of `MultiModalPosition`."""
 
     offset: int
     length: int
@@ -34,7 +35,7 @@ class ItemPlace:
 
 @dataclass(slots=True)
 class HashedItem:
-    """The hashed fields of a multimodal item, without its content."""
+    """The fields of a multimodal item that vLLM hashes; the item's content is not stored."""
 
     identifier: str
     mm_position: ItemPlace
@@ -43,13 +44,13 @@ class HashedItem:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "HashedItem":
-        """Return the hashed fields of one of vLLM's items."""
+        """Return the hashed fields of a multimodal item of vLLM."""
         return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HashedRequest:
-    """A placeholder for a request in vLLM's hashing: its hashed fields except the tokens."""
+    """The fields of a request that vLLM hashes, except the tokens; passed to vLLM as a request."""
 
     lora_request: LoraRequest | None
     mm_features: Sequence[MultiModalFeature]
@@ -58,53 +59,53 @@ class HashedRequest:
 
     @property
     def plain(self) -> bool:
-        """Whether only the tokens are hashed."""
+        """Whether the request has no adapter, item or salt, so that vLLM hashes only its tokens."""
         return not (self.lora_request or self.mm_features or self.cache_salt)
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
-    """A page in which items begin, so that its ids in keys differ from its tokens."""
+    """A page in which multimodal items begin, so that the ids in its key differ from its tokens."""
 
     origin: HashedRequest
-    """Includes the items that begin before the page's end."""
+    """Hashed fields of the page's request, with the items that begin before the page's end."""
     tokens: tuple[int, ...]
 
 
 class BlockHasher(Protocol):
-    """vLLM's block hash function."""
+    """vLLM's block hash function with its block sizes."""
 
     hash_tokens: int
-    """Tokens covered by one hash."""
+    """Number of tokens covered by one hash."""
     block_tokens: int
-    """Tokens per block, a multiple of `hash_tokens`."""
+    """Number of tokens per block, a multiple of `hash_tokens`."""
 
     def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
         """Return the hash of a block that ends with `tokens`; `before` is the previous hash."""
         ...
 
     def extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
-        """Return the other hashed values for the tokens from `start` to `end` of a request."""
+        """Return vLLM's other inputs to the hash of the tokens from `start` to `end` of a request."""
         ...
 
 
 class HashedPage(NamedTuple):
-    """A page with vLLM's hashes of its blocks."""
+    """A page, the hashes of its blocks, and the inputs from which vLLM computes these hashes."""
 
     origin: HashedRequest
     end: int
-    """Number of tokens up to the page's end."""
+    """Number of tokens of the prefix that ends with the page."""
     before: bytes | None
-    """Hash of the block before the page; None for the first page."""
+    """Hash of the last block before the page; None for a prefix's first page."""
     hashes: tuple[bytes, ...]
-    """Hashes of the page's blocks."""
+    """Hashes of the page's blocks, in token order."""
     extra: tuple[ExtraKeys, ...]
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PagesStored:
-    """Consecutive pages were stored in a tier."""
+    """Consecutive pages that were stored in a tier."""
 
     tier: Tier
     pages: tuple[HashedPage, ...]
@@ -112,7 +113,7 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """Blocks were removed from a tier."""
+    """Hashes of blocks that were removed from a tier."""
 
     tier: Tier
     hashes: tuple[bytes, ...]
@@ -121,31 +122,32 @@ class PagesRemoved:
 class BlockEvents:
     """Converts a cache's events to changes of vLLM blocks, beginning with the cache's first event.
 
-    Only the full-attention pool is published. For the storage tier, only pages that this engine wrote
-    or read are published, and removals by the store are unknown.
+    Only the full-attention pool is published. In the storage tier, only pages that this engine wrote or
+    read are published. Removals by the store itself are not published, because no event reports them.
     """
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
         self._heard: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, HashedRequest] = OrderedDict()
-        """Hashed request fields by namespace."""
+        """Hashed request fields by namespace, the least recently used first."""
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
-        """Pages with items, by key."""
+        """Pages in which multimodal items begin, by page key."""
         self._seeds: dict[bytes, HashedRequest] = {}
-        """Hashed request fields, by the key that precedes a namespace's first page."""
+        """Hashed request fields, by the seed key from which a namespace's page keys are derived."""
         self._pages: dict[bytes, HashedPage] = {}
-        """Pages in host memory, by key."""
+        """Pages in host memory, by page key."""
         self._stored: set[bytes] = set()
-        """Keys in `_pages` that were also published for storage."""
+        """Keys in `_pages` that were also published for the storage tier."""
         self._more: Counter[bytes] = Counter()
-        """Number of additional pages per key.
+        """Number of additional host pages with a key.
 
-        After a reset to earlier weights, new pages get the keys of pages that requests still hold.
+        After a reset to earlier weights, a new page gets the same key as a page that a request still
+        holds.
         """
 
     def listen(self, events: Iterable[Event]) -> None:
-        """Record events; cheap enough for the engine's thread."""
+        """Queue events; the engine's thread calls this, so hashes are computed later, in `take`."""
         for event in events:
             if isinstance(event, Stored | Removed):
                 if event.pool == KV_POOL and event.tier is not Tier.DEVICE:
@@ -160,10 +162,10 @@ class BlockEvents:
         seed: Callable[[str], bytes],
         item_pages: Mapping[bytes, tuple[int, int]] | None = None,
     ) -> None:
-        """Record the hashed fields of a namespace; `seed` returns the key that precedes its pages.
+        """Record a request's hashed fields; `seed` returns the key from which page keys are derived.
 
-        `item_pages` maps the keys of the request's pages with item ids to their token ranges. None
-        means that the namespace identifies the items.
+        `item_pages` has the token ranges of the request's pages in which items begin, by page key. If
+        `item_pages` is None, the namespace identifies the items.
         """
         items = tuple(map(HashedItem.of, request.mm_features))
         for key, (start, end) in (item_pages or {}).items():
@@ -184,7 +186,7 @@ class BlockEvents:
             self._seeds.pop(seed(dropped), None)
 
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
-        """Yield the changes since the last call."""
+        """Yield the changes of published pages since the last call."""
         heard, self._heard = self._heard, []
         for event in heard:
             if isinstance(event, Reset):
@@ -200,8 +202,8 @@ class BlockEvents:
         before = self._pages.get(event.after)
         origin = before.origin if before is not None else self._seeds.get(event.after)
         if origin is None:
-            # Pages from before a reset, which no new request matches, or pages of a forgotten
-            # namespace.
+            # The pages are from before a reset, so no new request matches them; or their namespace was
+            # dropped.
             return
         ids: list[int] = np.frombuffer(event.tokens, dtype="<i4").tolist()
         page_tokens = len(ids) // len(event.keys)
@@ -213,7 +215,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # The request with these items was forgotten, so vLLM's item names are unknown.
+                    # The request with these items was dropped, so the item names that vLLM hashes are
+                    # unknown.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)
@@ -251,7 +254,7 @@ class BlockEvents:
             yield PagesRemoved(event.tier, tuple(gone))
 
     def _reset(self, seed: Callable[[str], bytes]) -> Iterator[PagesRemoved]:
-        """Yield the removal of all published blocks, and switch to the keys after the reset."""
+        """Yield the removal of all published blocks, and compute the seed keys of the new weights."""
         for tier, keys in ((Tier.HOST, [*self._pages]), (Tier.STORAGE, [*self._stored])):
             if gone := tuple(each for key in keys for each in self._pages[key].hashes):
                 yield PagesRemoved(tier, gone)

@@ -1,8 +1,8 @@
-"""Positions of keys and values in the KV blocks of vLLM 0.32's attention backends.
+"""Where vLLM 0.32's attention backends store keys and values in their KV blocks.
 
-Every backend's blocks have the nominal shape [heads, tokens, elements], with a token's key and value in
-one row. The CPU backends instead store all keys of a head before the values, in an order that depends
-on the instruction set.
+All backends report blocks of shape [heads, tokens, elements], with a token's key and value in one row.
+The CPU backends really store all keys of a head before its values, in an order that depends on the
+CPU's instruction set.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import torch
 
 
 class AttentionBackend(Protocol):
-    """The class `vllm.v1.attention.backend.AttentionBackend` itself, not an instance."""
+    """The class `vllm.v1.attention.backend.AttentionBackend`; the class itself, not an instance."""
 
     def get_name(self) -> str: ...
 
@@ -25,13 +25,13 @@ class AttentionLayer(Protocol):
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Views [blocks, heads, tokens, elements]; tokens and elements may be several axes each."""
+"""Keys, and values, as views [blocks, heads, tokens, elements]; the last two may be split further."""
 
 _TILE = 16
 
 
 def form_of(layer: AttentionLayer) -> str:
-    """Return the name of a layer's block format: its backend, on a CPU with the instruction set."""
+    """Return the name of a layer's block format: the backend, and for a CPU its instruction set."""
     name = layer.attn_backend.get_name()
     isa = getattr(layer, "isa", None)
     return name if isa is None else f"{name} {isa}"
@@ -51,7 +51,7 @@ def _side_by_side(blocks: torch.Tensor, head_size: int) -> KeysAndValues:
 
 
 def _keys_in_columns(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Keys are stored element by element, each for all tokens; values are stored token by token."""
+    """Split blocks whose keys are stored element by element, and values token by token."""
     halves = _halves(blocks, head_size)
     if halves is None:
         return None
@@ -62,7 +62,7 @@ def _keys_in_columns(blocks: torch.Tensor, head_size: int) -> KeysAndValues | No
 
 
 def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Keys: pairs of elements in tiles of 16 tokens. Values: pairs of tokens, 16 elements a tile."""
+    """Split blocks that have keys in tiles of 16 tokens, and values in tiles of 16 elements."""
     halves = _halves(blocks, head_size)
     if halves is None or blocks.dtype is not torch.bfloat16 or head_size % _TILE:
         return None
@@ -75,7 +75,7 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return each head's keys and values as flat rows; None if their sizes differ."""
+    """Return each head's keys and values as flat rows; None if a block is not two equal halves."""
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None
@@ -92,4 +92,4 @@ _FORMS: Mapping[str, Callable[[torch.Tensor, int], KeysAndValues | None]] = {
     "CPU_ATTN vec16": _keys_in_columns,
     "CPU_ATTN amx": _in_tiles,
 }
-"""Functions that split blocks, by the backend's name and, on a CPU, its instruction set."""
+"""Functions that split blocks into keys and values, by block format; see `form_of`."""

@@ -1,11 +1,12 @@
 """The connector that vLLM loads, a `KVConnectorBase_V1`, for both process layouts of vLLM.
 
-vLLM creates one instance for its scheduler and one in each worker. The scheduler's instance commands
-the cache. A worker's instance starts copies at the right points of the forward pass, and returns the
-scheduler instance's results to vLLM, which expects them from workers.
+vLLM creates one connector for its scheduler and one in each worker. The scheduler's connector commands
+the cache. A worker's connector starts copies at the right points of the forward pass. A worker's
+connector also returns the results of the scheduler's connector to vLLM, because vLLM expects results
+from workers.
 
-With a scheduler on every rank, both instances share a process. With one scheduler for many workers, the
-scheduler owns the cache, the workers own the pages, and vLLM carries their messages.
+With a scheduler on every rank, both connectors are in one process. With one scheduler for many workers,
+the scheduler owns the cache, the workers own the pages, and vLLM carries their messages.
 """
 
 import sys
@@ -104,7 +105,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
         self._told: list[bytes] = []
-        """The encoded ranks from the workers' first handshake."""
+        """The workers' first handshake messages: their opened ranks, encoded."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: PluginTelemetry | None = None
@@ -121,13 +122,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
                 )
                 self._watching = PluginTelemetry(self._scheduler, self._settings.store)
 
-    # The worker instance's methods, in the order of a step.
+    # The methods of a worker's connector follow, in the order of a step.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Open this rank over the KV tensors, or pass them to the scheduler's instance.
-
-        With a scheduler on every rank, that instance is in this process.
-        """
+        """Open this worker's rank; with a scheduler on every rank, only pass on the KV tensors."""
         if self._one_scheduler:
             rank, self._opened = open_worker_rank(
                 self._config,
@@ -150,15 +148,15 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return None if self._opened is None else OpenedRank(self._opened)
 
     def unregister_kv_caches(self) -> None:
-        """Wait for all copies, because vLLM unmaps the KV for sleep mode (vLLM 0.33 and later)."""
+        """Wait for all copies, because vLLM 0.33 then unmaps the KV for sleep mode."""
         self._half.wait_for_copies()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Apply the scheduler's commands, and wait for copies of blocks that this step overwrites."""
+        """Apply the scheduler's commands; wait for copies from blocks that this step overwrites."""
         self._half.apply_metadata(_pass(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Start the loads; vLLM calls this before the forward pass, on the engine's stream."""
+        """Start the step's loads; vLLM calls this on the engine's stream, before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         metadata = _pass(connector_metadata)
         self._half.apply_metadata(metadata)
@@ -177,11 +175,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing, because whole pages are copied after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Start backups of the pages that the forward pass computes; their blocks stay allocated."""
+        """Start backups of the pages that this forward pass computes; their blocks stay allocated."""
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the finished transfers of this step as decided by the scheduler's instance."""
+        """Return the transfers that finished in this step, as decided by the scheduler's connector."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -195,10 +193,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Return this rank's ballot; with a drafter vLLM calls this method before `wait_for_save`."""
         return self._half.ballots()
 
-    # The scheduler instance's methods.
+    # The methods of the scheduler's connector follow.
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Set the block pool, in which blocks are refcounted while they are copied."""
+        """Set vLLM's block pool, whose refcounts keep blocks allocated while they are copied."""
         self._lending.held.pool = gpu_block_pool
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -206,7 +204,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Open the cache over the workers' ranks in one-scheduler mode; otherwise do nothing.
 
-        vLLM 0.33 repeats the handshake after each wake-up. The workers' ranks stay open during sleep.
+        vLLM 0.33 repeats the handshake after each sleep. A repeated handshake is ignored, because the
+        workers' ranks stay open during sleep.
         """
         if not self._one_scheduler:
             return
@@ -227,7 +226,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many more tokens every rank can load; None while the ranks have not agreed yet."""
+        """Return how many more tokens every rank can load; None if the ranks have not agreed yet."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -252,7 +251,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether the request's blocks must be kept because a rank still copies them."""
+        """Return whether the request's blocks must stay allocated because a rank still copies them."""
         return self._finished(request, block_ids[0])
 
     def request_finished(
@@ -261,7 +260,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
-        """Add transfers that settled after the step, before vLLM reads the output and may stop."""
+        """Add transfers that settled after the step to the output, because vLLM may stop stepping."""
         cache = self._side.cache
         if isinstance(cache, SchedulerCache):
             ballots = connector_output.kv_connector_worker_meta
@@ -278,14 +277,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             connector_output.finished_recving = received
 
     def has_pending_push_work(self) -> bool:
-        """Return whether an idle engine must keep stepping, because only steps exchange messages."""
+        """Return whether an idle engine must keep stepping, because ranks communicate in steps."""
         side = self._scheduler
         if side is None or not isinstance(side.cache, SchedulerCache):
             return False
         return side.cache.can_progress or side.gives
 
     def has_pending_block_frees(self) -> bool:
-        """Return whether blocks will be freed soon, so that vLLM need not preempt a request."""
+        """Return whether blocks will soon be freed, so that vLLM need not preempt a request now."""
         return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -298,27 +297,27 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies, and stop serving pages that may belong to previous weights."""
+        """Wait for all copies; afterwards no page that may belong to previous weights matches."""
         self._tell_events(changed=self._side.reset())
         return True
 
-    # Methods of both instances.
+    # The methods that both connectors have follow.
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Return the change of the statistics, at intervals; workers send theirs with their ballots."""
+        """Return the changes of the statistics if a report is due; workers send theirs with ballots."""
         told = None if self._watching is None else self._watching.told()
         return None if told is None else LockstepStats(data=told)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False, because a cache may lose KV: missing pages are computed again."""
+        """Return False, because vLLM computes pages again that the cache has lost."""
         return False
 
     def shutdown(self) -> None:
         """Flush I/O in flight and leave the group. Every rank must call this.
 
-        vLLM also calls this method at process exit. `sys.last_value` then says whether an exception
-        caused the exit.
+        vLLM also calls this method when the process exits. In that case `sys.last_value` says whether
+        an exception caused the exit.
         """
         if self._worker is not None:
             worker, self._worker = self._worker, None
@@ -329,7 +328,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Prefer contiguous blocks with heads first, the fastest to copy. Any order is supported."""
+        """Request contiguous blocks with heads first, the fastest to copy. Any order is supported."""
         return "LBHNC"
 
     @classmethod
@@ -383,10 +382,10 @@ def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
 
 
 def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
-    """Forward each new weight version from the engine core to the scheduler's connector; idempotent.
+    """Make vLLM's engine core pass each new weight version to the scheduler's connector; idempotent.
 
-    vLLM keeps the version in its engine core, in the scheduler's process, and does not pass it to
-    connectors (`finish_weight_update(weight_version=...)`, `update_weight_version`).
+    vLLM sets the version in the engine core (`finish_weight_update(weight_version=...)`,
+    `update_weight_version`), in the scheduler's process, and does not pass the version to connectors.
     """
     engine: Any = EngineCore
     set_version = engine.set_weight_version

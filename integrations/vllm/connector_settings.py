@@ -15,7 +15,7 @@ from .weights import InFlight, WeightsChange
 WHERE = "kv_connector_extra_config"
 
 SECRET_FILE = "secret_file"  # noqa: S105 - a name.
-"""Key for a file with the peers' secret, instead of `secret`."""
+"""Key that names a file with the peers' secret; replaces the key `secret`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class HandingOver(Settings):
     """Time limits of prefill-decode handoffs; equal on every rank, in agreed time."""
 
     ttl_s: TtlSeconds = 60.0
-    """How long a finished request's pages are kept for the engine that continues it, in seconds."""
+    """Seconds of agreed time that a finished request's pages are kept for the decode engine."""
     patience_s: TtlSeconds = 5.0
-    """How long a request waits for pages promised by the prefill engine, in seconds."""
+    """Seconds of agreed time that a request waits for pages promised by the prefill engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class ConnectorSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     weights_change: WeightsChange = WeightsChange.WITH_RESET
-    """Whether every reset may change the weights, or only a new name."""
+    """Whether weights may change with every reset, or only with a new name."""
     in_flight: InFlight = InFlight.KEEP
-    """Policy for loads in flight when the weights change."""
+    """What happens to loads in flight when the weights change."""
     peers: Peers | None = None
-    """How ranks of different engines read each other's host memory; see `ranks.outside`."""
+    """How ranks of different engines read each other's host memory; see `network_config`."""
     handing_over: HandingOver = HandingOver()
-    """Time limits between engines that share a request's work: ttl_s, patience_s."""
+    """Time limits of handoffs between a prefill and a decode engine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Consumer side of disaggregated prefill: how long requests wait for pages of another engine.
 
-The consumer requests missing pages again for a limited agreed time, then queries the store, and finally
-computes the rest.
+If pages are missing, the consumer retries the other engine for a limited agreed time. Then the consumer
+prefetches from the store, and finally the engine computes the remaining tokens.
 """
 
 import logging
@@ -15,31 +15,31 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""Number of time updates after which the agreed time is current.
+"""Number of different agreed times that must be seen before the agreed time is current.
 
-An idle group still has the agreed time of its last step.
+An idle group still has the agreed time of its last step, which may be long ago.
 """
 
 
 @dataclass(slots=True, eq=False)
 class AwaitedRequest:
-    """State of a request whose prompt another engine has computed."""
+    """State of a request that waits for pages of a prompt that another engine has computed."""
 
     handoff: Handoff
     times: int = 0
     """Number of different agreed times seen while the request waited."""
     last_ms: int = 0
-    """The last agreed time seen, in milliseconds."""
+    """The last seen agreed time, in milliseconds."""
     since_ms: int = 0
-    """The agreed time of the last progress, in milliseconds."""
+    """The agreed time at which more tokens were last found, in milliseconds."""
     found: int = 0
-    """Number of tokens found at the last progress."""
+    """Number of tokens that were found at `since_ms`."""
     given_up: bool = False
-    """Whether the consumer has stopped reading from the other engine."""
+    """Whether the request no longer reads from the other engine."""
 
     @property
     def source(self) -> str:
-        """URI from which the pages are read now; empty for the store."""
+        """URI from which the request's next prefetch reads; empty for the store."""
         return "" if self.given_up else self.handoff.source
 
 
@@ -47,9 +47,9 @@ class PrefillConsumer:
     """Decides how long a request waits for pages that another engine has computed."""
 
     def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
-        """A request waits up to `patience_s` for pages promised by another engine.
+        """Let a request wait up to `patience_s` for pages that another engine has promised.
 
-        An engine that does not load (`loads` is False) never waits.
+        If `loads` is False, this engine does not load pages, so its requests never wait.
         """
         self._cache = cache
         self._loads = loads
@@ -89,10 +89,10 @@ class PrefillConsumer:
             taken.since_ms = now_ms
 
     def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
-        """Return whether a request should prefetch again and wait, having `found` of `at_most` tokens.
+        """Return whether a request that has `found` of `at_most` tokens should prefetch again and wait.
 
         To be called after each prefetch of the request. Lookup time counts towards the patience unless
-        the lookup found more tokens. A source that has `refused` the request is not awaited.
+        the lookup found more tokens. A source that has `refused` the request is not retried.
         """
         if taken.given_up:
             return False
@@ -115,7 +115,7 @@ class PrefillConsumer:
         return bool(taken.handoff.source) and self._cache.config.store is not None
 
     def _nothing_to_take(self, handoff: Handoff) -> str:
-        """Return why promised pages cannot be read; empty if they can."""
+        """Return the reason why promised pages cannot be read; empty if they can be read."""
         config = self._cache.config
         if not self._loads:
             return "kv_role is kv_producer, so this engine loads nothing"

@@ -19,7 +19,7 @@ class MultiModalPosition(Protocol):
 
     @property
     def is_embed(self) -> object | None:
-        """Mask of the placeholders that embeddings replace; None for all."""
+        """Mask of the placeholder tokens that embeddings replace; None if all are replaced."""
         ...
 
 
@@ -31,7 +31,7 @@ class MultiModalFeature(Protocol):
 
     @property
     def data(self) -> object | None:
-        """The model's inputs by name, each in an object's `data`; None if in another process."""
+        """The model's inputs by name, each as an object's `data`; None if in another process."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class VllmRequest(Protocol):
     cache_salt: str | None
     num_computed_tokens: int
     num_output_placeholders: int
-    """Tokens in passes whose output the scheduler has not processed yet."""
+    """Number of tokens in passes whose output the scheduler has not processed yet."""
     kv_transfer_params: object
     """The router's parameters for disaggregated prefill; clients may send any type."""
 
@@ -95,7 +95,7 @@ class BlockPool(Protocol):
 
     blocks: Sequence[Any]
     cached_block_hash_to_block: Any
-    """Blocks that vLLM's own prefix cache can find."""
+    """Hashes of the blocks that vLLM's own prefix cache can match."""
 
     @property
     def touch(self) -> Callable[[Sequence[Any]], object]:
@@ -109,7 +109,7 @@ class BlockPool(Protocol):
 
     @property
     def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
-        """Function like `free_blocks` that calls back for each block later reallocated or reset."""
+        """Function that frees blocks, and calls back for each block when it is reallocated or reset."""
         ...
 
 
@@ -162,9 +162,9 @@ class ModelConfig(Protocol):
 
     model: str
     model_weights: str
-    """Path of the weights if it differs from the model's path; otherwise empty."""
+    """Path of the weights if they are not in the model's folder; otherwise empty."""
     revision: str | None
-    """Revision of a model that is a repository at the hub, not a local path."""
+    """Revision of a model in a Hugging Face repository; unused for a local path."""
     seed: int
     dtype: object
     """The model's compute dtype, a `torch.dtype`."""
@@ -204,14 +204,14 @@ class EncoderTransferConfig(Protocol):
     """The used fields of `vllm.config.ECTransferConfig`."""
 
     is_ec_consumer: bool
-    """Whether other engines send this engine embeddings of items, by the items' identifiers."""
+    """Whether other engines send multimodal embeddings to this engine, named by item identifiers."""
 
 
 class AttentionConfig(Protocol):
     """The used fields of `vllm.config.AttentionConfig`."""
 
     hisparse_config: object
-    """Options for keeping a sparse attention's KV in host memory; None if unused."""
+    """Options for keeping the KV of sparse attention in host memory; None if it stays on the device."""
 
 
 class CompilationConfig(Protocol):
@@ -265,11 +265,12 @@ class AttentionSpec(Protocol):
     head_size: int
     head_size_v: int
     num_head_slots: int | None
-    """Number of heads per block if it differs from the model's KV heads."""
+    """Number of head slots per block if it differs from the number of the model's KV heads."""
     tokens_per_state: int
-    """Number of tokens per entry."""
+    """Number of tokens per entry of the KV cache."""
     state_content_bytes: int | None
-    """Bytes per head and token if these are not the plain elements of a key and a value."""
+    """Bytes per head and token if a backend does not store the elements of a key and a value as they
+    are."""
 
 
 class WindowSpec(Protocol):
@@ -278,7 +279,7 @@ class WindowSpec(Protocol):
     sliding_window: int
     """Number of tokens that a token attends to, including itself."""
     extra_retained_tokens: int
-    """Number of earlier tokens that are kept for draft tokens."""
+    """Number of tokens before the window that vLLM keeps, because draft tokens may be rejected."""
 
 
 class LatentSpec(Protocol):
@@ -295,14 +296,14 @@ class StateSpec(Protocol):
 
     block_size: int
     shapes: Sequence[tuple[int, ...]]
-    """Shapes on one rank: the inputs of a convolution, and the recurrent state."""
+    """Shapes on one rank: first the convolution's last inputs, then the recurrent state."""
     dtypes: Sequence[torch.dtype]
     mamba_type: Enum
     """The kind of layer, a `MambaAttentionBackendEnum`."""
     mamba_cache_mode: str
     """Mode that selects which recurrent states vLLM keeps, such as 'align'."""
     tp_replicated: bool
-    """Whether every rank has the whole recurrent state."""
+    """Whether every rank has the whole recurrent state, instead of a shard."""
 
 
 class CacheGroup(Protocol):

@@ -13,9 +13,9 @@ CONNECTOR = "LockstepConnector"
 
 
 def check_before_the_start() -> None:
-    """Check the settings when vLLM selects its executor, in the user's process; idempotent.
+    """Check the settings in the user's process, when vLLM selects its executor; idempotent.
 
-    vLLM resolves the connector class earlier, but passes it no settings then.
+    vLLM resolves the connector class earlier, but has no settings to pass to it at that time.
     """
     executor: Any = Executor
     get_class = executor.get_class

@@ -1,4 +1,4 @@
-"""Maps an engine's KV tensors to Lockstep's pools and pages, and refuses unsupported engines."""
+"""Maps vLLM's KV tensors to Lockstep's pools and pages; refuses unsupported vLLM configurations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,27 +20,27 @@ from .state_parts import state_columns
 LATENT, INDEX = "latent", "index"
 
 _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
-"""The columns of a pool's pages, each with its tensors in layer order."""
+"""The columns of one pool's pages, each with its tensors in layer order."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmPool:
-    """One group of layers as a pool: its page layout and the tensors with its pages."""
+    """A layer group of vLLM as a pool: the layout of its pages, and the tensors that hold them."""
 
     group: PoolGroup
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """Tensors by column, one for each layer, in order."""
+    """One tensor for each layer, in layer order, by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
     """The pools of an engine, the main one first.
 
-    Keys and values are separate columns of shape [heads, tokens, elements], so engines with the same
-    model, dtype and page size have identical pages. `block_forms` maps a backend's blocks to these
-    columns. For an unknown backend, a page is a raw block in a column named after the backend. Latent
-    attention and sparse-attention indices are equal on every rank.
+    Keys and values are separate columns of shape [heads, tokens, elements]. Therefore engines with the
+    same model, dtype and page size have identical pages. `block_forms` maps a backend's blocks to these
+    columns. For an unknown backend, a page is a raw block, in a column named after the backend. The
+    columns of latent attention and of sparse-attention indices are replicated on all ranks.
     """
 
     pools: tuple[VllmPool, ...]
@@ -53,10 +53,10 @@ class EngineLayout:
         kv_caches: Mapping[str, torch.Tensor],
         layers: Mapping[str, AttentionLayer],
     ) -> "EngineLayout":
-        """Describe the tensors [blocks, heads, tokens, elements] that vLLM has registered.
+        """Describe the KV tensors [blocks, heads, tokens, elements] that vLLM has registered.
 
-        `cache_config` is the worker's own configuration. `layers` has the model's layers by the same
-        names as the tensors. Raises `ConfigError` with the layer's name for an unsupported layer.
+        `cache_config` is the worker's own configuration. `layers` maps the names of the tensors to the
+        model's layers. Raises `ConfigError` with the layer's name for an unsupported layer.
         """
         groups = cache_config.kv_cache_groups
         names = [name for group in groups for name in group.layer_names]
@@ -87,19 +87,20 @@ class EngineLayout:
         return self.pools[0].layout
 
     def components(self, pages: int) -> tuple[ComponentConfig, ...]:
-        """Return the configuration of the other pools if the main pool has `pages` host pages."""
+        """Return the configuration of all pools but the main one, which has `pages` host pages."""
         return tuple(each.group.component(each.layout, pages) for each in self.pools[1:])
 
     def host_bytes(self, pages: int, world_size: int) -> int:
-        """Return the bytes of `pages` host pages per rank, including those of the other pools."""
+        """Return a rank's bytes of host memory in all pools if the main pool has `pages` pages."""
         return sum(
             each.layout.shard(0, world_size).page_bytes * each.group.host_pages(pages)
             for each in self.pools
         )
 
     def lend(self, world_size: int) -> dict[str, EnginePages]:
-        """Return the tensors by pool as device pages that the cache copies to and from."""
-        # Shards of all ranks have equal size; a rank's own shard is unknown until the group is open.
+        """Return vLLM's KV tensors as engine-owned device pages (lent), by pool."""
+        # Describe rank 0's shard, because a rank is unknown until the group opens, and all shards are
+        # equally large.
         return {
             each.group.name: EnginePages(each.layout.shard(0, world_size), each.tensors)
             for each in self.pools
@@ -124,7 +125,7 @@ def _columns(
     ranks: int,
     layers: Mapping[str, AttentionLayer],
 ) -> _Columns:
-    """Return the columns of a group; layers of another shape, dtype or role get separate columns."""
+    """Return a group's columns; layers that differ in shape, dtype or role get separate columns."""
     sorts: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         role = getattr(specs[name], "cache_role", None)
@@ -151,7 +152,7 @@ def _columns(
 
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a tensor indexed by block; some backends index by parts of blocks."""
+    """Return a tensor indexed by whole blocks; some backends index by parts of a block."""
     if parts == 1:
         return tensor
     return tensor.view(len(tensor) // parts, parts, *tensor.shape[1:]).transpose(1, 2)
@@ -160,15 +161,16 @@ def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
 def _of_attention(
     spec: AttentionSpec, tensors: Sequence[torch.Tensor], ranks: int, forms: set[str]
 ) -> _Columns:
-    """Return columns of keys and values; a single raw column if their positions are unknown."""
+    """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # A backend that packs tokens sets the number of bytes or slots per token.
+    # These two fields are set only for a backend that packs a token's key and value.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
     found = [each for each in divided if each is not None]
     if len(found) < len(tensors):
-        # Slots that are not heads have an order that depends on the number of ranks.
+        # The order of head slots depends on the number of ranks, so the column's name includes this
+        # number.
         alike = f"kv of {called}" + (f" on {ranks} ranks" if spec.num_head_slots else "")
         return [_column(alike, tensors, tensors[0].shape[2], ranks)]
     keys, values = [keys for keys, _ in found], [values for _, values in found]
@@ -186,12 +188,12 @@ def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
 def _column(
     name: str, views: Sequence[torch.Tensor], tokens: int, ranks: int | None = None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return the column of these layers, divided among `ranks`; replicated if `ranks` is None."""
+    """Return the layers' column, whose heads are divided among `ranks` (None: replicated)."""
     first = views[0]
     column = Column(
         name=name,
         layers=len(views),
-        # If there are more ranks than KV heads, each rank's copy of a head counts as a separate head.
+        # If there are more ranks than KV heads, every rank's copy of a head counts as a separate head.
         heads=first.shape[1] * (ranks or 1),
         elements=first[0, 0].numel() // tokens,
         dtype=dtype_name(first.dtype),
@@ -218,7 +220,8 @@ def require_supported(config: EngineConfig) -> None:
         if size != 1:
             raise ConfigError(f"{name} is {size}, but LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
-        # Both register a callback for reallocated blocks, and vLLM keeps one callback per block.
+        # Hisparse and this plug-in each need a callback for reallocated blocks; vLLM keeps one per
+        # block.
         raise ConfigError(
             "hisparse_config is set in attention_config, but vLLM reports reused blocks to only one of"
             " hisparse and LockstepConnector; disable one of them"
@@ -226,9 +229,10 @@ def require_supported(config: EngineConfig) -> None:
 
 
 def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> None:
-    """Raise `ConfigError` if workers overwrite blocks before they wait for copies of these blocks.
+    """Raise `ConfigError` if workers would overwrite blocks while copies still read them.
 
-    Applies to an engine with one scheduler; a scheduler on every rank waits for the copies itself.
+    Checked only for an engine with one scheduler. A scheduler on every rank waits for the copies before
+    its worker runs.
     """
     if config.use_v2_model_runner and cache_config.needs_kv_cache_zeroing:
         raise ConfigError(
@@ -239,16 +243,16 @@ def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> Non
 
 
 def drafts_after_saves(config: EngineConfig, version: str) -> bool:
-    """Return whether vLLM calls `wait_for_save` before its drafter has written the draft KV."""
+    """Return whether vLLM calls `wait_for_save` before its drafter has written KV of draft layers."""
     drafts = config.speculative_config is not None
     return drafts and config.use_v2_model_runner and is_release(version, ["0.32"])
 
 
 def require_drafts_before_saves(config: EngineConfig, version: str) -> None:
-    """Raise `ConfigError` if a page could be copied before the drafter has written its KV.
+    """Raise `ConfigError` if pages could be copied before the drafter has written their KV.
 
-    Applies to an engine with a scheduler on every rank. Under one scheduler, workers start the copies
-    one step later.
+    Checked only for an engine with a scheduler on every rank. With one scheduler, workers start such
+    copies one step later.
     """
     if drafts_after_saves(config, version):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Adapters from `stats` to vLLM's log and to vLLM's Prometheus metrics."""
+"""Passes the statistics of `stats` to vLLM's log and to vLLM's Prometheus metrics."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,11 +16,11 @@ from .contract import EngineConfig, ParallelConfig
 from .stats import ALL, Number, Told, add, line, spread
 
 _registered: list[Any] = []
-"""Registered metrics, to unregister when another engine starts in the process; vLLM forgets its own."""
+"""Metrics of the last engine in this process, to be unregistered when another engine starts."""
 
 
 class LockstepStats(KVConnectorStats):
-    """Carries changes of statistics from the engine to vLLM's log and metrics."""
+    """A report of statistics that vLLM carries from the engine to its log and metrics."""
 
     data: Told
 
@@ -38,7 +38,7 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics among vLLM's own: same names as on `metrics_port`, plus vLLM's labels."""
+    """Lockstep's metrics among vLLM's: named as on `metrics_port`, with vLLM's labels added."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Ray's metrics are not in the registry.
+            # Metrics that vLLM creates through Ray are not in the registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
@@ -57,7 +57,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
         self._begin_at_0(vllm_config.parallel_config)
 
     def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
-        """Apply the changes of statistics that an engine has sent."""
+        """Apply a report, which an engine has sent, to the metrics."""
         engine = self.per_engine_labelvalues[engine_idx]
         for name, values in transfer_stats_data.items():
             family, metric = ALL[name], self._metrics[name]
@@ -73,8 +73,8 @@ class LockstepMetrics(KVConnectorPromMetrics):
                             labelled.observe(each)
 
     def _begin_at_0(self, parallel: ParallelConfig) -> None:
-        """Expose counters at 0 before the engine sends the first values in a step."""
-        # With a scheduler on every rank, each process exports only its own rank.
+        """Create all counters at 0, so that they exist before the engine's first report."""
+        # With a scheduler on every rank, each process reports only its own rank.
         alone = parallel.distributed_executor_backend == "external_launcher"
         own = parallel.rank if alone else 0
         workers = [own] if alone else range(parallel.world_size)

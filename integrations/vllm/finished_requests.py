@@ -7,14 +7,14 @@ from .producer import PrefillProducer
 from .tracked import FinishedRequest, TrackedRequest
 
 GIVEN_WAIT_S = 1.0
-"""How long an engine without requests steps until promised pages are served, in agreed seconds."""
+"""Seconds of agreed time that an engine without requests steps until promised pages are served."""
 
 
 class FinishedRequests:
-    """Issues the commands for finished requests, and reports whose blocks are free."""
+    """Issues the commands for finished requests, and reports requests whose blocks are free."""
 
     def __init__(self, cache: HostCache, giving: PrefillProducer, backups: PendingBackups) -> None:
-        """`giving` serves requests to other engines; `backups` waits for room in host memory."""
+        """`giving` serves requests to other engines; `backups` retries backups without memory."""
         self._cache = cache
         self._giving = giving
         self._backups = backups
@@ -23,31 +23,32 @@ class FinishedRequests:
         self._leaving: dict[str, FinishedRequest] = {}
         """Requests whose blocks are still being copied, by name."""
         self._over: list[TrackedRequest] = []
-        """Requests whose load has finished, not yet reported to the engine."""
+        """Requests whose load has finished, but which were not yet reported to the engine."""
         self._given_back: list[str] = []
-        """Names of requests whose blocks were returned to the engine with copies still in flight."""
+        """Names of requests whose blocks the engine got back while copies still read the blocks."""
 
     @property
     def lent(self) -> list[str]:
-        """Names of requests whose blocks are only waiting for copies that read them."""
+        """Names of requests whose blocks are only read: copies from the blocks are still in flight."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
     def frees(self) -> bool:
-        """Whether waiting frees blocks of requests that another engine continues."""
+        """Whether blocks of requests handed off to another engine become free without engine action."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
         )
 
     def ended(self, request: FinishedRequest) -> None:
-        """Record a finished request."""
+        """Record a finished request; the next `commit` issues its commands."""
         self._ended.append(request)
 
     def commit(self) -> None:
-        """Issue the commands for requests finished since the last pass, in order of arrival.
+        """Issue the commands for requests that finished since the last pass, in order of arrival.
 
-        The engine reports requests aborted together in a different order on each rank.
+        The requests are sorted, because the engine reports requests that were aborted together in a
+        different order on each rank.
         """
         ended, self._ended = self._ended, []
         for each in sorted(ended, key=lambda each: each.tracked.number):
@@ -69,7 +70,7 @@ class FinishedRequests:
                 self._over.append(each.tracked)
 
     def wait_for_copies(self) -> bool:
-        """Wait for copies of blocks that were already returned; return whether there were any."""
+        """Wait for copies of blocks that the engine already got back; return whether there were any."""
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.wait_for_copies(name)
@@ -80,25 +81,26 @@ class FinishedRequests:
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # `collect_freed` names only released requests; these may be unreleased or without any copy.
+        # Check `has_copies_in_flight`, because `collect_freed` names only released requests.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
-            # For a finished request, the end of its load only means that its blocks are free.
+            # The engine treats a finished load of a finished request as a release of the request's
+            # blocks.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 
     def last_steps(self) -> bool:
-        """Run steps for an engine that takes none; return whether the engine gets any result.
+        """Run steps for an engine that takes none; return whether there may be results for the engine.
 
-        Most copies have finished by now, and a step lets all ranks agree on that. Promised pages are
-        awaited, because no later step serves them.
+        Most copies have finished by now, and all ranks agree on that in a step. Wait for promised
+        pages, too, because no later step would serve them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)
         if not (self._leaving or self._over):
             return False
         if len(self.lent) < len(self._leaving):
-            # A load writes into the blocks, so it must finish.
+            # Wait for loads, because the engine cannot reuse blocks into which a load writes.
             cache.finish_copies()
         for _ in range(LAST_STEPS):
             if any(map(cache.has_copies_in_flight, self._leaving)):
@@ -106,9 +108,10 @@ class FinishedRequests:
         return True
 
     def give_back(self, *, still_read: bool) -> list[TrackedRequest]:
-        """Return all requests whose blocks are only read; the engine gets their blocks back now.
+        """Return all requests whose blocks are only read, so that the engine gets the blocks back now.
 
-        If the blocks are `still_read`, `wait_for_copies` must run before they are overwritten.
+        With `still_read`, copies may still read the blocks, so `wait_for_copies` must run before the
+        engine overwrites them.
         """
         names = self.lent
         if still_read:

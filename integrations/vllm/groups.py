@@ -1,8 +1,8 @@
-"""vLLM's layer groups as pools: their kinds, and which part of a prefix each pool must restore.
+"""vLLM's layer groups as pools: the kind of each pool, and the tokens that a prefix needs in it.
 
-Each layer group has its own block table and is a pool here; a page is a block with every layer of the
-group. The first full-attention group is the main pool. Pages of other pools are stored and evicted with
-the main pool's page of the same tokens.
+Each layer group of vLLM has its own block table, and is one pool. A page of the pool is a block with
+all layers of the group. The first full-attention group is the main pool. Pages of other pools are
+stored and evicted together with the main pool's page of the same tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,18 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""Window size for further full-attention groups next to the main pool."""
+"""Window size, in tokens, of a full-attention group that is not the main pool; larger than any prefix.
+"""
 STATES_SHARE = 4
-"""Number of token host pages per state host page.
+"""The main pool has this many host pages for each host page of a pool of recurrent states.
 
-A state covers all tokens before it. One state is kept at the end of each prompt or prefill chunk.
+A recurrent state covers all tokens before it, and one state is kept at the end of each prompt or
+prefill chunk.
 """
 
 
 class GroupKind(Enum):
-    """Which part of a prefix a pool must restore before a request can continue."""
+    """Kind of pool: decides which part of a prefix must be restored before a request can continue."""
 
     FULL = KV_POOL
     WINDOW = "window"
@@ -39,19 +41,19 @@ class PoolGroup:
 
     name: str
     group: int
-    """Index of the engine's layer group."""
+    """Index of the layer group in vLLM's configuration."""
     kind: GroupKind
     block_tokens: int
     span_tokens: int
-    """Trailing tokens that a continuing request needs; for a state, the distance between states."""
+    """Trailing tokens that a request needs to continue; for a state pool, the tokens between states."""
 
     @property
     def page_tokens(self) -> int:
-        """Tokens per page of the pool."""
+        """Number of tokens per page; a state counts as a page of one token."""
         return 1 if self.kind is GroupKind.STATE else self.block_tokens
 
     def host_pages(self, pages: int) -> int:
-        """Return this pool's number of host pages if the main pool has `pages`."""
+        """Return the number of this pool's host pages if the main pool has `pages` host pages."""
         return -(-pages // STATES_SHARE) if self.kind is GroupKind.STATE else pages
 
     def component(self, layout: PageLayout, pages: int) -> ComponentConfig:
@@ -100,13 +102,13 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
 
 
 def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
-    """Return the `KVCacheSpec` of each layer of a group; layers that differ have separate ones."""
+    """Return each layer's `KVCacheSpec`; a group has one for all layers, or one for each layer."""
     each: Mapping[str, Any] = getattr(spec, "kv_cache_specs", {})
     return {layer: each.get(layer, spec) for layer in layers}
 
 
 def _served(layer: str, spec: Any) -> tuple[GroupKind, int]:
-    """Return a layer's kind and its `span_tokens`."""
+    """Return the kind and the `span_tokens` of the pool to which a layer belongs."""
     find = _KINDS.get(type(spec).__name__)
     if find is None:
         raise _refusal(layer, spec, f"LockstepConnector supports {', '.join(_KINDS)}")
@@ -127,7 +129,7 @@ def _attention(layer: str, spec: AttentionSpec) -> tuple[GroupKind, int]:
 
 def _window(layer: str, spec: WindowSpec) -> tuple[GroupKind, int]:
     _require_dense(layer, spec)
-    # The next computed token is part of its own window.
+    # Subtract 1, because the window includes the next token, which is computed and not restored.
     span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
         raise _refusal(layer, spec, "LockstepConnector supports windows of 2 tokens or more")
@@ -156,4 +158,4 @@ _KINDS: Mapping[str, Callable[[str, Any], tuple[GroupKind, int]]] = {
     "MLAAttentionSpec": _attention,
     "MambaSpec": _state,
 }
-"""Supported vLLM classes by name. A subclass has a different layout."""
+"""Functions that return kind and span, by class name of a layer's spec. Subclasses are unsupported."""

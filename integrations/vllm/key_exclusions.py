@@ -1,7 +1,7 @@
 """vLLM settings that are in no page key, or only in keys that other engines do not share (rule R16).
 
 Any other setting of vLLM, known or unknown, changes the key unless it has vLLM's default value
-(`sharing.py`). A bare `Class` is the setting whether the object exists.
+(`sharing.py`). A class name without a field represents whether the configuration has such an object.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Final
 from ..sharing import Exclusions, names_in_classes, names_of
 
 RELEASES: Final = ("0.32", "0.33")
-"""Supported releases. `tests/integrations/sharing` must pass before a release is added.
+"""Supported releases of vLLM. Before adding one, run `tests/integrations/sharing` with it.
 
-If a release's defaults compute other KV for some models, `kv_description.py` must list these models as
-unproven, so that their keys include the release.
+If a release's defaults compute other KV than before for some models, `kv_description.py` must list
+these models as unproven, so that their keys include the release.
 """
 
 OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
@@ -131,11 +131,12 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    # vLLM's replacement for None, unless the user sets it.
+    # vLLM replaces None by this value, unless the user sets the field.
     "ParallelConfig.enable_batch_sharded_sampling": False,
-    "ParallelConfig.dcp_q_replicate": False,  # As above, unless a model sets it (`set_dcp_defaults`).
+    # vLLM replaces None by this value, unless a model sets the field (`set_dcp_defaults`).
+    "ParallelConfig.dcp_q_replicate": False,
 }
-"""Values that vLLM substitutes for None. No other value counts as None."""
+"""Values that vLLM substitutes for None; any other value of these fields is not a default."""
 
 ALWAYS_THERE: Final[Mapping[str, str]] = {
     "ModelConfig LoRAConfig": "Its settings count one by one.",

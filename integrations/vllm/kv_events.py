@@ -30,7 +30,7 @@ _MEDIUMS = {Tier.HOST: MEDIUM_CPU, Tier.STORAGE: MEDIUM_STORAGE}
 
 
 class EngineHasher:
-    """Hashes blocks as the engine does."""
+    """Computes block hashes with vLLM's own functions."""
 
     def __init__(self, algorithm: str, *, hash_tokens: int, block_tokens: int) -> None:
         self.hash_tokens = hash_tokens
@@ -56,12 +56,12 @@ class KVEvents:
         self._kind = get_kv_cache_spec_kind(spec).value
         self._events = BlockEvents(hasher)
         self.listen = self._events.listen
-        # For a router, a store per rank is local, because only this engine can read it.
+        # A store of which each rank has its own is local, because only this engine can read it.
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 
     def saw(self, cache: RankCache, tracked: TrackedRequest) -> None:
-        """Record the namespace of a new request."""
+        """Record the namespace and the items of a new request."""
         self._events.saw(
             tracked.request,
             tracked.namespace,
@@ -70,14 +70,15 @@ class KVEvents:
         )
 
     def forget(self) -> None:
-        """Withdraw all published blocks after a change of weights.
+        """Publish the removal of all blocks after a change of weights.
 
-        vLLM's block hashes do not include the weights.
+        Routers would match the blocks otherwise, because vLLM's block hashes do not include the
+        weights.
         """
         self._events.listen([Reset(0, None)])
 
     def take(self, cache: RankCache) -> list[KVCacheEvent]:
-        """Return vLLM's events for the changes since the last call."""
+        """Return vLLM's KV events for the changes since the last call."""
         told = self._events.take(lambda each: _seed(cache, each))
         return [
             self._stored(each) if isinstance(each, PagesStored) else self._removed(each)

@@ -1,7 +1,7 @@
 """Identity of vLLM's KV apart from the tokens, which is part of the key of every page (rule R16).
 
-The identity has the weights, by a digest of their files or a user-given version, and the configuration
-as described in `sharing.py`. The ranks' caches compare it when they open.
+The identity has the weights, as a digest of their files or a user-given version, and the configuration
+as described in `sharing.py`. When the caches open, the ranks check that their identities are equal.
 """
 
 import logging
@@ -42,10 +42,10 @@ def kv_identity(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> str:
-    """Return the engine's part of every page key; `layouts` are its page layouts by pool.
+    """Return the engine's part of every page key; `layouts` are the page layouts by pool.
 
-    `environment` has the variables that the engine reads; `given` names those that the user set. Raises
-    `ConfigError` for a value without canonical bytes.
+    `environment` has the environment variables that vLLM reads, and `given` the names of those that the
+    user set. Raises `ConfigError` for a value without canonical bytes.
     """
     model = config.model_config
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
@@ -62,7 +62,7 @@ def settings_of(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> KeyedEngineSettings:
-    """Return the engine's configuration as settings; see `kv_identity`."""
+    """Return vLLM's configuration as settings that may count in page keys; see `kv_identity`."""
     found = settings_in(config, "vllm_config")
     found += [
         Setting(name, name, value, MISSING if name in given else value)
@@ -79,7 +79,7 @@ def settings_of(
 
 
 def _resolved(config: EngineConfig) -> dict[str, object]:
-    """Return the values that vLLM substitutes for defaults, by setting name."""
+    """Return the values by setting that vLLM substitutes for its own defaults."""
     worker = config.parallel_config.worker_cls
     found = {**RESOLVED, "LoRAConfig.lora_dtype": config.model_config.dtype}
     if worker.startswith("vllm.v1.worker."):
@@ -115,10 +115,10 @@ def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) 
 
 def _weights(model: ModelConfig, load: LoadConfig, ranks: int, digests: FileDigests) -> str:
     if load.load_format == DUMMY:
-        # Each rank draws its own shard at random.
+        # Each rank fills its shard with random numbers, so dummy weights differ by the number of ranks.
         return f"dummy {model.seed} on {ranks}"
     name = model.model_weights or model.model
-    # The revision belongs to the model; weights from another place have none.
+    # A revision applies to the model's own repository, not to weights from another place.
     revision = model.revision if name == model.model else None
     loaded = LoadedWeights(name, revision, load.load_format, load.load_format in FROM_FILES)
     return loaded.identity(digests, WHERE)

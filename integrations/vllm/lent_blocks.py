@@ -1,7 +1,7 @@
-"""The engine's blocks as engine-owned device pages (lent), by pool, and blocks kept during copies.
+"""vLLM's blocks as engine-owned device pages (lent), and blocks kept allocated during copies.
 
-A request has one block table per layer group, in token order. Block 0 is a placeholder for missing
-blocks. A state is in the block of the tokens that precede it.
+A request has one block table per layer group, in token order. Block 0 is vLLM's placeholder for a
+missing block. A recurrent state is in the same position of its table as the last tokens it covers.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +17,7 @@ from .groups import GroupKind, PoolGroup
 from .tracked import TrackedRequest
 
 BlockTables = Sequence[Sequence[int]]
-"""A request's block ids, one sequence per layer group of the engine."""
+"""A request's block ids in token order, one sequence per layer group."""
 
 Pages = npt.NDArray[np.int32]
 
@@ -27,10 +27,10 @@ NOBODYS = 0
 
 @dataclass(slots=True)
 class HeldBlocks:
-    """Blocks that backups read and that their request may free before every rank has finished the copy.
+    """Blocks that a request may free before every rank has finished a backup that reads them.
 
-    A refcount in the engine's pool prevents reuse. All ranks hold and free the same blocks, because
-    both follow from commands and verdicts.
+    A refcount in vLLM's block pool keeps these blocks allocated. All ranks hold and free the same
+    blocks, because both follow from commands and verdicts.
     """
 
     pool: BlockPool | None = None
@@ -40,17 +40,17 @@ class HeldBlocks:
 
     @property
     def can_be_found(self) -> bool:
-        """Whether the engine's prefix cache has any block, as far as the pool is known."""
+        """Whether vLLM's prefix cache has any block; False before the block pool is set."""
         return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
 
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
-        """Hold blocks until a copy of a request's blocks has finished."""
+        """Increment the refcounts of a request's blocks until copy number `copy` has finished."""
         assert self.pool is not None, "the engine has not given its block pool"
         self.pool.touch([self.pool.blocks[each] for each in blocks])
         self._held.append((request, copy, list(blocks)))
 
     def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
-        """Free the blocks of finished copies; `copies` returns a request's copies in flight."""
+        """Decrement refcounts for finished copies; `copies` returns a request's copies in flight."""
         held, self._held = self._held, []
         for request, copy, blocks in held:
             if copy in copies(request):
@@ -66,15 +66,15 @@ class LentBlocks:
 
     pools: Sequence[PoolGroup]
     held: HeldBlocks = field(default_factory=HeldBlocks)
-    """Blocks that copies in flight read."""
+    """Blocks whose refcount is incremented, because copies in flight read them."""
 
     @property
     def has_states(self) -> bool:
-        """Whether a prefix can be restored only at a saved state."""
+        """Whether a prefix can be restored only at a token with a saved recurrent state."""
         return any(pool.kind is GroupKind.STATE for pool in self.pools)
 
     def for_load(self, blocks: BlockTables, first: int, last: int) -> dict[str, Pages]:
-        """Return the destination blocks by pool for a load of pages `first` to `last` (exclusive)."""
+        """Return the destination blocks for a load of pages `first` to `last` (exclusive), by pool."""
         return {
             pool.name: _pages(
                 blocks, pool, last - 1 if pool.kind is GroupKind.STATE else first, last
@@ -83,7 +83,10 @@ class LentBlocks:
         }
 
     def for_backup(self, blocks: BlockTables, pages: int, *, state: bool) -> dict[str, Pages]:
-        """Return the source blocks by pool for the first `pages` pages, and the `state` after them."""
+        """Return the source blocks for a backup of the first `pages` pages, by pool.
+
+        With `state`, the recurrent state at the end of these pages is included.
+        """
         of_state = pages - 1 if state else pages
         return {
             pool.name: _pages(blocks, pool, of_state if pool.kind is GroupKind.STATE else 0, pages)
@@ -91,7 +94,7 @@ class LentBlocks:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the blocks that the request may free while it still runs: windows and states."""
+        """Return the window and state blocks, which the request may free while it still runs."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]
@@ -100,13 +103,14 @@ class LentBlocks:
 def load(
     cache: HostCache, lending: LentBlocks, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
-    """Load the part of a request's match that the engine accepted, which may be less than offered.
+    """Load the part of a request's match that the engine accepted, which may be less than the match.
 
-    The load fails if that part cannot be restored, for example if it ends inside a page.
+    The load fails if the accepted part cannot be restored; an example is a part that ends inside a
+    page.
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    # Another `match_host` would count as a second query in the statistics.
+    # Use `match`, because `match_host` would count in the statistics as a second query.
     found = cache.match(taken, tracked.namespace).host_tokens
     if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)

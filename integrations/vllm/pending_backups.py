@@ -1,9 +1,10 @@
-"""Backups of a request's whole pages, including pages for which host memory has no room yet.
+"""Backups of a request's whole pages, including backups that wait for free host memory.
 
-A backup without room is retried in later passes, even after the request has finished, and abandoned
-after `PATIENCE_S` without progress. Waiting backups hold no blocks, so the engine can reset its prefix
-cache at any time. A free block keeps its content until the engine reallocates it, which
-`BlockPool.unpin_blocks` reports. A backup is cut at its first lost page.
+A backup without host memory is retried in later passes, even after the request has finished. The backup
+is abandoned after `PATIENCE_S` without progress. A waiting backup does not keep its blocks allocated,
+so that the engine can reset its prefix cache at any time. A free block keeps its content until the
+engine reallocates the block, which `BlockPool.unpin_blocks` reports. A backup is then cut before its
+first lost page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,23 +22,23 @@ from .lent_blocks import LentBlocks, Pages
 from .tracked import TrackedRequest
 
 PATIENCE_S = 10.0
-"""A backup without progress for this long, in agreed seconds, is abandoned."""
+"""Seconds of agreed time after which a backup without progress is abandoned."""
 LAST_WAIT_S = 1.0
-"""How long an engine without requests continues backups, in agreed seconds."""
+"""Seconds of agreed time that an engine without requests continues backups."""
 REQUESTS_MAX = 64
-"""Maximum number of requests with waiting backups; the oldest are abandoned first."""
+"""Maximum number of requests with waiting backups; those of the oldest request are abandoned first."""
 TRIES_MAX = 4
-"""Maximum number of requests retried per pass."""
+"""Maximum number of requests whose backups are retried per pass."""
 
 
 @dataclass(slots=True, eq=False)
 class _Backup:
-    """The pages of a prefix, and the blocks in which they were computed."""
+    """The pages of a prefix, and the device blocks in which they were computed."""
 
     tokens: bytes
     lent: dict[str, Pages]
     state: bool
-    """Whether the prefix ends with a state."""
+    """Whether a recurrent state at the end of the prefix is also backed up."""
 
     def blocks(self) -> list[int]:
         """Return the blocks that have not been reallocated."""
@@ -45,7 +46,7 @@ class _Backup:
         return [int(block) for block in np.unique(lent[lent != NO_PAGE])]
 
     def intact(self) -> int:
-        """Return the number of leading pages that are still in their blocks."""
+        """Return the number of pages from the prefix's start whose blocks were not reallocated."""
         gone = np.flatnonzero(self.lent[KV_POOL] == NO_PAGE)
         return int(gone[0]) if len(gone) else len(self.lent[KV_POOL])
 
@@ -60,11 +61,11 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has finished the request, so that its last backup releases it."""
+    """Whether the engine has finished the request, so that the last backup must release it."""
 
 
 class PendingBackups:
-    """Backs up computed pages, in this pass or in a later one."""
+    """Backs up computed pages at once, or in a later pass if host memory is full."""
 
     def __init__(self, cache: HostCache, lending: LentBlocks) -> None:
         self._cache = cache
@@ -73,7 +74,7 @@ class PendingBackups:
         self._pending: dict[str, _Pending] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a backup of the request waits."""
+        """Return whether the request has a waiting backup."""
         return name in self._pending
 
     def __len__(self) -> int:
@@ -82,14 +83,13 @@ class PendingBackups:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next pass may advance a backup."""
+        """Whether a retry in the next pass may make progress."""
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
-        """Back up the whole pages that a request fills with the tokens scheduled for it.
+        """Back up all pages that are full once the tokens scheduled for the request are computed.
 
-        Pages that depend on previous weights are not backed up, because no other request may match
-        them.
+        Pages that depend on previous weights are skipped, because no other request may match them.
         """
         computed, known = tracked.tokens_after(scheduled)
         pages = known // tracked.page_tokens
@@ -97,7 +97,7 @@ class PendingBackups:
             return
         tracked.lent_pages = pages
         length = pages * tracked.page_tokens
-        # A state belongs to the page's end only if it is exactly there and cannot be rolled back.
+        # A state is valid for this prefix only if it is exactly at the end and no token is rejected.
         state = computed == known == length
         if state and length <= tracked.loadable_elsewhere:
             tracked.state_pages = pages
@@ -114,13 +114,14 @@ class PendingBackups:
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
-            # The new, longer backup includes the last one except for its window pages.
+            # The new backup is longer and includes the last one, except for the last one's window
+            # pages.
             pending.backups.pop()
         pending.backups.append(backup)
         self._watch(backup)
 
     def try_again(self) -> None:
-        """Retry backups for which there may be room; once per pass."""
+        """Retry backups for which host memory may be free; called once per pass."""
         tries, now_ms = 0, self._cache.inspection.agreed_ms
         for pending in list(self._pending.values()):
             if not self._cache.waits_for_host_pages(pending.name) or now_ms > pending.until_ms:
@@ -130,9 +131,9 @@ class PendingBackups:
                 self._try(pending)
 
     def finish(self, patience_s: float = LAST_WAIT_S) -> None:
-        """Continue backups for an engine that takes no further step, while there is progress.
+        """Continue backups while they make progress, for an engine that takes no further step.
 
-        Afterwards no copy of a backup accesses a block on this rank.
+        When this method returns, no backup on this rank still reads a block.
         """
         cache = self._cache
 
@@ -147,15 +148,15 @@ class PendingBackups:
             self._lending.held.let_go(lambda _: ())
 
     def ended(self, name: str) -> None:
-        """Mark a request as finished, so that it is released after its last backup."""
+        """Mark a request as finished by the engine; its last backup then releases the request."""
         self._pending[name].ended = True
 
     def drop(self, name: str) -> None:
-        """Forget the backups of a request that was released or has lost its blocks."""
+        """Drop the backups of a request that was released or whose blocks were reallocated."""
         self._pending.pop(name, None)
 
     def give_up(self) -> None:
-        """Abandon all backups, because blocks may be overwritten without notice."""
+        """Abandon all backups, because from now on blocks may be overwritten without a callback."""
         for pending in list(self._pending.values()):
             self._give_up(pending)
 
@@ -179,7 +180,10 @@ class PendingBackups:
         self._give_up(pending)
 
     def _intact(self, pending: _Pending) -> Iterator[_Backup]:
-        """Yield the intact part of each backup, shortest first; the caller removes finished backups."""
+        """Yield each backup, cut before its first lost page, shortest first.
+
+        The caller must remove a backup after it has started; otherwise the same one is yielded again.
+        """
         while pending.backups:
             backup = pending.backups[0]
             pages, unit = backup.intact(), pending.tracked.page_tokens
@@ -194,7 +198,7 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Start a backup and hold the `passing` blocks for its copy; return whether one started."""
+        """Start a backup; hold `passing` blocks until its copy ends; return whether it started."""
         before = self._cache.copies(name)
         self._cache.back_up(name, backup.tokens, backup.lent, namespace)
         begun = self._cache.copies(name)
@@ -203,7 +207,7 @@ class PendingBackups:
         return begun != before
 
     def _watch(self, backup: _Backup) -> None:
-        """Register for the reallocation of the backup's blocks in the engine."""
+        """Register a callback in vLLM for the reallocation of the backup's blocks."""
         pool = self._lending.held.pool
         if pool is not None:
             blocks = [pool.blocks[each] for each in backup.blocks()]

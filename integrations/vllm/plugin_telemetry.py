@@ -1,4 +1,4 @@
-"""Observability of a cache for vLLM: statistics, and the sources of hits."""
+"""Telemetry of a cache for vLLM: statistics, and the source of each hit."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -14,16 +14,16 @@ HOST: Final = "host"
 PEER: Final = "p2p"
 ELSEWHERE: Final = "external_unspecified"
 SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": PEER}
-"""vLLM's names for stores, by URI scheme."""
+"""vLLM's name for the source of a hit, by the URI scheme of the store."""
 
 
 def source_of(store: str | None) -> str:
-    """Return vLLM's name for a store."""
+    """Return vLLM's name for hits from a store."""
     return ELSEWHERE if store is None else SOURCES.get(parse_uri(store).scheme, ELSEWHERE)
 
 
 class PluginTelemetry:
-    """Collects the statistics of the scheduler's side on one rank."""
+    """Collects one rank's statistics from the scheduler's side of the plug-in."""
 
     def __init__(self, side: SchedulerSide, store: str | None) -> None:
         self._side = side
@@ -32,7 +32,7 @@ class PluginTelemetry:
         self._restored = Restored()
 
     def load_begun(self, request: VllmRequest, tokens: int) -> None:
-        """Record that a request starts to load `tokens`."""
+        """Record that a request starts to load `tokens` tokens."""
         self._restored.begun(request.request_id, tokens)
 
     def loads_ended(self, result: PassResult) -> None:
@@ -45,17 +45,17 @@ class PluginTelemetry:
         self._restored.ended("dropped", [request.request_id])
 
     def told(self) -> Told | None:
-        """Return the changes of the statistics if a report is due; otherwise None."""
+        """Return the changes of the statistics since the last report; None if no report is due yet."""
         if not self._feed.due(idle=self._side.idle):
             return None
-        # Times of single steps are omitted, because no metric uses them.
+        # Leave out the times of single steps, because no metric uses them.
         stats = self._side.cache.stats(rounds=0)
         restored = RESTORED.samples(self._restored)
         own = [((str(stats.rank), *labels), tokens) for labels, tokens in restored]
         return self._feed.told([*ranked_samples(stats), (RESTORED, own)])
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
-        """Return how many of a request's loaded `tokens` come from each source, by vLLM's names."""
+        """Return how many of a request's loaded tokens come from each source, by vLLM's names."""
         tracked = self._side.tracked(request)
         if tracked is None:
             return {}

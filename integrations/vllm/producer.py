@@ -1,8 +1,9 @@
-"""Producer side of disaggregated prefill: serve finished prompts to the engines that continue them.
+"""Producer side of disaggregated prefill: serve finished prompts to decode engines.
 
-The response with the handoff leaves before the last pages are in host memory. Promised pages are served
-once every rank has them. The other engine computes pages that never arrive. If host memory is full, the
-request served for longest is released, because consumers usually read within moments.
+The response with the handoff promises pages that may not be in host memory yet. Promised pages are
+served as soon as every rank has them. If a promised page never arrives, the decode engine computes it.
+If host memory is full, the request that was served longest is released, because consumers usually read
+within moments.
 """
 
 import logging
@@ -18,39 +19,40 @@ from .transfer_params import Handoff, goes_elsewhere
 log = logging.getLogger(__name__)
 
 ROOM_STEPS = 4
-"""Number of steps within which released pages are usually freed for other requests."""
+"""Number of steps after a release within which its pages are usually free for other requests."""
 
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """A finished request that is being served while copies may add more pages."""
+    """A finished request whose copies may still add pages to those that are served."""
 
     tracked: TrackedRequest
     served: int = 0
-    """Number of calls to `serve` since the copies finished or another request was released."""
+    """Calls to `serve` since the request's copies finished, or since another request was released."""
 
 
 class PrefillProducer:
-    """Serves finished requests from the host memory of all ranks, each for a limited time."""
+    """Serves finished requests to other engines from all ranks' host memory, for a limited time."""
 
     def __init__(self, cache: HostCache, ttl_s: float, *, has_states: bool, backs_up: bool) -> None:
         """Serve each request for `ttl_s` seconds of agreed time.
 
-        With `has_states`, other engines can continue only at a saved state. An engine that does not
-        back up has nothing to serve.
+        With `has_states`, another engine can continue only at a saved recurrent state. Without
+        `backs_up`, this engine has no pages in host memory to serve.
         """
         self._cache = cache
         self._ttl_s = ttl_s
         self._backs_up = backs_up
         self._has_states = has_states
         self._coming: dict[str, _Given] = {}
-        """Requests whose copies may add more pages, by name."""
+        """Requests whose copies may still add pages, by name."""
         self._served: deque[tuple[int, str]] = deque()
-        """Fully served requests with the end of their time in agreed milliseconds, earliest first."""
+        """Deadline in agreed milliseconds, and name, of requests that get no more pages; earliest
+        first."""
         self._told: set[str] = set()
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
-        """Return the handoff for a finished request's response; None if no other engine goes on."""
+        """Return the handoff for a finished request's response; None if no engine continues it."""
         if not goes_elsewhere(request.kv_transfer_params):
             return None
         source = self._cache.serving_uri
@@ -64,16 +66,16 @@ class PrefillProducer:
         return Handoff(source, tokens) if tokens else None
 
     def begin(self, tracked: TrackedRequest) -> None:
-        """Serve a finished request. The caller must not release it before `over` returns its name."""
+        """Serve a finished request; the caller must not release it before `over` returns its name."""
         self._coming[tracked.name] = _Given(tracked)
 
     @property
     def waits(self) -> bool:
-        """Whether further steps serve more promised pages, because copies are in flight."""
+        """Whether further steps can serve more promised pages, because copies are still in flight."""
         return bool(self._coming)
 
     def serve(self) -> bool:
-        """Serve newly backed-up pages, once per step; return whether no request waits for more."""
+        """Serve pages that were backed up since the last step; return whether all promises are kept."""
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given
             copied = not self._cache.awaits_copies(name)
@@ -91,7 +93,7 @@ class PrefillProducer:
         return not self._coming
 
     def over(self) -> list[str]:
-        """Return the requests whose serving time is over."""
+        """Return the names of requests whose serving time has ended."""
         now_ms = self._cache.inspection.agreed_ms
         over: list[str] = []
         while self._served and now_ms > self._served[0][0]:
@@ -99,7 +101,7 @@ class PrefillProducer:
         return over
 
     def _nothing_to_give(self, tracked: TrackedRequest, source: str) -> str:
-        """Return why no other engine can read a request's pages; empty if one can."""
+        """Return the reason why no other engine can read a request's pages; empty if one can."""
         if not self._backs_up:
             return "kv_role is kv_consumer, so this engine saves nothing"
         if not source and self._cache.config.store is None:
@@ -109,7 +111,7 @@ class PrefillProducer:
         return ""
 
     def _promised(self, tracked: TrackedRequest) -> int:
-        """Return the number of prompt tokens after which another engine will be able to continue."""
+        """Return the number of prompt tokens that another engine will not need to compute."""
         unit = tracked.page_tokens
         tokens = min(tracked.lent_pages * unit, tracked.loadable_elsewhere)
         if not self._has_states:

@@ -1,7 +1,7 @@
 """Exchange between the worker's and the scheduler's connector when both are in one process.
 
-vLLM first creates the worker's connector and registers the KV tensors; the scheduler's connector then
-opens the cache over them.
+vLLM creates the worker's connector first and registers the KV tensors there. Later, the scheduler's
+connector opens the cache over these tensors.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from .contract import EngineCacheConfig, ParallelConfig
 
 @dataclass(slots=True)
 class RankChannel:
-    """Data shared by the two connectors of one engine."""
+    """Data that the worker's and the scheduler's connector of one engine share."""
 
     kv_caches: dict[str, torch.Tensor]
     cache_config: EngineCacheConfig
-    """The worker's cache configuration, with a specification per layer instead of per group."""
+    """The worker's cache configuration, which has one KV specification per layer, not per group."""
     cache: HostCache | None = None
 
     @property
     def opened(self) -> HostCache:
-        """The scheduler's cache, which must be open."""
+        """The cache that the scheduler's connector has opened."""
         assert self.cache is not None, (
             "the engine steps before its scheduler's connector was created"
         )
@@ -37,14 +37,14 @@ _by_engine: dict[str, RankChannel] = {}
 def put(
     engine_id: str, kv_caches: dict[str, torch.Tensor], cache_config: EngineCacheConfig
 ) -> RankChannel:
-    """Store the worker's KV tensors for the scheduler's connector."""
+    """Store the worker's KV tensors and cache configuration for the scheduler's connector."""
     handover = RankChannel(kv_caches, cache_config)
     _by_engine[engine_id] = handover
     return handover
 
 
 def take(engine_id: str, parallel: ParallelConfig) -> RankChannel:
-    """Return the worker's entry; raise `ConfigError` if the worker is in another process."""
+    """Return the data that the worker stored; raise `ConfigError` if it is in another process."""
     handover = _by_engine.pop(engine_id, None)
     if handover is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""New requests: which may be cached, with which key ids and namespace, and whether these stay valid."""
+"""Decides which new requests are cached, and with which key ids and namespace."""
 
 import json
 import logging
@@ -18,14 +18,17 @@ from .tracked import TrackedRequest, may_be_cached, namespace_of
 _log = logging.getLogger(__name__)
 
 CONTENT_NOT_KNOWN = "of unknown content"
-"""Flight recorder entry for items whose content a rank cannot digest."""
+"""Text of the flight recorder for multimodal items whose content a rank cannot digest."""
 
 
 class RequestIdentities:
     """Admits new requests. All calls come from the engine's thread, in the same order on every rank."""
 
     def __init__(self, cache: HostCache, adapters: AdapterWeights, *, own_embeddings: bool) -> None:
-        """Without `own_embeddings`, other engines send this engine embeddings of items by name only."""
+        """`own_embeddings` is False if other engines send multimodal embeddings to this engine.
+
+        Such embeddings have only names, so requests with multimodal items are then not cached.
+        """
         self._cache = cache
         self._adapters = adapters
         self._own_embeddings = own_embeddings
@@ -38,13 +41,13 @@ class RequestIdentities:
             )
         )
         self._sessions: dict[str, VllmRequest] = {}
-        """Open sessions, which may add items at any time."""
+        """Resumable requests, by id; a client may add multimodal items to them at any time."""
         self._count = 0
         self._told = False
-        """Whether the log already says that the content of items is unknown."""
+        """Whether the warning about multimodal items of unknown content was logged."""
 
     def track(self, request: VllmRequest) -> TrackedRequest | None:
-        """Return the tracked state of a new request; None if the request is not cached."""
+        """Return the tracked state of a new request; None if the request must not be cached."""
         items = self._contents.of(request)
         if items is None:
             self._names.note_unknown(each.identifier for each in request.mm_features)
@@ -67,25 +70,25 @@ class RequestIdentities:
         adapter = None
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
-            # The digest detects ranks that read other files or none. The fact excludes the adapter's
-            # name, which may differ between ranks; each rank logs the name.
+            # The state digest covers this fact, so ranks that read other adapter files are detected.
+            # The adapter's name may differ between ranks, so it is only in each rank's log.
             self._cache.digest_facts("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
         return self._tracked(request, adapter, items)
 
     def computes(self, scheduled: Collection[str]) -> None:
-        """Record the items that scheduled sessions have added so far."""
+        """Record the multimodal items that clients have added to the scheduled resumable requests."""
         for name in self._sessions.keys() & scheduled if self._sessions else ():
             features = self._sessions[name].mm_features
             self._names.note_unknown(each.identifier for each in features)
 
     def left(self, request: VllmRequest) -> None:
-        """Forget a finished request."""
+        """Drop a finished resumable request."""
         self._sessions.pop(request.request_id, None)
 
     def trusted(self, tracked: TrackedRequest) -> bool:
-        """Return whether the engine's KV for a request matches the identity in its keys."""
+        """Return whether the engine computes KV from the adapter and items named in the page keys."""
         adapter = tracked.request.lora_request
         return (adapter is None or self._adapters.trusted(loaded(adapter))) and (
             not tracked.items or self._names.trusted(tracked.items)
@@ -112,19 +115,19 @@ class RequestIdentities:
 
 
 class ItemDigests:
-    """Digests the contents of items, once for each object in which vLLM keeps an item.
+    """Digests the contents of multimodal items, once per object in which vLLM stores an item.
 
-    The content is read from the processed tensors, because vLLM's identifier may be a client's `uuid`.
-    Requests with the same item share one object while the item is in vLLM's processor cache.
+    The digest is taken from the processed tensors, because vLLM's identifier may be a client's `uuid`.
+    Requests with the same item share one object while vLLM's processor cache has the item.
     """
 
     def __init__(self) -> None:
         self._known = OncePerObject[bytes | None]()
 
     def of(self, request: VllmRequest) -> Items | None:
-        """Return the items of a request; None if the content of an item is unknown on this rank.
+        """Return the multimodal items of a request; None if this rank cannot read an item's content.
 
-        With `mm_processor_cache_type: shm` the content is in another process. In an encoder-decoder
+        With `mm_processor_cache_type: shm`, the content is in another process. In an encoder-decoder
         model, items have no position in the prompt.
         """
         items = [self._item(each) for each in request.mm_features]
@@ -143,7 +146,7 @@ class ItemDigests:
         return RequestItem(feature.identifier, place.offset, place.offset + place.length, content)
 
     def _held(self, data: object) -> bytes | None:
-        """Return a digest of the processed item; None if its data is missing or incomplete."""
+        """Return a digest of a processed multimodal item; None if its data is missing or incomplete."""
         if not isinstance(data, Mapping):
             return None
         fields = cast("Mapping[str, Any]", data)

@@ -1,11 +1,11 @@
 """The scheduler's side of the plug-in, which turns scheduling decisions of vLLM into cache commands.
 
-Every rank's scheduler makes the same decisions in the same step, because all results from this module
-follow from verdicts: matches, finished loads and freed pages.
+The schedulers of all ranks make the same decisions in the same step, because this module returns only
+results that follow from verdicts: matches, finished loads and freed pages.
 
 One scheduler pass is one cache step. The first query of a pass applies a verdict, and `end_pass`
-launches the round. A pass with pending storage lookups runs several steps, because most lookups are
-misses that are known before the engine's next pass.
+launches the round. A pass with pending storage lookups runs several cache steps. Most lookups are
+misses whose result arrives within moments, so such a request need not wait for the engine's next pass.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ ABORTED = "FINISHED_ABORTED"
 
 
 class SchedulerSide:
-    """Issues the commands of one rank's cache. All calls come from the engine's thread."""
+    """Issues the cache commands of one rank. All calls come from the engine's thread."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class SchedulerSide:
         backs_up: bool,
         waits_in_pass: bool = False,
     ) -> None:
-        """With `waits_in_pass`, a pass may run several cache steps without an engine step."""
+        """`waits_in_pass` allows a pass to run several cache steps instead of one."""
         self.cache = cache
         self._arrivals = arrivals
         self._weights = weights or WeightsTracker()
         self._in_flight = settings.in_flight
         self._device_is_mixed = False
-        """Whether the engine's own prefix cache may match blocks of previous weights."""
+        """Whether vLLM's own prefix cache may match blocks that previous weights computed."""
         self._page_tokens = cache.config.layout.page_tokens
         self._lending = lending
         self._loads = loads
@@ -67,12 +67,12 @@ class SchedulerSide:
         """The engine's ids of the requests scheduled in the last pass."""
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
-        """Requests by the engine's id, which differs between ranks."""
+        """Tracked requests by vLLM's request id, which differs between ranks."""
         self._loading: dict[str, TrackedRequest] = {}
         self._backups = PendingBackups(cache, lending)
         self._leaving = FinishedRequests(cache, self._giving, self._backups)
         self._in_vain: list[TrackedRequest] = []
-        """Requests whose load failed and that have not restarted yet."""
+        """Requests whose load failed and whose restart is still to be commanded."""
         self._in_pass = False
 
     @property
@@ -82,12 +82,12 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether more steps advance handoffs to other engines or backups without host memory."""
+        """Whether more steps advance handoffs, or backups that wait for host memory."""
         return self._giving.waits or self._backups.is_due
 
     @property
     def pending_frees(self) -> bool:
-        """Whether waiting frees blocks of finished requests."""
+        """Whether blocks of finished requests become free without engine action."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
@@ -95,7 +95,7 @@ class SchedulerSide:
         return self._requests.get(request.request_id)
 
     def arrived(self, request: VllmRequest) -> None:
-        """Register a new request, and start its prefetch from storage."""
+        """Register a new request, and start its prefetch from storage or from a prefill engine."""
         self._unfinished.add(request.request_id)
         tracked = self._arrivals.track(request)
         if tracked is None:
@@ -106,16 +106,16 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def hit(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """Return how many tokens beyond `device_tokens` can be loaded; None to query again later."""
+        """Return how many tokens after `device_tokens` can be loaded; None if not known yet."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # A repeated query means that the request was preempted, which may be reported only at the
-            # pass's end.
+            # vLLM queries a request again only after a preemption, which it may report later in the
+            # pass.
             self._preempted(tracked)
-        # Check at every query, because the engine may reset its prefix cache after a pass has begun.
+        # Check at every query, because vLLM may reset its prefix cache during a pass.
         self._look_at_device()
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
@@ -140,14 +140,14 @@ class SchedulerSide:
         return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
-        """Start loading the part of the match that the engine accepted into the request's `blocks`."""
+        """Start the load, into the request's `blocks`, of the tokens that the engine accepted."""
         tracked = self._requests.get(request.request_id)
         if tracked is not None and load_tokens:
             load(self.cache, self._lending, tracked, blocks, load_tokens)
             self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
-        """Issue the commands that follow from the schedule, and launch the round."""
+        """Issue the commands that follow from the pass's schedule, and launch the round."""
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
@@ -162,7 +162,8 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # The engine may match part of a block, which `device_tokens` in the query omits.
+                # vLLM may also match part of a block, which is not included in the query's
+                # `device_tokens`.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -174,7 +175,8 @@ class SchedulerSide:
         if step.total_num_scheduled_tokens:
             self._weights.computed()
         if scheduled:
-            # The digest detects ranks whose engines schedule differently.
+            # The state digest covers the schedule, so ranks whose engines schedule differently are
+            # detected.
             self.cache.digest_facts(
                 "scheduled", *((each.number, tokens) for each, tokens in scheduled)
             )
@@ -186,7 +188,7 @@ class SchedulerSide:
         return self._result()
 
     def handoff(self, request: VllmRequest) -> Handoff | None:
-        """Return where another engine can continue a request that finishes here; otherwise None.
+        """Return the handoff with which another engine can continue a finished request, or None.
 
         Must be called before `finished`.
         """
@@ -198,31 +200,32 @@ class SchedulerSide:
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
-        """Forget a request; return whether its blocks must be kept until they are reported as freed."""
+        """Forget a request; return whether its blocks must stay allocated until reported as freed."""
         self._unfinished.discard(request.request_id)
         self._arrivals.left(request)
         tracked = self._requests.pop(request.request_id, None)
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
-            # An engine without requests may unmap all blocks before its next step.
+            # Wait now, because an engine without requests may unmap all blocks before its next step.
             self.cache.wait_for_copies()
             self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
-        # Blocks of a preempted request were already reallocated. Those of an aborted request could be
-        # held, but an engine that aborts its last request never steps to free them.
+        # The blocks of a preempted request were already reallocated. The blocks of an aborted request
+        # are freed now, because an engine that aborts its last request takes no step that could free
+        # them.
         fenced = not loading and (not blocks or aborted)
         if fenced and self._unfinished:
-            # Wait now, because the engine reuses the blocks now. The replica's command waits for the
-            # next pass, because ranks see aborts in different orders.
+            # Wait for the copies now, because the engine reuses the blocks now. The replica gets the
+            # command only in the next pass, because ranks see aborts in different orders.
             self.cache.wait_for_copies(tracked.name)
             self._let_go(tracked.name)
         self._leaving.ended(FinishedRequest(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.has_copies_in_flight(tracked.name)
 
     def _commit(self) -> None:
-        """Issue the commands for requests that finished or failed since the last pass, by arrival."""
+        """Issue the commands for requests that finished or failed since the last pass."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:
@@ -230,12 +233,12 @@ class SchedulerSide:
                 self._begin_anew(tracked)
 
     def settle(self) -> PassResult | None:
-        """Free held-back blocks if no unfinished request keeps the engine stepping.
+        """Free the blocks of finished requests if no unfinished request keeps the engine stepping.
 
-        An engine with held-back blocks cannot reset its prefix cache, which every change of weights
-        requires. Most copies have finished by now, and a step lets all ranks agree on that. Other
-        backups are awaited before the next pass or in `reset`, because no block is overwritten earlier.
-        Each rank awaits only its own copies.
+        The engine cannot reset its prefix cache, as every change of weights requires, while such blocks
+        are allocated. Most copies have finished by now, and all ranks agree on that in an extra step.
+        Copies that still run are awaited before the next pass or in `reset`, because no block is
+        overwritten earlier. Each rank awaits only its own copies.
         """
         if self._unfinished:
             return None
@@ -253,30 +256,30 @@ class SchedulerSide:
     def answered(self) -> PassResult:
         """Apply a verdict that arrived before the next pass; return the results.
 
-        For a cache that decides for workers in other processes. Failed loads are reported in the next
+        Used if the cache decides for workers in other processes. Failed loads are reported in the next
         pass, because the engine has already read this pass's failures.
         """
         self._begin_pass()
         result = self._result(told_of_failures=False)
         if self._unfinished or not (self._leaving.lent or self._backups):
             return result
-        # An idle engine gets all blocks back now, so that it can reset its prefix cache. This fence
-        # precedes any reuse.
+        # Return all blocks of an idle engine, so that it can reset its prefix cache. Copies are awaited
+        # here, before the engine can reuse a block.
         self.cache.wait_for_copies()
         self._lending.held.let_go(lambda _: ())
         freed = self._leaving.give_back(still_read=False)
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def reset(self) -> bool:
-        """Wait for all copies; return whether all cached pages now belong to previous weights."""
-        # The engine may have preempted requests without a query, and now unmaps their blocks.
+        """Wait for all copies; return whether cached pages now count as pages of previous weights."""
+        # vLLM may have preempted requests without a query, and unmaps their blocks after this call.
         self.cache.wait_for_copies()
         self._commit()
         self._backups.give_up()
         return self._weights.reset() and self._changed()
 
     def weights_are(self, version: str) -> bool:
-        """Set the name of the weights from now on; return whether the weights have changed."""
+        """Set the name of the current weights; return whether the weights have changed."""
         self._commit()
         self.cache.digest_facts("the weights are", version)
         return self._weights.named(version) and self._changed()
@@ -284,7 +287,7 @@ class SchedulerSide:
     def close(self, *, failed: bool) -> None:
         """Flush I/O in flight together with the other ranks, and close the cache.
 
-        A process that has `failed`, or whose epoch has ended, abandons the cache without waiting for
+        If this process has `failed` or the epoch has ended, the cache is abandoned without waiting for
         other ranks.
         """
         if failed or self.cache.inspection.ended_by is not None:
@@ -304,18 +307,18 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether the last pass still computes; an engine that schedules ahead waits for it."""
+        """Return whether the last pass still computes, as happens if the engine schedules ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
     def _give(self) -> None:
-        """Serve handoffs to other engines, and release those whose time is over."""
+        """Serve pages to other engines, and release requests whose serving time has ended."""
         self._giving.serve()
         for name in self._giving.over():
             self.cache.release(name)
 
     def _let_go(self, gone: str | None = None) -> None:
-        """Free the engine's blocks of finished backups, and all held blocks of the request `gone`."""
+        """Free held blocks whose backup has finished, and all held blocks of the request `gone`."""
         self._lending.held.let_go(lambda name: () if name == gone else self.cache.copies(name))
 
     def _reads(self, tracked: TrackedRequest) -> bool:
@@ -327,9 +330,9 @@ class SchedulerSide:
         )
 
     def _changed(self) -> bool:
-        """Restart requests without pages, and mark the others as stale.
+        """Restart requests without device pages in the new namespace; mark all other requests as stale.
 
-        No other request gets the pages that a stale request computes.
+        Pages that a stale request computes are never shared with other requests.
         """
         self._backups.give_up()
         for tracked in self._requests.values():
@@ -343,20 +346,21 @@ class SchedulerSide:
         return True
 
     def _look_at_device(self) -> None:
-        """Check whether the engine has reset its prefix cache since the weights changed.
+        """Check whether vLLM has reset its prefix cache since the weights changed.
 
-        Until then, requests may get blocks of previous weights, so their own pages mix both weights.
+        Before this reset, a request may get blocks of previous weights. The pages that the request then
+        computes depend on both weights.
         """
         if self._device_is_mixed:
-            # A waiting request without computed tokens, for example after a preemption, has no blocks.
+            # A stale request without computed tokens has no blocks; it was, for example, preempted.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )
 
     def _begin_anew(self, tracked: TrackedRequest) -> None:
-        """Restart a request without pages, so that it matches pages of the current weights.
+        """Restart a request without device pages, so that it matches pages of the current weights.
 
-        Host pages of a failed load are gone, so the prefetch reads them from storage again.
+        The prefetch reads from storage again, because a failed load has removed its host pages.
         """
         self.cache.release(tracked.name)
         tracked.give_up()
@@ -365,7 +369,7 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def _admit(self, tracked: TrackedRequest) -> None:
-        """Count a request that starts to compute, with the tokens that the engine already has."""
+        """Record that a request starts to compute, and the number of tokens that are already there."""
         tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
         self.cache.admit(
             tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)

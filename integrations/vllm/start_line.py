@@ -1,4 +1,4 @@
-"""The start line in vLLM's log: cached layers, host capacity and bytes per token."""
+"""The line that vLLM's log gets at start: cached layers, host capacity and bytes per token."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def tell(cache: HostCache, log: logging.Logger) -> None:
 def start_line(
     config: RankCacheConfig, host_pages: Mapping[str, int], ranks: int, transport: str
 ) -> str:
-    """Return the start line for caches that agreed on `host_pages` in each pool."""
+    """Return the start line; `host_pages` has the agreed number of host pages of each pool."""
     tokens = host_pages[KV_POOL] * config.layout.page_tokens
     held = sum(
         host_pages[pool] * _page_bytes(config, layout, ranks) for pool, layout in _layouts(config)
@@ -50,13 +50,13 @@ def _layouts(config: RankCacheConfig) -> Iterator[tuple[str, PageLayout]]:
 
 
 def _page_bytes(config: RankCacheConfig, layout: PageLayout, ranks: int) -> int:
-    """Return a page's bytes on a rank; equal on all ranks except pipeline stages of different size."""
+    """Return the bytes of a page on one rank; other ranks differ only in unequal pipeline stages."""
     shard = layout.shard(0, ranks, absent=config.absent_columns, stages=config.pipeline_stages)
     return shard.page_bytes
 
 
 def _part(config: RankCacheConfig, pool: str, layout: PageLayout, pages: int, ranks: int) -> str:
-    """Return the start line's text for one pool."""
+    """Return the part of the start line that describes one pool."""
     layers = max(each.layers for each in layout.columns)
     nbytes = _page_bytes(config, layout, ranks)
     kept = next((each for each in config.components if each.pool == pool), None)

@@ -1,12 +1,12 @@
-"""vLLM's recurrent states as page columns that any number of ranks divides in the same way.
+"""vLLM's recurrent states as page columns that can be divided among any number of ranks.
 
-A block of a layer with a state is one row of bytes: the last inputs of a convolution, then the
-recurrent state. Convolution channels may be several parts in sequence, such as queries, keys and
-values. Ranks divide each part separately, so each part is a column. vLLM stores inputs by channel or
-channels by input, which are two layouts.
+In a layer with a recurrent state, a block is one row of bytes: the last inputs of a convolution, then
+the recurrent state. The convolution's channels may be several parts in sequence, such as queries, keys
+and values. Ranks divide each part separately, so each part is a column. vLLM stores the inputs either
+channel by channel or input by input, so there are two page layouts.
 
-If the parts are unknown or not divisible, a page is one rank's whole state. Its column name has the
-number of ranks, so that no other TP size matches it.
+If the parts are unknown or not divisible, a page is the whole state of one rank. The number of ranks is
+then part of the column's name, so that groups of another TP size do not match the page.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from .contract import StateSpec
 
 STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
 UNITS_MAX = 16
-"""Maximum number of units per state, because more units make copies of small states slow."""
+"""Maximum number of units into which a state is divided; more units would make copies slow."""
 
 StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part that ranks divide separately: a run of `channels` channels at each offset in `begins`."""
+    """A part of a state that ranks divide: `channels` channels from each byte offset in `begins` on."""
 
     name: str
     begins: tuple[int, ...]
     channels: int
-    """Number of channels on this rank."""
+    """Number of the part's channels on this rank."""
     channel_bytes: int
 
 
 def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> StateColumns:
-    """Return the columns of a page of states; `tensors` are [blocks, 1, 1, bytes], one per layer."""
+    """Return the columns of a state's page; `tensors` are [blocks, 1, 1, bytes], one per layer."""
     nbytes = tensors[0].shape[3]
     if spec.tp_replicated:
         return [_column(_Part(STATE, (0,), 1, nbytes), tensors, 1, None)]
@@ -49,7 +49,7 @@ def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) 
 
 
 def _parts(spec: StateSpec) -> list[_Part]:
-    """Return the parts of a state; empty if they are unknown."""
+    """Return the parts of a state; an empty list if the parts are unknown."""
     inputs, *recurrent = spec.shapes
     width = spec.dtypes[0].itemsize
     of_recurrence: list[_Part] = []
@@ -58,7 +58,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
         begin = prod(inputs) * width
         nbytes = prod(rest) * spec.dtypes[1].itemsize
         of_recurrence.append(_Part(RECURRENCE, (begin,), heads, nbytes))
-    # There are far fewer inputs than channels.
+    # The larger number is that of the channels, because a convolution keeps only a few inputs.
     channels, rows = max(inputs), min(inputs)
     match spec.mamba_type.name:
         case "GDN_ATTN" if len(recurrent) == 1:
@@ -85,7 +85,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
 
 
 def _units(parts: Sequence[_Part], ranks: int) -> int:
-    """Return the number of units of each part in the whole model; equal at every TP size."""
+    """Return the number of units in the whole model; equal for each part and at every TP size."""
     common = gcd(*(part.channels * ranks for part in parts))
     return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
 
@@ -93,7 +93,7 @@ def _units(parts: Sequence[_Part], ranks: int) -> int:
 def _column(
     part: _Part, tensors: Sequence[torch.Tensor], units: int, ranks: int | None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return a part's column, and its runs as [blocks, units of this rank, 1, bytes]."""
+    """Return a part's column, and its bytes as views [blocks, units of this rank, 1, bytes]."""
     length = part.channels * part.channel_bytes
     views = [
         tensor[:, 0, 0, begin : begin + length].view(len(tensor), units, 1, length // units)

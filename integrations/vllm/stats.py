@@ -1,11 +1,11 @@
-"""Changes of a cache's statistics for vLLM, as plain numbers.
+"""Changes of a cache's statistics since the last report, as plain numbers for vLLM.
 
 Names and labels are those of `telemetry.families`, with the rank as first label:
 
     name of a family -> label values, joined by commas and the rank first -> number
 
-A counter has the increment, and a gauge the current value if it has changed. A histogram has the sum
-and the counts of all buckets.
+The number is the increment of a counter, or the new value of a changed gauge. For a histogram, the
+report has a list: the increment of the sum, then the increments of all buckets.
 """
 
 import time
@@ -16,27 +16,27 @@ from ...storage_backends.latencies import BOUNDS_S, Histogram
 from ...telemetry.families import FAMILIES, Family, Labels, Type
 
 TOLD_EVERY_S: Final = 1.0
-"""Seconds between reports of a busy engine; an engine that becomes idle reports immediately."""
+"""Minimum seconds between reports of a busy engine; an engine that becomes idle reports at once."""
 
 Number = int | float
 Told = dict[str, dict[str, Any]]
-"""Changes by family and labels; a histogram's value is a list of the sum and the bucket counts."""
+"""A report: changes by family and labels; a histogram's change is [sum, count of each bucket...]."""
 
 
 class Restored:
-    """Counts the tokens that requests began to load from the cache, by outcome."""
+    """Counts the tokens of loads from the cache, by outcome."""
 
     def __init__(self) -> None:
         self.tokens = {"saved": 0, "failed": 0, "dropped": 0}
-        """Tokens loaded; tokens of failed loads; tokens of requests that finished before their load."""
+        """Tokens of completed loads, of failed loads, and of loads whose request finished first."""
         self._loading: dict[str, int] = {}
 
     def begun(self, request: str, tokens: int) -> None:
-        """Record the start of a load."""
+        """Record that a request's load of `tokens` tokens has started."""
         self._loading[request] = tokens
 
     def ended(self, outcome: str, requests: Iterable[str]) -> None:
-        """Count the outcome of these requests' loads, unless already counted."""
+        """Count the tokens of these requests' loads under `outcome`; each load counts once."""
         for request in requests:
             self.tokens[outcome] += self._loading.pop(request, 0)
 
@@ -53,7 +53,7 @@ ALL: Final[Mapping[str, Family[Any]]] = {
     **{each.name: each for each in FAMILIES},
     RESTORED.name: RESTORED,
 }
-"""All families that are reported to vLLM, by name."""
+"""All families of statistics that are reported to vLLM, by name."""
 
 
 class StatsFeed:
@@ -75,7 +75,7 @@ class StatsFeed:
     def told(
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
     ) -> Told:
-        """Return the changes of these families; the first label of each sample is the rank."""
+        """Return the report for these families; the first label of each sample is the rank."""
         told: Told = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
@@ -84,7 +84,7 @@ class StatsFeed:
                 gone.discard(where)
                 self._tell(told, where, family.type, value)
         for where in gone:
-            # A gauge without a sample is reported as 0.
+            # Report 0 for a gauge that no longer has a sample.
             self._tell(told, where, Type.GAUGE, 0)
         return told
 
@@ -103,7 +103,7 @@ class StatsFeed:
 
 
 def add(one: Told, other: Told) -> Told:
-    """Return the sum of two reports, of different ranks, families or times; `other` is later."""
+    """Return the sum of two reports; for a gauge, the value of `other`, which is later."""
     both: Told = {name: {**values} for name, values in one.items()}
     for name, values in other.items():
         family, into = ALL[name], both.setdefault(name, {})
@@ -119,9 +119,9 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield values, with their frequency, that give a histogram the reported buckets.
+    """Yield values and their counts whose histogram has the reported buckets.
 
-    All values of a bucket are equal, and their total is the reported sum.
+    All values of a bucket are equal, and are chosen so that the total is the reported sum.
     """
     sum_s, counts = float(told[0]), [int(each) for each in told[1:]]
     lows = (0.0, *BOUNDS_S)
@@ -135,7 +135,7 @@ def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
 
 
 def line(told: Told) -> dict[str, Number]:
-    """Return a short summary of a report for vLLM's log; some zero values are omitted."""
+    """Return a summary of a report for vLLM's log, without rare values that are zero."""
 
     def total(name: str, *labels: str) -> Number:
         found: dict[str, Number] = told.get(name, {})

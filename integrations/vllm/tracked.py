@@ -13,14 +13,15 @@ from .consumer import AwaitedRequest
 from .contract import VllmRequest
 
 FAILURES_MAX = 2
-"""Number of failed loads after which a request is computed."""
+"""Number of failed loads after which a request is computed without further loads."""
 
 
 def may_be_cached(request: VllmRequest) -> bool:
     """Return whether a request's tokens and namespace determine its KV and will not change.
 
-    Prompt embeddings have no token ids, and a resumable session may remove tokens. Items are identified
-    by their contents, which must be in this process.
+    Requests with prompt embeddings are not cached, because embeddings have no token ids. Resumable
+    requests are not cached, because clients may remove their tokens. Multimodal items need content in
+    this process.
     """
     return (
         request.prompt_embeds is None
@@ -30,10 +31,10 @@ def may_be_cached(request: VllmRequest) -> bool:
 
 
 def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items = ()) -> str:
-    """Return the namespace, without weights, that separates equal key ids with different KV.
+    """Return the namespace, without weights, of requests whose KV differs at equal key ids.
 
-    Its parts are the tenant's salt, the `adapter`'s identity, and `items` that do not fit into the key
-    ids.
+    The namespace has the tenant's salt, the `adapter`'s identity, and `items` (multimodal items that do
+    not fit into the key ids).
     """
     parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
     return namespace_of_parts(parts)
@@ -45,37 +46,40 @@ class TrackedRequest:
 
     request: VllmRequest
     number: int
-    """Position in order of arrival. vLLM's request ids are partly random and differ between ranks."""
+    """Number of the request in order of arrival, because vLLM's request ids differ between ranks."""
     kind: str
-    """The request's namespace without the weights."""
+    """The request's namespace without the part that names the weights."""
     page_tokens: int
     items: Items = ()
     item_ids: ItemIds | None = None
-    """The prompt's ids with items replaced; None without items, or if the namespace has them."""
+    """Key ids of a prompt with multimodal items; None without items, or if the namespace has the items.
+    """
     device_tokens: int = 0
-    """Length of the device prefix at the engine's last query."""
+    """Number of tokens that vLLM's own prefix cache had at vLLM's last query."""
     lent_pages: int = 0
-    """Whole pages of the prefix that were offered for backup since the last preemption."""
+    """Number of the prefix's whole pages that were passed to a backup since the last preemption."""
     state_pages: int = 0
-    """Largest page count with an offered state that another engine could load."""
+    """Largest number of pages of a backup with a recurrent state from which another engine can
+    continue."""
     namespace: str = ""
-    """The namespace since the request started or restarted; see `weights`."""
+    """The current namespace, including the weights; set by `WeightsTracker.place`."""
     since: int = 0
-    """Number of weight changes when the request entered its namespace."""
+    """Number of weight changes (`WeightsTracker.changes`) when `namespace` was set."""
     computed: bool = False
-    """Whether the request's device pages hold computed KV; False again after a preemption."""
+    """Whether the request's device pages hold computed KV; reset by a preemption."""
     loaded: bool = False
-    """Whether the request's device pages hold, or will hold, loaded KV."""
+    """Whether a load into the request's device pages has started; reset by a preemption."""
     failures: int = 0
     lives: int = 0
     stale: bool = False
-    """Whether device pages depend on previous weights, so that no other request may get later pages."""
+    """Whether device pages depend on previous weights, so that the request's pages must not be shared.
+    """
     refused: bool = False
-    """Whether a load in flight counts as failed."""
+    """Whether the current load counts as failed, whatever its copies return."""
     taken: AwaitedRequest | None = None
-    """State of the handoff from another engine; None if no other engine has computed the prompt."""
+    """Wait for pages of another engine; None if no other engine has computed the prompt."""
     given: int = 0
-    """Number of tokens promised to another engine, which reads them here; 0 for none."""
+    """Number of tokens that another engine was promised and reads from this group; 0 if none."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -83,45 +87,45 @@ class TrackedRequest:
             self._tokens += self.item_ids.head
 
     def give_up(self) -> None:
-        """Record that the request's device pages hold nothing."""
+        """Record that the request has lost its device pages."""
         self.lent_pages = self.state_pages = 0
         self.computed = self.loaded = self.stale = self.refused = False
 
     @property
     def has_failed_enough(self) -> bool:
-        """Whether so many loads have failed that the request is computed without further loads."""
+        """Whether the request is computed without more loads, after `FAILURES_MAX` failed loads."""
         return self.failures >= FAILURES_MAX
 
     def tokens_after(self, scheduled: int) -> tuple[int, int]:
-        """Return the tokens computed after a pass that schedules more, and how many of them are final.
+        """Return the number of tokens computed after this pass, and how many of those are final.
 
-        Draft tokens and tokens not sampled yet may still change.
+        Draft tokens and tokens that are not sampled yet are not final, because they may still change.
         """
         computed = self.request.num_computed_tokens + scheduled
         return computed, min(computed, self.request.num_tokens)
 
     @property
     def is_local_only(self) -> bool:
-        """Whether other engines can never match pages of the request's namespace."""
+        """Whether no other engine can match the request's pages, because the weights are unnamed."""
         return self.namespace.startswith(NO_PERSIST_PREFIX)
 
     @property
     def name(self) -> str:
-        """The request's name, equal on every rank, and different after each restart."""
+        """The request's name in the cache: equal on every rank, and different after each restart."""
         return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
 
     @property
     def loadable_tokens(self) -> int:
-        """Length of the longest prefix that may be loaded: whole pages, without the last token."""
+        """Number of tokens that may be loaded: whole pages that do not contain the last token."""
         return self._loadable(self.request.num_tokens)
 
     @property
     def loadable_elsewhere(self) -> int:
-        """Length of the longest prefix that another engine may load, which gets only the prompt."""
+        """Number of tokens that another engine, which gets only the prompt, may load."""
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
-        """Return the first `tokens` ids as in keys: int32, little-endian."""
+        """Return the first `tokens` key ids, as little-endian int32."""
         have = len(self._tokens) // TOKEN_BYTES
         if tokens > have:
             fresh = self.request.all_token_ids[have:tokens]
@@ -129,10 +133,10 @@ class TrackedRequest:
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
 
     def item_pages(self, key: Callable[[bytes], bytes]) -> dict[bytes, tuple[int, int]] | None:
-        """Return the token ranges of the prompt's pages with item ids, by key.
+        """Return the token ranges of the prompt's pages in which multimodal items begin, by page key.
 
-        None means that the namespace identifies the items. `key` returns the key for the ids up to a
-        page's end.
+        None means that the namespace identifies the items. `key` returns the page key for all ids up to
+        the page's end.
         """
         if self.item_ids is None:
             return None if self.items else {}
@@ -151,31 +155,31 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A finished request that the cache does not know to be finished yet."""
+    """A request that the engine has finished, but whose commands were not issued yet."""
 
     tracked: TrackedRequest
     loading: bool
-    """Whether the engine waits for the load, and only for it, before it reuses the blocks."""
+    """Whether the engine keeps the blocks allocated only until the request's load has finished."""
     fenced: bool
-    """Whether the engine reuses the blocks immediately."""
+    """Whether the engine reuses the blocks at once, so that copies must be awaited first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Results of a step for vLLM's scheduler, equal and in equal order on every rank.
+    """Results of one step for vLLM's scheduler; equal and in the same order on every rank.
 
-    Requests are in order of arrival, because the scheduler frees blocks in this order and the engine's
-    ids differ between ranks.
+    Requests are in order of arrival, because the scheduler frees blocks in this order and vLLM's
+    request ids differ between ranks.
     """
 
     loaded: tuple[str, ...]
-    """Requests whose load has completed or failed."""
+    """Ids of requests whose load has completed or failed."""
     failed: tuple[str, ...]
-    """Requests in `loaded` whose load failed."""
+    """Ids of the requests in `loaded` whose load has failed."""
     freed: tuple[str, ...]
-    """Finished requests whose blocks are free."""
+    """Ids of finished requests whose blocks are free."""
 
 
 def ids_of(requests: Iterable[TrackedRequest]) -> tuple[str, ...]:
-    """Return the engine's ids of requests, in order of arrival."""
+    """Return vLLM's ids of these requests, in order of arrival."""
     return tuple(each.request.request_id for each in sorted(requests, key=lambda each: each.number))

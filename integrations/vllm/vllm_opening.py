@@ -1,7 +1,7 @@
-"""Open the cache under one vLLM engine, for both process layouts of vLLM.
+"""Opens the cache for one vLLM engine, in both process layouts of vLLM.
 
 With a scheduler on every rank, each process has a whole cache. With one scheduler and many workers,
-each worker opens its rank and sends the result to the scheduler (`ranks.decider`).
+each worker opens its rank and sends its opening message to the scheduler (`ranks.group.one_scheduler`).
 """
 
 import logging
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WITH_WORKERS_APART = ("mp", "ray")
-"""vLLM executors that always run workers in separate processes."""
+"""Names of vLLM executors that always run workers in separate processes."""
 
 
 def has_one_scheduler_process(parallel: ParallelConfig) -> bool:
-    """Return whether one scheduler decides for workers in other processes."""
+    """Return whether one scheduler process commands the workers in all other processes."""
     return parallel.distributed_executor_backend in _WITH_WORKERS_APART
 
 
 def read_settings(config: EngineConfig) -> ConnectorSettings:
-    """Return the settings; raise `ConfigError` for every error detectable before the KV exists."""
+    """Return the settings; raise `ConfigError` for every error detectable before KV is allocated."""
     transfer = config.kv_transfer_config
     assert transfer is not None
     parsed = parse(transfer.kv_connector_extra_config)
@@ -76,7 +76,7 @@ def open_beside_worker(
     engine_id: str,
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Open this rank's cache over the KV tensors of the worker in this process; a collective call."""
+    """Open this rank's cache over the KV tensors of this process's worker; a collective call."""
     parallel = config.parallel_config
     met = rank_channel.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
@@ -111,7 +111,7 @@ def open_for_workers(
     told: Iterable[bytes],
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's side for workers whose opening messages are `told`."""
+    """Return the scheduler's side; `told` has the opening messages of all workers."""
     cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
     return _side(cache, config, lending, parsed, events)
 
@@ -124,7 +124,7 @@ def _settings(
 ) -> tuple[HostCacheConfig, dict[str, EnginePages]]:
     """Return the settings of a rank's cache, and the engine-owned device pages (lent) by pool.
 
-    `cache_config` is the worker's own configuration.
+    `cache_config` is the worker's own configuration, which has one KV specification per layer.
     """
     world_size = config.parallel_config.world_size
     layers = config.compilation_config.static_forward_context
@@ -175,7 +175,7 @@ def _side(
     start_line.tell(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
-        # A separate record file, so that no request waits while another engine reads a model's weights.
+        # Adapters have a separate record file: its lock is not held while a model's weights are read.
         _digests(parsed, "adapters"),
         parsed.adapter_versions,
         adapter_options(config, engine_version=engine_version),
@@ -195,6 +195,6 @@ def _side(
         ),
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
-        # Workers in other processes send their answers only in the engine's own steps.
+        # Extra steps need workers in this process: other workers send ballots only in vLLM's own steps.
         waits_in_pass=not isinstance(cache, SchedulerCache),
     )

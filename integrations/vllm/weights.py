@@ -1,7 +1,7 @@
-"""The weights that vLLM computes with, as a part of namespaces (rule R16).
+"""Tracks the weights that vLLM computes with; the weights are part of every namespace (rule R16).
 
-Pages of a named version stay cached until they are evicted, and match again when the version returns.
-Pages of unnamed weights match until the next change, and never go to storage.
+Pages of named weights stay cached until they are evicted, and match again if vLLM returns to these
+weights. Pages of unnamed weights match until the next change of weights, and never go to storage.
 """
 
 import json
@@ -13,44 +13,44 @@ from ...ranks.replica.tree.node import NO_PERSIST_PREFIX
 from .tracked import TrackedRequest
 
 WEIGHTS_OF_THE_START = "default"
-"""vLLM's name for the weights that are loaded at start."""
+"""vLLM's name for the weights that were loaded at start."""
 
 
 class WeightsChange(StrEnum):
-    """Which calls may change vLLM's weights."""
+    """Which calls to vLLM may change its weights."""
 
     WITH_RESET = "with_reset"
-    """Weights change with a new name, and with every reset that no new name precedes."""
+    """Weights change with a new name, and with every reset that does not directly follow a new name."""
     WITH_NAME = "with_name"
     """Weights change only with a new name; a reset keeps cached pages."""
 
 
 class InFlight(StrEnum):
-    """Policy for a load in flight when the weights change."""
+    """What happens to a load in flight when the weights change."""
 
     KEEP = "keep"
     """The request continues with the loaded pages."""
     COMPUTE = "compute"
-    """The load counts as failed, so the request is computed again."""
+    """The load counts as failed, so that the request is computed with the new weights."""
 
 
 @dataclass(slots=True)
 class WeightsTracker:
-    """Tracks which weights the engine has. Every rank calls its methods at the same points."""
+    """Tracks the engine's current weights. Every rank makes the same calls at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
-    """Names of the weights loaded at start."""
+    """All names of the weights that were loaded at start."""
     life: str = ""
-    """Identifier of this run of the cache, used only in keys of unnamed weights."""
+    """Identifier of this run of the cache, which is part of namespaces only for unnamed weights."""
     change: WeightsChange = WeightsChange.WITH_RESET
     changes: int = 0
-    """Number of changes so far; pages from before the last change belong to previous weights."""
+    """Number of weight changes so far."""
     name: str | None = ""
-    """Name of the current weights; empty for those loaded at start, None if unknown."""
+    """Name of the current weights; "" for the weights of the start, None for unnamed weights."""
     placed: Callable[[TrackedRequest], None] | None = None
-    """Callback for each request that enters a namespace."""
+    """Callback for each request whose namespace is set."""
     _just_named: bool = False
-    """Whether the weights were named and since then neither reset nor used."""
+    """Whether the weights got a name, and no reset or computation has followed."""
 
     def named(self, version: str) -> bool:
         """Record the name of the weights; return whether the weights have changed."""
@@ -58,21 +58,21 @@ class WeightsTracker:
         return self._become("" if version in self.of_the_start else version)
 
     def reset(self) -> bool:
-        """Record a reset; return whether the weights may have changed.
+        """Record a reset of the prefix cache; return whether the weights may have changed.
 
-        For one change, the engine may be reset before or directly after it gets the new name.
+        For one change of weights, the engine may call reset before the new name or directly after it.
         """
         just_named, self._just_named = self._just_named, False
         return not just_named and self.change is WeightsChange.WITH_RESET and self._become(None)
 
     def computed(self) -> None:
-        """Record that the engine has computed, so that the next reset belongs to another change."""
+        """Record that the engine has computed; the next reset then means another weight change."""
         self._just_named = False
 
     def namespace(self, kind: str) -> str:
-        """Return the namespace of requests of one kind under the current weights.
+        """Return the namespace of requests under the current weights.
 
-        See `TrackedRequest.kind`.
+        `kind` is the namespace without weights; see `TrackedRequest.kind`.
         """
         if self.name == "":
             return kind
@@ -81,7 +81,7 @@ class WeightsTracker:
         return ("" if self.name else NO_PERSIST_PREFIX) + json.dumps(parts, sort_keys=True)
 
     def place(self, tracked: TrackedRequest) -> None:
-        """Put a request without pages into the namespace of the current weights."""
+        """Set the namespace of a request without device pages to that of the current weights."""
         tracked.since, tracked.namespace = self.changes, self.namespace(tracked.kind)
         if self.placed is not None:
             self.placed(tracked)

@@ -1,7 +1,7 @@
-"""The worker side of the connector, for a scheduler in the same process or in another process.
+"""The worker's side of the connector, for a scheduler in the same process or in another process.
 
-Both modes start copies at the right points of the forward pass. Under another process's scheduler, the
-worker also applies orders and returns its ballot (vote).
+Both modes start copies at the right points of the forward pass. If the scheduler is in another process,
+the worker also applies orders and returns its ballot (vote).
 """
 
 import time
@@ -25,39 +25,39 @@ from .tracked import PassResult
 
 @dataclass
 class PassMetadata(KVConnectorMetadata):
-    """Data from the scheduler's connector to the workers' connectors for one step."""
+    """Message from the scheduler's connector to the workers' connectors for one step."""
 
     result: PassResult
     dispatch: bytes = b""
-    """Orders of a scheduler in another process; empty if the scheduler is in this process."""
+    """Encoded orders from a scheduler in another process; empty if it is in this process."""
     computes: bool = True
-    """Whether the step computes anything."""
+    """Whether the step has a forward pass."""
 
 
 @dataclass
 class OpenedRank(KVConnectorHandshakeMetadata):
-    """A worker's handshake message to the scheduler: the rank that the worker has opened, encoded."""
+    """Handshake message to the scheduler: a worker's opened rank, encoded."""
 
     opened: bytes
 
 
 @dataclass
 class Ballots(KVConnectorWorkerMetadata):
-    """Carries the workers' ballots to the scheduler, folded when vLLM aggregates them."""
+    """Carries the workers' ballots to the scheduler; vLLM's aggregation folds the ballots."""
 
     folded: FoldedBallots
     counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
-    """Executor counters by rank, only of workers that sent counters with this ballot."""
+    """Executor counters by rank, of those workers that sent counters in this step."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
-        """Return the combination of both ballots."""
+        """Return both messages as one: ballots folded, counters merged."""
         if not isinstance(other, Ballots):
             raise InternalError(f"a worker answered with a {type(other).__name__}")
         return Ballots(self.folded.joined(other.folded), self.counts | other.counts)
 
 
 class SchedulerOnEveryRank:
-    """Worker with its scheduler in the same process: starts copies in the scheduler's cache."""
+    """Worker whose scheduler is in the same process: starts copies in the scheduler's cache."""
 
     def __init__(self, handover: RankChannel) -> None:
         self._handover = handover
@@ -66,19 +66,19 @@ class SchedulerOnEveryRank:
         """Do nothing, because the cache in this process already has the scheduler's commands."""
 
     def begin_loads(self) -> None:
-        """Start the copies to the device."""
+        """Start the step's loads, which copy from host to device."""
         self._handover.opened.begin_loads()
 
     def begin_backups(self) -> None:
-        """Start the copies to the host."""
+        """Start the step's backups, which copy from device to host."""
         self._handover.opened.begin_backups()
 
     def ballots(self) -> Ballots | None:
-        """Return this rank's ballot of the step, or None if the scheduler needs none."""
+        """Return None, because the cache in this process sends the ballot itself."""
         return None
 
     def wait_for_copies(self) -> None:
-        """Wait until no copy accesses the engine's KV, which is about to be unmapped."""
+        """Wait for all copies, because the engine is about to unmap its KV."""
         self._handover.opened.wait_for_copies()
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class SchedulerOnEveryRank:
 
 
 class RemoteScheduler:
-    """Worker with its scheduler in another process: applies the orders of the replica there."""
+    """Worker whose scheduler is in another process: applies the orders of the replica there."""
 
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
-        """A copy that is awaited, for example before its blocks are reused, fails after `fence_s`.
+        """An awaited copy fails after `fence_s` seconds; copies are awaited before blocks are reused.
 
         With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
         """
@@ -97,12 +97,13 @@ class RemoteScheduler:
         self._fence_s = fence_s
         self._drafts_last = drafts_last
         self._late = False
-        """Whether backups of the last step still wait for the drafter."""
+        """Whether the last step's backups have not started, because the drafter had to write its KV
+        first."""
         self._counts_due_s = 0.0
         self._obeyed: PassMetadata | None = None
 
     def apply_metadata(self, metadata: PassMetadata) -> None:
-        # vLLM may pass the same metadata twice: before it overwrites blocks and before the forward
+        # vLLM may pass the same metadata twice: before blocks are overwritten, and before the forward
         # pass.
         if metadata is not self._obeyed:
             self._begin_late_backups()
@@ -129,7 +130,7 @@ class RemoteScheduler:
         self._rank.close()
 
     def _counts(self) -> dict[int, ExecutorCounts]:
-        """Return this rank's counters at intervals and in steps that compute nothing; otherwise {}."""
+        """Return this rank's counters if they are due, or the step computes nothing; otherwise {}."""
         now = time.monotonic()
         if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
             return {}
@@ -137,7 +138,7 @@ class RemoteScheduler:
         return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:
-        """Start backups that waited for the drafter, before the next step adds more."""
+        """Start the last step's backups if they waited for the drafter."""
         if self._late:
             self._late = False
             self._rank.begin_backups()

@@ -1,1 +1,1 @@
-"""The `lockstep` command and the launchers of ranks; no other package reads environment variables."""
+"""The `lockstep` command and the launchers of ranks; only these read environment variables."""

@@ -1,4 +1,4 @@
-"""`lockstep bench`: measure costs, each next to its limit in the same run."""
+"""`lockstep bench`: measure operations of Lockstep next to a hardware limit, in the same run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -90,7 +90,7 @@ def _measure(
     show: Callable[[Found], None],
     report: Path | None,
 ) -> None:
-    """Run a measurement, show its progress on stderr, and print and write the result."""
+    """Run a benchmark, show its progress on stderr, print the result, and write the report."""
     with Console(stderr=True).status("measuring") as status:
         found = run(lambda what: status.update(f"measuring: {what}"))
     show(found)

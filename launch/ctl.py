@@ -243,7 +243,7 @@ def log_level(
 
 
 class _Answer(dict[str, Any]):
-    """A JSON object of a group's answer; a missing field raises `ConfigError`."""
+    """An answer of a group as a JSON object; a missing field raises `ConfigError`."""
 
     def __missing__(self, name: str) -> object:
         raise ConfigError(
@@ -256,7 +256,7 @@ def _asked(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
     try:
         answer = ask(socket, what, **fields)
     except UsageError as error:
-        # A request that the group refuses is an error in the command.
+        # If the group refuses a request, the command reports wrong input and exits with 2.
         raise ConfigError(str(error)) from error
     told: dict[str, Any] = json.loads(json.dumps(answer), object_hook=_Answer)
     return told
@@ -338,7 +338,7 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
 
 
 def _columns(head: Sequence[str], *rows: Sequence[object]) -> list[str]:
-    """Return the lines of a table, with texts aligned left and numbers aligned right."""
+    """Return a table as lines: text is aligned left, and numbers are aligned right."""
     told = [[f"{each:,}" if isinstance(each, int) else str(each) for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *told, strict=True)]
     right = [isinstance(each, int) for each in rows[0]] if rows else [False] * len(head)

@@ -34,7 +34,7 @@ app = command_line(
     help="A KV cache for tensor-parallel inference that stays the same on every rank."
     " Begin with `lockstep demo`; `lockstep COMMAND --help` shows the options.",
 )
-# Each subcommand is a dotted path, so that its module is imported only when the subcommand runs.
+# Name each subcommand by its dotted path, so that its module is imported only when it runs.
 for _command, _help in {
     "lockstep.launch.demo:demo": "Replay the built-in workload twice, cold and warm.",
     "lockstep.launch.replay.launching:replay": (
@@ -67,17 +67,18 @@ def main() -> None:
     except Interrupted:
         _end("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output closed the pipe.
+        # The program that reads our output has closed the pipe.
         sys.exit(1)
     except Exception:
-        # A library whose import was interrupted may raise a different exception.
+        # If `Interrupted` was raised during an import, the library may have replaced it by another
+        # exception.
         if not was_interrupted():
             raise
         _end("interrupted", EXIT_INTERRUPTED)
 
 
 def _fill_closed_streams() -> None:
-    """Open /dev/null for each closed standard stream, so that no file of ours gets its number."""
+    """Open /dev/null for each closed standard stream, so that no later file gets number 0, 1 or 2."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)

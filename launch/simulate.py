@@ -13,15 +13,15 @@ from .cli.options import ReportFile
 from .cli.report_files import write_report
 
 EXIT_NOT_FOUND = 4
-"""Exit status if a bug was revived and no schedule found it."""
+"""Exit status if a revived bug was not found by any schedule."""
 EXIT_BROKE_DOWN = 70
-"""Exit status if the simulator itself failed, so that nothing is known about the schedules."""
+"""Exit status if the simulator itself failed, so that the schedules were not checked."""
 _USUAL: Final = Exploration()
 
 
 def simulate(*, exploration: Exploration = _USUAL, report: ReportFile = None) -> int:
     """Explore schedules, print and write the result, and return the exit status."""
-    # Imported here so that `--help` does not load the simulator.
+    # Import the simulator here, so that `--help` does not load it.
     from ..simulation.explore import explore, print_report
     from ..simulation.revived.revived import REVIVED_BUGS
 

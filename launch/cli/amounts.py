@@ -10,11 +10,11 @@ _AGE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SHOWN_MAX: Final = 200
 LINE_MAX: Final = 10_000
-"""Most characters of a long text that is shown whole, such as a path or an error message."""
+"""Maximum characters of a printed path or error message; longer text is cut."""
 
 
 def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
-    """Return the seconds of an option such as 90s, 15m, 12h, 7d or 2w."""
+    """Return the seconds of an option value that is an age, such as 90s, 15m, 12h, 7d or 2w."""
     text = str(tokens[0].value)
     match = _AGE.fullmatch(text.strip())
     if match is None:
@@ -33,7 +33,7 @@ def bytes_in_words(nbytes: float) -> str:
 
 
 def age_in_words(age_s: float | None) -> str:
-    """Return an age with a unit, such as `5 min`; a dash if the age is None."""
+    """Return an age with a unit, such as `5 min`; a dash if the age is unknown."""
     if age_s is None:
         return "-"
     for unit, seconds, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
@@ -43,7 +43,7 @@ def age_in_words(age_s: float | None) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number of things, such as `1 object` or `2,000 objects`."""
+    """Return a number with its noun, such as `1 object` or `2,000 objects`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 

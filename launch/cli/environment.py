@@ -20,7 +20,7 @@ MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
-    """This rank's number, the group's size, and the address of the rendezvous."""
+    """This rank's number, the world size, and the address of torch's rendezvous."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class RankEnvironment:
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Return the rank's environment. Raise `ConfigError` that names a missing or wrong variable."""
+    """Return this rank's environment; raise `ConfigError` that names a missing or wrong variable."""
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         environment = RankEnvironment(
@@ -56,27 +56,28 @@ def read_rank_environment() -> RankEnvironment:
 
 
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
-"""Variable with the JSON settings of a rank that our own launcher started.
+"""Environment variable with which our launcher passes settings to its ranks, as JSON.
 
-The settings may contain a store's password, and every user of the machine can read command lines.
+The settings are not on the command line, because they may contain a store's password and every user of
+the machine can read command lines.
 """
 
 
 def export_to_ranks(variables: Mapping[str, str]) -> None:
-    """Set environment variables of this process and its future child processes."""
+    """Set environment variables of this process, which its future child processes inherit."""
     os.environ.update(variables)
 
 
 def take_settings() -> str:
-    """Return the launcher's settings, and remove them from the environment of future children."""
+    """Return the launcher's settings, and remove them from this process's environment."""
     return os.environ.pop(SETTINGS_VARIABLE)
 
 
 def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
-    """Reduce Ray's output, disable its usage reports, and isolate an embedded Ray.
+    """Reduce Ray's output, disable its usage reports, and isolate an embedded Ray cluster.
 
-    Sets variables of this process, which Ray's processes inherit; call it before Ray is imported.
-    Variables that the user has set are kept. An existing cluster's authentication is not changed.
+    Sets variables of this process, which Ray's processes inherit, so call it before Ray is imported.
+    Variables that the user has set are kept. The authentication of an existing cluster is not changed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -88,8 +89,8 @@ def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
 def choose_interface(address: str) -> None:
     """Make gloo use the interface that has `address`, unless the user has set GLOO_SOCKET_IFNAME.
 
-    By default gloo uses the interface of the host's own name. On many hosts that is loopback, which
-    other hosts cannot reach.
+    By default gloo uses the interface to which the host's own name resolves. On many hosts that is
+    loopback, which other hosts cannot reach.
     """
     import psutil
 
@@ -104,10 +105,10 @@ def read_gloo_interface() -> str:
 
 
 def prepare_for_mooncake() -> None:
-    """Make the Mooncake client drop a stopped member after two seconds, unless the user has set a time.
+    """Let the Mooncake client wait only 2 s for a stopped server, unless the user has set a time.
 
     By default the client waits 30 seconds for each piece of an object, regardless of a call's deadline.
-    These variables are its only setting for that, and the client reads them for each new connection.
+    The client has no other setting for this timeout, and reads these variables for each new connection.
     """
     for name in MOONCAKE_TIMEOUTS:
         os.environ.setdefault(name, "2")

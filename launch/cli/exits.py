@@ -11,14 +11,14 @@ from ...errors import ConfigError, LockstepError, UsageError
 from .options import option
 
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""Errors of a write to a full or failing disk."""
+"""Error numbers of a write to stdout that fails because a disk or stream is full or broken."""
 
 EXIT_FAULT = 1
-"""Exit status if the replay showed a fault, or the program has a bug."""
+"""Exit status if a replay found a fault, or the program has a bug."""
 EXIT_CONFIG = 2
 """Exit status if the settings or the input are wrong."""
 EXIT_GROUP = 3
-"""Exit status if the ranks could not continue."""
+"""Exit status if the group of ranks could not continue."""
 
 
 def exit_code(error: LockstepError) -> int:
@@ -27,14 +27,14 @@ def exit_code(error: LockstepError) -> int:
 
 
 def in_options(line: str) -> str:
-    """Return a user's message as one line, with settings replaced by the names of their options."""
+    """Return an error message as one line that names options instead of settings."""
     line = line.replace("timeouts.round_s", option("round_timeout_s"))
     return f"lockstep: {' '.join(line.split())}"
 
 
 def say(line: str) -> None:
     """Print one line for the user to stderr."""
-    # If stderr cannot be written, the exit status still reports the failure.
+    # If stderr cannot be written, only the exit status reports the failure.
     with suppress(OSError):
         print(in_options(line), file=sys.stderr, flush=True)
 
@@ -43,13 +43,13 @@ def say(line: str) -> None:
 def printing() -> Generator[None]:
     """Flush stdout at the end; raise `LockstepError` if the output cannot be written.
 
-    `BrokenPipeError` is raised unchanged, because then the reader has closed the pipe.
+    `BrokenPipeError` is raised unchanged. It is not a failure, because the reader has closed the pipe.
     """
     try:
         try:
             yield
         finally:
-            # Flush here, because a failed flush in the interpreter's shutdown prints a traceback.
+            # Flush here, because Python prints a traceback if its own flush at shutdown fails.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -63,7 +63,7 @@ def printing() -> Generator[None]:
 
 
 def _drop_output() -> None:
-    """Redirect stdout to /dev/null, because the interpreter flushes it again at exit."""
+    """Redirect stdout to /dev/null, because Python flushes stdout at exit, which would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,9 +1,9 @@
 """Handling of SIGINT and SIGTERM: processes that end at once, and processes that shut down in order.
 
-- A rank that has opened nothing is ended by the signal itself.
-- A rank with an open store, and a process that started ranks, gets `Interrupted` once.
-- A rank that serves requests stops after its current step, so that its counters are complete.
-- A second signal during the shutdown is ignored, because every step of a shutdown is bounded.
+- A rank that has opened nothing ends at once, by the signal's default action.
+- In a rank with an open store, and in a launcher of ranks, the first signal raises `Interrupted`.
+- A rank that serves requests finishes its current step first, so that its counters are complete.
+- A second signal during the shutdown is ignored, because every step of a shutdown has a time limit.
 """
 
 import ctypes
@@ -18,22 +18,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 EXIT_INTERRUPTED = 130
-"""A shell's exit status for a command that Ctrl-C ended."""
+"""Exit status of a command that Ctrl-C ended, as in a shell."""
 
 
 class Interrupted(BaseException):
-    """This process was asked to end. Not an `Exception`, so that no handler recovers from it."""
+    """The user asked this process to end. Not an `Exception`, so that no handler suppresses it."""
 
 
 _raised: Final[list[int]] = []
-"""The signal that raised `Interrupted`; empty until then."""
+"""The number of the signal that raised `Interrupted`; empty until then."""
 _other_hooks: Final["list[Callable[[sys.UnraisableHookArgs], object]]"] = []
-"""The `sys.unraisablehook` that `raise_on_signals` replaced."""
+"""The `sys.unraisablehook` that was installed before `raise_on_signals`."""
 _AGAIN_S: Final = 0.001
 
 
 def was_interrupted() -> bool:
-    """Return whether `Interrupted` was raised, even if a library's import caught the exception."""
+    """Return whether `Interrupted` was raised, even if a library has suppressed the exception."""
     return bool(_raised)
 
 
@@ -46,8 +46,8 @@ def end_on_signals() -> None:
 def end_with(launcher: int) -> None:
     """Send this process SIGTERM when its parent process `launcher` dies (Linux only).
 
-    A launcher that is killed cannot end its ranks, and a rank that waits for the others would notice
-    only at its timeout. On other systems each step checks whether the launcher is alive.
+    A killed launcher cannot end its ranks, and a rank that waits for other ranks would run until its
+    timeout. On other systems, each step of a replay checks whether the launcher is alive.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -57,7 +57,7 @@ def end_with(launcher: int) -> None:
 
 
 def work_for(launcher: int) -> None:
-    """Make signals end this process at once, and end it when its parent process `launcher` dies."""
+    """End this process at once after SIGINT, SIGTERM, or the death of its parent `launcher`."""
     end_on_signals()
     end_with(launcher)
 
@@ -76,8 +76,9 @@ def note_signals(*, patience_s: float | None = None) -> Callable[[], bool]:
     """Make SIGINT and SIGTERM only set a flag; return the function that reads the flag.
 
     Use this around library calls that an exception from a signal handler would break, and for work that
-    can stop between two steps. If the flag is not read within `patience_s`, `Interrupted` is raised in
-    the main thread, because the current step may be waiting for a rank that has left.
+    can stop between two steps. If the flag is not read for `patience_s` seconds after a signal,
+    `Interrupted` is raised in the main thread, because the step may be waiting for a rank that has
+    left.
     """
     noted: list[int] = []
 
@@ -105,7 +106,7 @@ def ignore_signals() -> None:
 
 
 def _end_patience() -> None:
-    # A timer with another handler belongs to other code.
+    # Cancel only our own timer; a timer with another handler belongs to other code.
     if signal.getsignal(signal.SIGALRM) is _raise_once:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -117,11 +118,11 @@ def _raise_once(number: int, _frame: FrameType | None) -> None:
 
 
 def _raise_again(ignored: "sys.UnraisableHookArgs") -> None:
-    """Raise `Interrupted` again if Python ignored it, for example in a destructor or during a fork."""
+    """Raise `Interrupted` again if Python ignored it, for example because a destructor raised it."""
     if not issubclass(ignored.exc_type, Interrupted):
         for each in _other_hooks:
             each(ignored)
         return
-    # Use a timer, because Python ignores exceptions that this hook raises.
+    # Raise from a timer, because Python also ignores exceptions that this hook raises.
     signal.signal(signal.SIGALRM, _raise_once)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

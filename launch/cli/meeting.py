@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks: the torch store, and the process group that the ranks join."""
+"""Rendezvous of the ranks: torch's key-value store, and the process group that the ranks join."""
 
 import ipaddress
 from collections.abc import Generator
@@ -17,11 +17,11 @@ from ...errors import PeerLost
 from .environment import RankEnvironment, address_towards, choose_interface
 
 JOIN_TIMEOUT_S = 180.0
-"""Seconds that ranks wait for each other before the first round."""
+"""Seconds that ranks wait for each other to join, before the first round."""
 
 
 class Meeting(NamedTuple):
-    """The rendezvous store and the collective transport of joined ranks."""
+    """torch's rendezvous store, and the collective transport of the ranks that joined."""
 
     store: Store
     collective: TorchCollective
@@ -39,7 +39,7 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
         choose_interface(address)
     join_timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     try:
-        # `init_process_group` makes the store in the same way, but does not return it.
+        # Create the store here, because `init_process_group` does not return the store that it creates.
         store, rank, world_size = next(rendezvous("env://", timeout=join_timeout))
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=join_timeout
@@ -51,7 +51,8 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
             f"{environment.master_port} within {JOIN_TIMEOUT_S:.0f} s: {why}"
         ) from error
     try:
-        # The start has a separate deadline, and gloo's timeout must not end the start or a round early.
+        # Give gloo the longest timeout, because start and rounds have deadlines of their own, and gloo
+        # must not end either early.
         collective = TorchCollective.create(timeout_s=max(timeout_s, JOIN_TIMEOUT_S))
         try:
             yield Meeting(store, collective)

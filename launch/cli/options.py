@@ -1,7 +1,7 @@
 """Types, checks and parsing that the options of all subcommands share.
 
-An option is a parameter of a command's function, or a field of a dataclass that is such a parameter.
-Its type, default, bounds and help are declared only there; cyclopts reads them.
+An option is a parameter of a command's function, or a field of a dataclass that is such a parameter. An
+option's type, default, bounds and help text are declared only there; cyclopts reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from .report_files import check_that_writable
 AT_LEAST_1: Final = Parameter(validator=Number(gte=1))
 AT_LEAST_0: Final = Parameter(validator=Number(gte=0))
 OF_A_GROUP: Final = Parameter(validator=Number(gte=1, lte=RANKS_MAX))
-"""Bounds of a number of ranks."""
+"""Minimum and maximum of an option that is a number of ranks."""
 
 
 def _check_report(_kind: object, path: Path | None) -> None:
@@ -51,11 +51,11 @@ def _absolute(_kind: object, tokens: Sequence[Any]) -> str:
 
 
 ABSOLUTE: Final = Parameter(converter=_absolute)
-"""Converts a path to an absolute path, because ranks may run in another directory."""
+"""Makes a path absolute, because ranks may run in another working directory."""
 
 
 def numbers_of(hint: object) -> set[object]:
-    """Return the number types that an option's type hint contains: `int`, `float`, both or neither."""
+    """Return the number types in an option's type hint: `int`, `float`, both or neither."""
     return {hint}.intersection((int, float)).union(*map(numbers_of, get_args(hint)))
 
 
@@ -69,13 +69,13 @@ def _check_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCol
 
 
 def command_line(name: str, **settings: Any) -> App:
-    """Return a cyclopts command or command group with the settings that all of Lockstep's share."""
+    """Return a cyclopts command or command group with the settings that all our commands share."""
     return App(
         name=name,
         version=f"lockstep {VERSION}",
         config=_check_numbers,
         help_flags=("--help", "-h"),
-        # Markdown joins the lines of a wrapped docstring; plain text would keep its line breaks.
+        # Markdown joins the lines of a wrapped docstring; plain text keeps the line breaks.
         help_format="markdown",
         group_parameters="Options",
         default_parameter=Parameter(
@@ -114,10 +114,10 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
 
 
 def check_fields(settings: object) -> None:
-    """Check the settings against the types, choices and bounds that their fields declare as options.
+    """Check each field of the settings against the type, choices and bounds of its option.
 
-    Settings made without the command line are checked, too. Raises `ConfigError` that names the option
-    of the first value that the command would refuse.
+    This also checks settings that were not made from a command line. Raises `ConfigError` that names
+    the first option with a wrong value.
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         kind, *declared = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -134,7 +134,7 @@ def check_fields(settings: object) -> None:
 
 
 def option(name: str) -> str:
-    """Return the command-line option of a setting."""
+    """Return the name of the command-line option for a setting."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -153,7 +153,7 @@ def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
     """Return the capabilities of the --store; raise `ConfigError` if the store cannot be used."""
     check_not_a_path(uri)
     try:
-        # Check only rank 0's store: the stores of all ranks have the same errors.
+        # Check only the store of rank 0, because the stores of all ranks have the same errors.
         capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error

@@ -9,42 +9,42 @@ from typing import Final, NamedTuple
 from ...small_engine.counts import ReplayCounts
 
 PAUSE_S: Final = 60.0
-"""Seconds between lines without a terminal, and before the first line; short runs print none."""
+"""Seconds between lines if there is no terminal, and before the first line."""
 
 
 class Progress(NamedTuple):
-    """Number of finished requests of a replay, and its hits so far."""
+    """A replay's finished requests, all its requests, and its prompt and hit tokens so far."""
 
     done: int
-    """Finished requests."""
+    """Number of finished requests."""
     total: int
     prompt_tokens: int = 0
     hit_tokens: int = 0
 
     @classmethod
     def of(cls, done: int, total: int, counts: ReplayCounts) -> "Progress":
-        """Return the progress for a rank's counters."""
+        """Return the progress of a replay, given the counters of one rank."""
         return cls(done, total, counts.prompt_tokens, counts.prompt_tokens - counts.computed_tokens)
 
     @property
     def hits(self) -> str:
-        """The share of prompt tokens that were cached, as text; empty before the first prompt token."""
+        """Share of prompt tokens that were cached, as text; empty before the first prompt token."""
         if not self.prompt_tokens:
             return ""
         return f"{100 * self.hit_tokens / self.prompt_tokens:.1f} % hit"
 
 
 OnDone = Callable[[Progress], None]
-"""A function that receives the progress of a replay."""
+"""Type of a function that is called with a replay's progress."""
 
 
 def nothing(_progress: Progress) -> None:
-    """Ignore the progress."""
+    """Do nothing with the progress."""
 
 
 @contextmanager
 def progress_bar(*, shown: bool, clock: Callable[[], float] = time.monotonic) -> Generator[OnDone]:
-    """Yield a function that shows the progress on stderr."""
+    """Yield a function that shows a replay's progress on stderr."""
     if not shown:
         yield nothing
         return

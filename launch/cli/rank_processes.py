@@ -1,4 +1,4 @@
-"""Run rank processes under torch's elastic launcher, and report the error of the first that failed."""
+"""Run rank processes under torch's elastic launcher, and report the error of the first failed rank."""
 
 import fcntl
 import json
@@ -31,16 +31,17 @@ from .interruption import EXIT_INTERRUPTED, ignore_signals
 _FOLDER = "lockstep-ranks-"
 _CONNECT_S = 5.0
 _FILES_MIN = 64
-"""Least open-file limit; two ranks use 32 files when they start."""
+"""Minimum limit on open files; two ranks use 32 files when they start."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
-"""Seconds after the cause within which another rank may report that it lost its peers."""
+"""Seconds within which other ranks report a lost peer after the first rank has failed."""
 
 
 class RankErrors(ErrorHandler):
-    """Records a `LockstepError` as one line in torch's error file; prints it if there is no such file.
+    """Writes the error of a rank to torch's error file, or prints it if there is no such file.
 
-    Pass an instance to torch's `record`. Other exceptions are recorded with their traceback.
+    A `LockstepError` is written as one line, and any other exception with its traceback. Pass an
+    instance to torch's `record`.
     """
 
     def __init__(self, launcher: int) -> None:
@@ -59,13 +60,14 @@ class RankErrors(ErrorHandler):
             say(str(e))
         else:
             now, line = time.time(), in_options(str(e))
-            # torch reads whole seconds, in which all ranks may fail, so `failed_at` keeps the fraction.
+            # torch reads the time of a failure in whole seconds. All ranks may fail within one second,
+            # so `failed_at` also has the fraction.
             told = {"py_callstack": line, "timestamp": str(int(now))}
             data = {"message": {"message": line, "extraInfo": told}, "failed_at": now}
             Path(path).write_text(json.dumps({**data, "line": str(e)}), encoding="utf-8")
             if isinstance(e, GroupError):
-                # Resume stopped ranks, because torch would wait 30 s for a stopped rank before it kills
-                # it.
+                # Resume suspended ranks (SIGSTOP), because torch would wait 30 s for each before it
+                # kills it.
                 with suppress(psutil.Error):
                     for each in psutil.Process(self._launcher).children():
                         each.resume()
@@ -79,17 +81,17 @@ def run_ranks(
     shutdown_timeout_s: int,
     are_heard: bool = True,
 ) -> tuple[int, str]:
-    """Run `python` with these arguments as `ranks` processes that meet at an address of this machine.
+    """Run `python` with these arguments as `ranks` processes; return an exit status and an error line.
 
-    Returns when all processes have ended, without restarts. The status is 0, or a shell's exit status
-    of the first rank that failed; the other ranks are then ended. The line says why that rank failed,
-    unless the rank has printed the reason. If `are_heard` is false, the output of the ranks is
-    discarded. `shutdown_timeout_s` is the time for an orderly shutdown of the ranks if this process is
-    interrupted.
+    The processes meet at `address`, an address of this machine, and are never restarted. The call
+    returns when all of them have ended. The status is 0, or the status of the first rank that failed,
+    as in a shell; the other ranks are then ended. The line says why that rank failed, and is empty if
+    the rank has printed the reason. If `are_heard` is false, the output of the ranks is discarded. If
+    this process is interrupted, the ranks have `shutdown_timeout_s` seconds to shut down in order.
     """
     if problem := why_ranks_cannot_start(address):
         return EXIT_GROUP, problem
-    # torch logs each signal that it sends; the returned line has all that a user needs.
+    # torch logs each signal that it sends. Discard this log, because the returned line says enough.
     log = logging.getLogger("torch.distributed.elastic")
     log.handlers, log.propagate = [logging.NullHandler()], False
     with rank_folder() as folder:
@@ -105,8 +107,8 @@ def run_ranks(
             max_restarts=0,
             monitor_interval=_POLL_S,
             logs_specs=DefaultLogsSpecs(folder, redirects=Std.NONE if are_heard else Std.ALL),
-            # Our handlers raise `Interrupted` once. torch's would abort the ranks' shutdown at a second
-            # Ctrl-C, and would undo `nohup`.
+            # Do not let torch install signal handlers, because ours raise `Interrupted` only once.
+            # torch's would abort the ranks' shutdown at a second Ctrl-C, and would undo `nohup`.
             signals_to_handle="",
             shutdown_timeout=shutdown_timeout_s,
         )
@@ -119,7 +121,7 @@ def run_ranks(
 
 @contextmanager
 def rank_folder() -> Generator[str]:
-    """Yield a folder for the files of ranks; remove the folders of launchers that were killed."""
+    """Yield a temporary folder for rank files; remove folders of launchers that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/lock"):
         with suppress(OSError), left.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,15 +131,16 @@ def rank_folder() -> Generator[str]:
         Path(folder, "unlocked").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Lock before the rename: another launcher removes any folder whose file `lock` is not locked.
+        # Lock the file before its rename to `lock`, because another launcher removes every folder whose
+        # file `lock` is not locked.
         Path(lock.name).rename(Path(folder, "lock"))
         yield folder
 
 
 def why_ranks_cannot_start(address: str) -> str:
-    """Return the reason why ranks cannot connect to each other at an address of this machine, or "".
+    """Return why ranks cannot connect to each other at an address of this machine; "" if they can.
 
-    torch would retry for minutes and handle no signal meanwhile.
+    Checked before the start, because torch would retry for minutes and handle no signal meanwhile.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _FILES_MIN:
@@ -154,9 +157,10 @@ def why_ranks_cannot_start(address: str) -> str:
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, float]:
-    """Return the sort key of a rank's failure, so that the cause of the other failures comes first.
+    """Return the sort key of a rank's failure; the failure that caused the others sorts first.
 
-    Sorts by time. Ranks that torch ended come last.
+    Failures are sorted by time; ranks that torch ended come last. A lost peer counts as later, because
+    it usually follows from another rank's failure.
     """
     was_ended = failure.exitcode in (EXIT_INTERRUPTED, -signal.SIGTERM)
     at = failure.error_file_data.get("failed_at", failure.timestamp)

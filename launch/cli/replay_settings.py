@@ -38,15 +38,15 @@ COMPONENT_POOLS = (
     "state_device_pages",
     "state_host_pages",
 )
-"""Settings of pools that only some profiles have; derived if they are not given."""
+"""Sizes of pools that only some profiles have; a size that is not given is derived."""
 _MAY_DIFFER = frozenset(
     {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
 )
-"""Settings in which ranks may differ: the smallest pool counts, and only rank 0 reports."""
+"""Settings in which ranks may differ. The smallest pools are used, and only rank 0 writes reports."""
 
 _PORT_MAX = 65535
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
-"""Most KV pages; with more, a pool derived from them would exceed `PAGES_MAX`."""
+"""Maximum KV pages of a pool, so that no pool derived from it exceeds `PAGES_MAX`."""
 
 
 def _values(names: type[StrEnum]) -> list[str]:
@@ -216,7 +216,7 @@ class ReplaySettings:
         return self.cache_config().pool_sizes()
 
     def pool_sizes(self) -> dict[str, int]:
-        """Return the sizes of all pools of the profile, given or derived, by setting."""
+        """Return the sizes of all pools of the profile, given or derived, by setting name."""
         profile = find_profile(self.profile)
         return {
             "device_pages": self.device_pages,
@@ -226,7 +226,7 @@ class ReplaySettings:
         }
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "ReplaySettings":
-        """Return a copy of the settings with these sizes, by setting."""
+        """Return a copy of the settings with other pool sizes; `sizes` is by setting name."""
         return self.from_json(json.dumps({**asdict(self), **sizes}))
 
     def _given_pools(self) -> dict[str, int]:
@@ -260,9 +260,9 @@ class ReplaySettings:
 
 
 def with_replay_durability(uri: str) -> str:
-    """Return the store's URI, with durability=none added for a file store without a durability.
+    """Return the store's URI; durability=none is added to a file store's URI that has no durability.
 
-    A replay can be repeated, and waiting for the disk would measure the disk.
+    A lost write only means that the replay must be repeated, and syncs would make it measure the disk.
     """
     parsed = parse_uri(uri)
     if parsed.scheme != "file" or "durability" in parsed.options:

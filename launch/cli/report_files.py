@@ -9,7 +9,7 @@ from ...errors import ConfigError
 
 
 def check_that_writable(path: str | Path, what: str = "report") -> None:
-    """Raise `ConfigError` if no report (or other file, named by `what`) can be written at `path`."""
+    """Raise `ConfigError` if no file can be written at `path`; `what` names the file in the message."""
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"cannot write the {what} {path}: it is a directory")

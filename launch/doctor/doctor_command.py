@@ -64,7 +64,7 @@ def _doctor(
 
 
 def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterator[CheckResult]:
-    """Run all checks and yield their findings. `say` is called with the name of the current check."""
+    """Run all checks and yield their findings; `say` is called with the name of each check."""
     from . import kernel, memory, network, software
 
     say("versions")
@@ -102,7 +102,7 @@ def _examine_store(uri: str, say: Callable[[str], None]) -> Iterator[CheckResult
     say("the store")
     answers = store.probe_answers(tried)
     yield store.judge_answers(answers)
-    # The speed test of a store that does not answer would only fail again.
+    # Skip the bandwidth test if the store did not answer, because it would also fail.
     speed = None if answers.failure else store.probe_speed(tried, say)
     if speed is not None:
         yield store.judge_speed(speed)

@@ -10,9 +10,9 @@ class Status(StrEnum):
 
     OK = "ok"
     ADVICE = "advice"
-    """Works, but may be slow or prevent an optional feature."""
+    """The checked thing works, but may be slow, or an optional feature will not work."""
     PROBLEM = "problem"
-    """Ranks need this, and it does not work."""
+    """Ranks need the checked thing, and it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +22,26 @@ class CheckResult:
     name: str
     status: Status
     seen: str
-    """The observation, as a sentence without a full stop."""
+    """The observed state, as a sentence without a full stop."""
     remedy: str = ""
     """The remedy; empty if nothing needs to be done."""
 
 
 def well(name: str, seen: str) -> CheckResult:
-    """Return a finding without a fault."""
+    """Return a finding that says that the checked thing works."""
     return CheckResult(name, Status.OK, seen)
 
 
 def advice(name: str, seen: str, remedy: str) -> CheckResult:
-    """Return a finding of something that could be better."""
+    """Return a finding that recommends an improvement; ranks work without it."""
     return CheckResult(name, Status.ADVICE, seen, remedy)
 
 
 def problem(name: str, seen: str, remedy: str) -> CheckResult:
-    """Return a finding of something that does not work."""
+    """Return a finding about a thing that ranks need and that does not work."""
     return CheckResult(name, Status.PROBLEM, seen, remedy)
 
 
 def exit_status(findings: Sequence[CheckResult]) -> int:
-    """Return the exit status: 1 if there is a problem, otherwise 0."""
+    """Return the exit status of the command: 1 if a finding is a problem, otherwise 0."""
     return int(any(each.status is Status.PROBLEM for each in findings))

@@ -24,7 +24,7 @@ TIMED: Final = 200
 
 
 def main() -> None:
-    """Join the other process and time all_reduces over gloo; rank 0 writes the times to the file."""
+    """Join the other process and time gloo's all_reduce; rank 0 writes the times to the file."""
     launcher = int(sys.argv[1])
     end_with(launcher)
     signal.alarm(GLOO_TIMEOUT_S)

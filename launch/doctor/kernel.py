@@ -17,7 +17,7 @@ from .finding import CheckResult, advice, problem, well
 FILES_WANTED: Final = 4096
 FILES_NEEDED: Final = 256
 _EARLIEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
-"""Earliest plausible wall-clock time; a clock before it was never set."""
+"""Earliest plausible date; if the wall clock is before this date, it was never set."""
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _UNSYNCHRONISED: Final = 5
 """Return value of `adjtimex` for a clock that is not synchronised."""
@@ -26,7 +26,7 @@ _TIMEX_BYTES: Final = 208
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The monotonic clock's resolution, the wall clock's time, and whether NTP synchronises it."""
+    """Resolution of the monotonic clock, time of the wall clock, and state of NTP."""
 
     resolution_s: float
     wall_s: float
@@ -36,7 +36,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """Processors of the machine, those that this process may use, and its cgroup's quota."""
+    """Processors of the machine, processors that this process may use, and the cgroup's CPU quota."""
 
     usable: int
     there: int
@@ -45,7 +45,7 @@ class Processors:
 
 
 def probe_calls() -> dict[str, str]:
-    """Try the calls with which ranks of a host share memory; return each call's error, or ""."""
+    """Try the system calls with which ranks share memory; return each call's error, "" if none."""
     calls: dict[str, Callable[[], int]] = {
         "memfd_create": lambda: os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC),
         "pidfd_open": lambda: os.pidfd_open(os.getpid()),
@@ -63,7 +63,7 @@ def probe_calls() -> dict[str, str]:
 
 
 def judge_calls(failures: Mapping[str, str]) -> CheckResult:
-    """Judge the calls that rounds in shared memory need."""
+    """Judge the system calls that rounds over shared memory need."""
     name = "kernel calls"
     failed = [f"{call} ({why})" for call, why in failures.items() if why]
     if failed:
@@ -80,7 +80,7 @@ def probe_open_files() -> tuple[int, int]:
 
 
 def judge_open_files(limits: tuple[int, int]) -> CheckResult:
-    """Judge the limit on open files by the connections that ranks, groups and stores need."""
+    """Judge the limit on open files by the files and connections that ranks and stores need."""
     name = "open files"
     soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits)
     seen = f"soft limit {soft}, hard limit {hard}"
@@ -102,13 +102,13 @@ def _is_kept() -> bool | None:
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None:
         return None
-    # An all-zero `timex` only reads the state; some containers forbid even that.
+    # Pass an all-zero `timex`, which changes nothing. Some containers forbid even this call.
     state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
     return None if state < 0 else state != _UNSYNCHRONISED
 
 
 def judge_clocks(clocks: Clocks) -> CheckResult:
-    """Judge the monotonic clock for deadlines, and the wall clock for comparison between hosts."""
+    """Judge the monotonic clock (for deadlines) and the wall clock (for comparison between hosts)."""
     name = "clocks"
     wall = datetime.fromtimestamp(clocks.wall_s, UTC)
     ticks = f"resolution of the monotonic clock {clocks.resolution_s * 1e9:,.0f} ns"
@@ -142,7 +142,7 @@ def probe_processors(ranks: int) -> Processors:
 
 
 def judge_processors(processors: Processors) -> CheckResult:
-    """Judge the processors by the number of ranks: each rank has a thread that needs a processor."""
+    """Judge whether each rank can have a processor, because every round waits for the slowest rank."""
     name = "processors"
     seen = f"{processors.usable} of {processors.there} usable"
     given = float(processors.usable)

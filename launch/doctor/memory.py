@@ -16,14 +16,14 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a n
 _HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _RDMA: Final = Path("/sys/class/infiniband")
 SHARED_BYTES: Final = 1 << 30
-"""Free bytes of /dev/shm that NCCL's guide recommends in containers; engines keep queues there, too."""
+"""Free bytes that /dev/shm should have: NCCL's advice for containers; engines use /dev/shm, too."""
 RANK_BYTES: Final = 1 << 30
-"""Memory of a rank without pages: Python, torch, and buffers."""
+"""Bytes of host memory that a rank needs in addition to its pages: Python, torch and buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedMemory:
-    """The limit on locked memory (None: unlimited), and whether RDMA or CUDA is present."""
+    """Limit on locked memory (None: unlimited), and whether RDMA or CUDA devices are present."""
 
     limit: int | None
     rdma: bool
@@ -50,7 +50,7 @@ def probe_shared() -> tuple[int, int] | None:
 
 
 def judge_shared(shared: tuple[int, int] | None) -> CheckResult:
-    """Judge /dev/shm for engines and NCCL; our rounds use anonymous memory instead."""
+    """Judge the space in /dev/shm for engines and NCCL; Lockstep itself does not use /dev/shm."""
     name = "shared memory"
     remedy = "give the container more: docker run --shm-size 1g, or --ipc host"
     if shared is None:
@@ -71,7 +71,7 @@ def probe_locked(*, cuda: bool) -> LockedMemory:
 
 
 def judge_locked(locked: LockedMemory) -> CheckResult:
-    """Judge the limit on locked memory by the devices that need it: a GPU or an RDMA card."""
+    """Judge the limit on locked memory if a GPU or an RDMA card needs locked host pages."""
     name = "locked memory"
     if locked.limit is None:
         return well(name, "unlimited")
@@ -106,13 +106,13 @@ def judge_huge_pages(enabled: str) -> CheckResult:
 
 
 def probe_host_memory(ranks: int) -> HostMemory:
-    """Read the available memory."""
+    """Read the machine's total and available memory, and the cgroup's limit."""
     available, _ = available_host_memory()
     return HostMemory(psutil.virtual_memory().total, available, cgroup_available(), ranks)
 
 
 def judge_host_memory(memory: HostMemory) -> CheckResult:
-    """Judge the available memory by what ranks need before they have pages."""
+    """Judge the available memory by the bytes that each rank needs in addition to its pages."""
     name = "host memory"
     available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)
     seen = f"{available} of {total} available"

@@ -18,7 +18,7 @@ GLOO_SLOW_US: Final = 10_000.0
 GLOO_TIMEOUT_S: Final = 40
 RANKS: Final = 2
 _ELSEWHERE: Final = "192.0.2.1"
-"""A documentation address that no machine has; nothing is sent to it."""
+"""An address reserved for documentation, used only to look up a route; nothing is sent to it."""
 _RANK: Final = "lockstep.launch.doctor.gloo_rank"
 
 
@@ -33,7 +33,7 @@ class HostName:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The interface that the user has chosen, or that leads to other hosts."""
+    """The network interface that ranks would use, and its address."""
 
     name: str
     address: str
@@ -43,7 +43,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Gloo:
-    """Times of one small all_reduce between two processes, or the error."""
+    """Times of one small all_reduce between two processes, or the error of the test."""
 
     p50_us: float = 0.0
     p99_us: float = 0.0
@@ -51,7 +51,7 @@ class Gloo:
 
 
 def probe_host_name() -> HostName:
-    """Resolve the host's name."""
+    """Resolve the host's own name, and list this machine's addresses."""
     name = socket.gethostname()
     try:
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -62,7 +62,7 @@ def probe_host_name() -> HostName:
 
 
 def judge_host_name(host: HostName) -> CheckResult:
-    """Judge the host name, because gloo by default uses the interface that the name resolves to."""
+    """Judge the addresses of the host name, because gloo uses their interface by default."""
     name = "host name"
     remedy = (
         f"add {host.name} with an address of this machine to /etc/hosts, or set GLOO_SOCKET_IFNAME"
@@ -70,14 +70,14 @@ def judge_host_name(host: HostName) -> CheckResult:
     if not host.stands_for:
         return advice(name, f"{host.name} resolves to no address, and gloo needs one", remedy)
     seen = f"{host.name} resolves to {', '.join(host.stands_for)}"
-    # All of 127.0.0.0/8 is this machine, even if the interface has only one of its addresses.
+    # All addresses in 127.0.0.0/8 are this machine, even if the interface lists only one of them.
     if not any(each in host.own or each.startswith("127.") for each in host.stands_for):
         return advice(name, f"{seen}, which is not this machine", remedy)
     return well(name, seen)
 
 
 def probe_interface() -> Interface:
-    """Choose an interface as ranks do: the user's choice, the one to other hosts, or loopback."""
+    """Choose an interface as ranks do: the user's choice, the route to other hosts, or loopback."""
     chosen = read_gloo_interface()
     addresses = _addresses()
     if chosen:
@@ -88,7 +88,7 @@ def probe_interface() -> Interface:
 
 
 def judge_interface(interface: Interface) -> CheckResult:
-    """Judge whether the interface has an address, and whether it leads to other hosts."""
+    """Judge whether the chosen interface has an address, and whether it leads to other hosts."""
     name = "interface"
     if not interface.address:
         seen = f"GLOO_SOCKET_IFNAME is {interface.chosen}, which has no address here"
@@ -102,13 +102,13 @@ def judge_interface(interface: Interface) -> CheckResult:
 
 
 def probe_gloo(interface: Interface) -> Gloo:
-    """Time all_reduces between two processes that meet at the interface as ranks do."""
+    """Time all_reduces between two processes that connect through the interface, as ranks do."""
     from ..cli.rank_processes import run_ranks
 
     if not interface.address:
         return Gloo(failure="no interface to test")
     try:
-        # Fail early if this machine does not have the address.
+        # Fail now if this machine does not have the address; torch would retry for minutes.
         socket.create_server((interface.address, 0)).close()
     except OSError as error:
         return Gloo(failure=str(error))
@@ -128,7 +128,7 @@ def probe_gloo(interface: Interface) -> Gloo:
 
 
 def judge_gloo(gloo: Gloo, interface: Interface) -> CheckResult:
-    """Judge gloo by its all_reduce time, the lower bound of a round between hosts."""
+    """Judge gloo by the time of its all_reduce, because no round between hosts can be faster."""
     name = "gloo"
     if gloo.failure:
         remedy = "allow connections inside this machine at that address, or set GLOO_SOCKET_IFNAME"

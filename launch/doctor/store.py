@@ -1,8 +1,8 @@
 """Checks of a store: O_DIRECT, free space, latency and bandwidth.
 
-Real objects are written through the real backend under unique names, and are removed again. Each result
-is compared with a limit of the same run: bare file calls for a store of files, a bare connection for a
-store on the network.
+The checks write real objects through the store's backend, under unique names, and remove them again.
+Each result is compared with a limit that is measured in the same run. For a store of files the limit is
+plain file calls; for a store on the network it is a plain connection.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Whether files in a directory can be opened with O_DIRECT, and whether the URI requests that."""
+    """Whether the store's directory allows files with O_DIRECT, and whether the URI requests it."""
 
     directory: str
     failure: str
@@ -63,7 +63,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Median time to read one small object, and its limit."""
+    """Median time to read one small object, and to do the same without the store (the limit)."""
 
     store: str
     read_us: float = 0.0
@@ -74,7 +74,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Read and write bandwidth in GB/s, and their limits."""
+    """Read and write bandwidth of the store and of its hardware limit, in GB/s."""
 
     read_gbps: float = 0.0
     limit_read_gbps: float = 0.0
@@ -85,12 +85,15 @@ class Speed:
 
 
 def of_rank_0(uri: str) -> str:
-    """Return the URI of the tested store: that of rank 0 if each rank has a store."""
+    """Return the URI of the store to test: the store of rank 0 if each rank has its own."""
     return for_a_tool(uri.replace(RANK, "0"))
 
 
 def probe_direct(uri: str) -> Direct | None:
-    """Test O_DIRECT in the (future) directory of a store of files; None for another kind of store."""
+    """Test O_DIRECT in a file store's directory, or in the parent if it does not exist yet.
+
+    Returns None for a store that is not a directory.
+    """
     parsed = parse_uri(uri)
     if parsed.scheme not in IN_DIRECTORIES:
         return None
@@ -106,7 +109,8 @@ def _direct_failure(directory: Path) -> str:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     except OSError as error:
-        # The open may have created the file; on a read-only filesystem the unlink fails, too.
+        # A failed open may still have created the file. On a read-only filesystem the unlink fails,
+        # too.
         with suppress(OSError):
             path.unlink()
         return error.strerror or str(error)
@@ -124,7 +128,7 @@ def _direct_failure(directory: Path) -> str:
 
 
 def judge_direct(direct: Direct) -> CheckResult:
-    """Judge the O_DIRECT test by the options of the URI."""
+    """Judge the O_DIRECT test; a failure is a problem only if the URI has direct=1."""
     name = "O_DIRECT"
     if not direct.failure:
         return well(name, f"files in {direct.directory} can bypass the page cache (direct=1)")
@@ -135,7 +139,7 @@ def judge_direct(direct: Direct) -> CheckResult:
 
 
 def judge_room(uri: str, directory: str) -> list[CheckResult]:
-    """Judge the quota of a writable `file://` store; no finding for other stores."""
+    """Judge whether a writable `file://` store has a quota; return no finding for other stores."""
     backend = make_backend(uri.replace(RANK, "0"))
     if parse_uri(uri).scheme != "file" or not backend.capabilities.writes:
         return []
@@ -147,7 +151,7 @@ def judge_room(uri: str, directory: str) -> list[CheckResult]:
 
 
 def probe_answers(uri: str) -> Answers:
-    """Write some small objects, read each, and remove them; measure the limit."""
+    """Write some small objects, time the reads, and remove the objects; measure the limit, too."""
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:
@@ -212,7 +216,7 @@ def _bare_read_us(directory: Path) -> float:
 
 
 def judge_answers(answers: Answers) -> CheckResult:
-    """Judge the latency, which a request waits for its first page."""
+    """Judge the latency of a small read, because each request with a hit waits for its first page."""
     name = "store answers"
     if answers.failure:
         remedy = "see docs/storage.md, and try the same URI with `lockstep store stat`"
@@ -236,7 +240,7 @@ def judge_answers(answers: Answers) -> CheckResult:
 def probe_speed(
     uri: str, say: Callable[[str], None], total_bytes: int = TOTAL_BYTES
 ) -> Speed | None:
-    """Measure writes and reads of 1 MiB pages, and the limit; None if the store is read-only."""
+    """Measure writes and reads of 1 MiB pages, and their limit; None if the store is read-only."""
     parsed = parse_uri(uri)
     if not make_backend(uri).capabilities.writes:
         return None
@@ -257,7 +261,7 @@ def probe_speed(
 
 
 def judge_speed(speed: Speed) -> CheckResult:
-    """Judge the bandwidth by its ratio to the limit."""
+    """Judge the store's bandwidth by its ratio to the limit."""
     name = "store speed"
     if speed.failure:
         return problem(name, speed.failure, "see docs/storage.md for what this store needs")
@@ -290,7 +294,7 @@ def _where(uri: StoreUri) -> tuple[str, int] | None:
 
 
 def _connect_us(host: str, port: int) -> float:
-    """Return the median microseconds of opening a connection (a round trip). Raises `OSError`."""
+    """Return the median time to open a connection (one round trip), in us. Raises `OSError`."""
     took: list[float] = []
     for _ in range(_CONNECTIONS):
         began = time.perf_counter()
@@ -300,7 +304,7 @@ def _connect_us(host: str, port: int) -> float:
 
 
 def _bare_connection_gbps(nbytes: int) -> float:
-    """Return the bandwidth of one connection inside this machine, in GB/s."""
+    """Return the bandwidth in GB/s of one TCP connection within this machine."""
     with socket.create_server((LOOPBACK, 0)) as server:
         sender = threading.Thread(target=_send, args=(server.getsockname()[1], nbytes))
         sender.start()

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a Hugging Face `config.json`; errors name the field."""
+"""Typed access to the fields of a Hugging Face `config.json`; errors name the wrong field."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ _BYTES_MAX = 16 << 20
 
 
 class ConfigFields:
-    """The fields of one model's configuration, and the file they were read from."""
+    """The fields of one model's configuration, and the name of the file that has them."""
 
     def __init__(self, fields: Mapping[str, object], where: str) -> None:
         self._fields = fields
@@ -24,7 +24,7 @@ class ConfigFields:
 
     @classmethod
     def read(cls, path: Path) -> "ConfigFields":
-        """Read a `config.json`, or the one in a model's directory."""
+        """Read a model's configuration from `path`, a `config.json` or a directory that has one."""
         file = path / CONFIG if path.is_dir() else path
         text = read_bounded(file, _BYTES_MAX)
         try:
@@ -34,14 +34,14 @@ class ConfigFields:
         return cls(read, str(file))
 
     def text(self) -> "ConfigFields":
-        """Return the fields of the language model: `text_config` if there is one, else these fields."""
+        """Return the language model's fields, which a multimodal model has in `text_config`."""
         inner = self._fields.get("text_config")
         if not isinstance(inner, dict):
             return self
         return ConfigFields(cast("dict[str, object]", inner), f"{self.where}, text_config")
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigFields":
-        """Return the fields, with defaults for those that are missing or null."""
+        """Return these fields with `defaults` for missing and null fields."""
         given = {name: value for name, value in self._fields.items() if value is not None}
         return ConfigFields({**defaults, **given}, self.where)
 
@@ -67,7 +67,8 @@ class ConfigFields:
     ) -> int:
         """Return an integer field, or `default` if the field is missing.
 
-        Raises `ConfigError` without a default, and for an integer outside `least` to `most`.
+        Raises `ConfigError` if the field is missing and there is no default, or if the integer is
+        outside `least` to `most`.
         """
         if self.has(name):
             number: int = self._converted(name, Annotated[int, Meta(ge=least, le=most)])

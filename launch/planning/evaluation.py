@@ -1,4 +1,4 @@
-"""Evaluation of one cache size on a trace: the replica's hits, and those of reference caches."""
+"""Evaluates a cache size on a trace: the hits of the replica, and those of ideal reference caches."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +20,7 @@ from .published import find_model
 
 
 class Evaluation:
-    """A trace and a model, on which cache sizes are evaluated. Single-threaded."""
+    """A trace and a model with which cache sizes are evaluated. For use by one thread."""
 
     def __init__(self, settings: PlanSettings) -> None:
         """Read the trace and the model. Raises `ConfigError` if either is wrong."""
@@ -33,7 +33,7 @@ class Evaluation:
         self._operations = sum(
             self.model.work.operations(each.prompt_length) for each in self.requests
         )
-        # A sweep has few page sizes, and many points of each.
+        # Keep the paged prompts of a few page sizes, because a sweep has many points of each page size.
         self.prompts = lru_cache(maxsize=4)(self._prompts)
 
     def pools(self, page_tokens: int) -> ModelPools:
@@ -41,7 +41,7 @@ class Evaluation:
         return ModelPools(self.model.profile, self._tp, page_tokens)
 
     def require(self, size: Size) -> tuple[int, int]:
-        """Return the numbers of device and host pages; raise `ConfigError` if the size is too small."""
+        """Return the device and host pages of a size; raise `ConfigError` if it is too small."""
         require_page_tokens(size.page_tokens)
         pools = self.pools(size.page_tokens)
         device = pools.pages(size.device_gib * GIB, "device")
@@ -61,7 +61,7 @@ class Evaluation:
         return device, host
 
     def evaluate(self, size: Size) -> PlanPoint:
-        """Serve the whole trace with a cache of this size, and return the result."""
+        """Replay the whole trace on a cache of this size, and return the resulting point."""
         prompts, chains, most, _ = self.prompts(size.page_tokens)
         device, host = self.require(size)
         pools = self.pools(size.page_tokens)
@@ -111,17 +111,18 @@ class Evaluation:
         )
 
     def ideal_tokens(self, page_tokens: int) -> int:
-        """Return the prompt tokens that an unbounded cache would hit."""
+        """Return the number of prompt tokens that hit in a cache of unlimited size."""
         return sum(self.prompts(page_tokens)[2]) * page_tokens
 
     def whole_gib(self, page_tokens: int) -> float:
-        """Return the GiB of host memory per rank that hold all pages of the trace."""
+        """Return the GiB of host memory per rank that can hold all pages of the trace."""
         return self.pools(page_tokens).nbytes(self.prompts(page_tokens)[3], "host") / GIB
 
     def _pages_enough(self, page_tokens: int) -> int:
-        """Return a number of pages with which no tier evicts; more pages would only take memory."""
+        """Return a number of pages per tier with which no page is ever evicted."""
         state = self.model.profile.state
-        # Add room for all of each request in the window and state pools.
+        # The window and state pools are smaller than the KV pool, so choose a number with which these
+        # also hold all of each request.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)
@@ -136,7 +137,7 @@ class Evaluation:
             of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
             return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
 
-        # Every rank reads replicated content, and one rank writes it.
+        # Loads are counted for every rank. Replicated content is stored once, by one rank.
         return MovedGib(
             l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
             l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),

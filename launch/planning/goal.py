@@ -1,4 +1,4 @@
-"""Search for the host memory that reaches a given hit ratio."""
+"""Search for the least host memory with which a cache reaches a given hit ratio."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,20 +11,20 @@ from .pools import GIB
 from .workers import Workers
 
 _STEPS = 512
-"""Resolution of the search: the memory that holds the whole trace, divided by this number."""
+"""The step of the search is the memory for the whole trace, divided by this number."""
 _WHOLE_FROM_GIB = 64
-"""If the whole trace needs this many GiB or more, the resolution is whole GiB."""
+"""If the whole trace needs at least this many GiB, the step of the search is a whole number of GiB."""
 
 
 class Goal(TypedDict):
-    """The result of the search."""
+    """Result of the search for a hit ratio."""
 
     wanted: float
     ideal_ratio: float
     within_gib: float
-    """The resolution of the search in GiB: the answer may exceed the true minimum by this much."""
+    """Step of the search in GiB; the true minimum is at most one step smaller than the result."""
     point: PlanPoint | None
-    """The smallest size that reaches the ratio; None if no size does."""
+    """The smallest size that reaches the wanted hit ratio; None if no size reaches it."""
 
 
 def reach(
@@ -34,7 +34,10 @@ def reach(
     workers: Workers,
     tell: Callable[[str], None] = lambda _what: None,
 ) -> Goal:
-    """Find the least host memory per rank that hits `wanted`, with the other sizes of `start`."""
+    """Search for the least host memory per rank that reaches the hit ratio `wanted`.
+
+    All other sizes are those of `start`.
+    """
     best = evaluation.ideal_tokens(start.page_tokens) / evaluation.tokens
     whole = evaluation.whole_gib(start.page_tokens)
     step = max(whole / _STEPS, evaluation.pools(start.page_tokens).nbytes(1, "host") / GIB)
@@ -43,7 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Sizes are counted in steps. Zero host memory is too little, unless the device alone is enough.
+    # Both bounds are numbers of steps. The lower bound begins at -1, because zero host memory is enough
+    # if the device alone reaches the ratio.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)
@@ -60,7 +64,7 @@ def reach(
 
 
 def _between(too_little: int, enough: int, count: int) -> list[int]:
-    """Return up to `count` numbers that divide the gap evenly, or `enough` if there is no gap."""
+    """Return up to `count` numbers between the bounds, evenly spaced; `enough` if there are none."""
     gap = enough - too_little
     inner = {too_little + gap * part // (count + 1) for part in range(1, count + 1)}
     return sorted(inner - {too_little, enough}) or [enough]

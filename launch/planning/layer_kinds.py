@@ -1,4 +1,4 @@
-"""Number of a model's layers with full attention, window attention, and a recurrent state."""
+"""Numbers of a model's layers with full attention, window attention and recurrent states."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FULL, WINDOW, STATE = "full_attention", "sliding_attention", "linear_attention"
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """Number of layers of each kind."""
+    """Numbers of a model's layers by kind of attention."""
 
     full: int
     window: int = 0

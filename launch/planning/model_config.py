@@ -1,7 +1,7 @@
-"""KV size and compute of a real model, from its `config.json`, as a profile in full size.
+"""A real model's KV size and compute, from its `config.json`, as a profile that is not scaled down.
 
-The `model_type` selects the family. An unknown type is refused by name, because a cache sized for the
-wrong state is worse than none.
+The `model_type` selects the family. An unknown type raises an error that names it, because a size
+computed for the wrong family would be wrong without notice.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .layer_kinds import LayerKinds, layer_kinds
 from .prompt_work import PromptWork, head_dim, work_of
 
 CHECKPOINT_TOKENS = 1024
-"""Tokens between checkpoints of a recurrent state; the operator of the model chooses this."""
+"""Tokens between checkpoints of a recurrent state; a default, because engines let operators choose."""
 _HEADS_ONLY: Final = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "olmoe", "ernie4_5", "ernie4_5_moe"),
@@ -40,15 +40,15 @@ _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     **{kind: {**_LATENT, "index_head_dim": 128} for kind in ("deepseek_v32", "glm_moe_dsa")},
     "qwen3_next": {"full_attention_interval": 4, "head_dim": 256},
 }
-"""Values that all models of a type share, if their configuration omits them."""
+"""Fields that a model type's configurations may omit, with the values that the type then uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """A real model: its KV geometry and its compute."""
+    """A real model: the sizes of its KV, and the FLOPs of its prompts."""
 
     profile: Profile
-    """The pools of the model in full size."""
+    """The model's pools, not scaled down."""
     work: PromptWork
 
 
@@ -85,7 +85,7 @@ def _heads(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
 
 
 def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
-    """Return the columns of one layer of latent attention, which are replicated on all ranks."""
+    """Return the columns of one layer of latent attention; all ranks have the same content."""
 
     def column(name: str, elements: int, kind: str) -> Column:
         return Column(name=name, layers=1, heads=1, elements=elements, dtype=kind, replicated=True)
@@ -94,7 +94,7 @@ def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
     latent = column("latent", elements, dtype)
     if not fields.has("index_head_dim"):
         return (latent,)
-    # Engines keep one 8-bit key for all index heads, with a scale for each block of 128 elements.
+    # Engines keep one 8-bit key for all heads of the index, and one scale for each 128 elements.
     key = fields.number("index_head_dim")
     scales = column("index_scale", -(-key // 128), "float32")
     return latent, column("index_k", key, "float8_e4m3fn"), scales
@@ -120,11 +120,11 @@ def _window(columns: tuple[Column, ...], kinds: LayerKinds) -> WindowGeometry | 
 
 
 def _state(fields: ConfigFields, dtype: str, layers: int) -> StateGeometry:
-    """Return the state of layers of gated linear attention.
+    """Return the geometry of the recurrent state of gated linear attention layers.
 
     The state has a float32 matrix for each value head, and the last inputs of the convolution. The
-    convolution's channels belong to the key heads: each has a query, a key, and the values of its value
-    heads.
+    convolution's channels are divided by key heads: each key head has a query, a key, and the values of
+    its value heads.
     """
     keys, values = (fields.number(f"linear_num_{each}_heads") for each in ("key", "value"))
     key_dim, value_dim = (fields.number(f"linear_{each}_head_dim") for each in ("key", "value"))

@@ -90,7 +90,7 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
 
 
 def print_points(points: Sequence[PlanPoint], console: Console) -> None:
-    """Print a table of the points, and a plot of each point's hits next to the possible hits."""
+    """Print a table of the points, with a bar for each that compares its hits to the ideal hits."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("device", "host", "store", "page"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -132,14 +132,14 @@ def _sizes_of(point: PlanPoint) -> str:
 
 
 def _bar(hit: float, best: float, ideal: float) -> str:
-    """Return a bar whose full length is the ideal ratio, so all bars of a trace are equally long."""
+    """Return a bar of fixed length for the ideal ratio, filled up to the hits and the best hits."""
     whole = ideal or 1.0
     hits, bests = (round(_BAR * share / whole) for share in (hit, best))
     return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))
 
 
 def print_goal(goal: Goal, console: Console) -> None:
-    """Print the memory that reaches the goal, or that no memory is enough."""
+    """Print the host memory that reaches the goal, or a line that says that no size reaches it."""
     point = goal["point"]
     if point is None:
         why = (

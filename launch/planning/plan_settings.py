@@ -17,14 +17,14 @@ from ..replay.report import HitTokens
 from .published import PUBLISHED
 
 FIFO: Final = "fifo"
-"""Not a policy of the replica: a reference cache with all memory in one tier."""
+"""Name of a reference cache, first in first out in one tier; the replica has no such policy."""
 _POINTS_MAX: Final = 10_000
 _USUAL_HOST_GIB: Final = (0.0, 128.0, 512.0, 2048.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """The model, its TP size and its KV element type."""
+    """The model to plan for, its TP size and its KV element type."""
 
     model: Annotated[
         str,
@@ -41,7 +41,7 @@ class ModelChoice:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(ModelChoice):
-    """The settings that all points of a plan share."""
+    """The settings that are equal for all points of a plan."""
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
     """The trace's path; None for the built-in workload."""
@@ -51,20 +51,20 @@ class PlanSettings(ModelChoice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The cache size, page size and eviction policy of one point of a sweep."""
+    """One point of a sweep: sizes of the tiers, page size and eviction policy."""
 
     device_gib: float
-    """GiB of KV memory on each rank's device."""
+    """GiB of memory for KV on each rank's device."""
     host_gib: float
-    """GiB of host memory of each rank."""
+    """GiB of host memory for KV on each rank."""
     storage_gib: float = 0.0
-    """Store size of all ranks together; 0: no store, inf: unbounded."""
+    """GiB of store for all ranks together; 0 means no store, and inf means no limit."""
     page_tokens: int = 64
     policy: str = "lru"
 
 
 def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
-    """Return the parameter of an option that takes comma-separated values."""
+    """Return the cyclopts parameter for an option with comma-separated values."""
 
     def convert(_hint: object, tokens: Sequence[Any]) -> tuple[object, ...]:
         text = str(tokens[0].value)
@@ -77,7 +77,7 @@ def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
 
 
 def _share(_hint: object, tokens: Sequence[Any]) -> float:
-    """Return a share that is written as 0.3 or 30%."""
+    """Return a ratio in (0, 1] that the option gives as 0.3 or 30%."""
     text = str(tokens[0].value)
     number, percent, rest = text.partition("%")
     try:
@@ -90,7 +90,7 @@ def _share(_hint: object, tokens: Sequence[Any]) -> float:
 
 
 def policies() -> list[str]:
-    """Return the names of the policies that a plan can use."""
+    """Return the names of the eviction policies that a plan can use."""
     return [*known_policies(), FIFO]
 
 
@@ -136,9 +136,10 @@ class Sweep:
     """Search for the least host memory that hits this share of all prompt tokens: 0.3 or 30%."""
 
     def sizes(self) -> list[Size]:
-        """Return all combinations of the sizes.
+        """Return all combinations of the sizes as points.
 
-        Raises `ConfigError` if there are too many, or if a goal is given together with lists.
+        Raises `ConfigError` if there are too many combinations, or if a goal is given together with
+        lists.
         """
         if self.goal is not None and self.host_gib is not None:
             raise ConfigError("--goal searches for the host memory; leave out --host-gib")
@@ -180,7 +181,7 @@ class SizeSettings(ModelChoice):
 
 
 class MovedGib(TypedDict):
-    """GiB that all ranks together moved between tiers."""
+    """GiB that were moved between tiers, summed over all ranks."""
 
     l1_to_l2: float
     l2_to_l1: float
@@ -189,7 +190,7 @@ class MovedGib(TypedDict):
 
 
 class PlanPoint(TypedDict):
-    """The result of one size."""
+    """The result of one point of a sweep."""
 
     device_gib: float
     host_gib: float
@@ -198,16 +199,17 @@ class PlanPoint(TypedDict):
     page_tokens: int
     policy: str
     hit_ratio: float
-    """Share of prompt tokens that the cache hit."""
+    """Share of prompt tokens that hit in the cache."""
     ideal_ratio: float
-    """Share of prompt tokens that an unbounded cache would hit."""
+    """Share of prompt tokens that would hit in a cache without a limit."""
     belady_ratio: float
-    """Share of prompt tokens that the best possible cache with this number of pages would hit."""
+    """Share of prompt tokens that would hit with the best possible evictions, in one tier as large."""
     compute_saved: float
-    """Share of the prompts' floating-point operations that hits save."""
+    """Share of the prompts' FLOPs that are not computed because of hits."""
     hit_tokens: HitTokens
     moved_gib: MovedGib
     device_pages: int
     host_pages: int
     too_long: int
-    """Requests that do not fit the device; they count as computed, and none of their pages are kept."""
+    """Requests that do not fit the device. All their tokens count as computed, and no page is cached.
+    """

@@ -1,4 +1,4 @@
-"""Conversion between memory and pages of a model's pools, by the same rules as a replay."""
+"""Converts memory to pages of a model's pools and back, by the same rules as a replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from ...small_engine.profile import Profile
 GIB = 1 << 30
 _PAGES_MAX = 1 << 30
 _CHUNK_TOKENS = 8192
-"""Tokens of a prompt computed at a time, if the model has more than full attention."""
+"""Maximum tokens of a prompt that are computed at a time if the model has a window pool."""
 
 
 @dataclass(frozen=True)
 class ModelPools:
-    """A model's pools on one of `tp` ranks, with pages of `page_tokens` tokens."""
+    """The pools of a model on one of `tp` ranks, with pages of `page_tokens` tokens."""
 
     profile: Profile
     tp: int
@@ -34,12 +34,12 @@ class ModelPools:
 
     @cached_property
     def page_bytes(self) -> Mapping[str, int]:
-        """Bytes that one rank keeps of a page (or of a state), by pool."""
+        """Bytes of a page (or of a recurrent state) on one rank, by pool."""
         return {pool: layout.shard(0, self.tp).page_bytes for pool, layout in self.layouts.items()}
 
     @cached_property
     def stored_bytes(self) -> Mapping[str, int]:
-        """Bytes of a page in a store: an object for each rank, or one object if it is replicated."""
+        """Bytes of a page in the store, by pool: one object per rank, or one object if replicated."""
         shards = {pool: layout.shard(0, self.tp) for pool, layout in self.layouts.items()}
         return {
             pool: (1 if shard.replicated else self.tp) * (shard.page_bytes + HEADER_BYTES)
@@ -47,7 +47,7 @@ class ModelPools:
         }
 
     def nbytes(self, pages: int, tier: str = "device") -> int:
-        """Return the bytes of `pages` full-attention pages with their window and state pages."""
+        """Return the bytes of `pages` full-attention pages and of their window and state pages."""
         sizes = self.profile.sizes(self.page_tokens, pages, pages)
         others = sum(
             sizes[f"{pool}_{tier}_pages"] * page_bytes
@@ -57,7 +57,7 @@ class ModelPools:
         return pages * self.page_bytes[KV_POOL] + others
 
     def pages(self, nbytes: float, tier: str = "device") -> int:
-        """Return how many full-attention pages fit in `nbytes`, with window and state pages."""
+        """Return how many full-attention pages fit `nbytes`, including their window and state pages."""
         fits, too_many = 0, min(_PAGES_MAX, int(nbytes) // self.page_bytes[KV_POOL] + 1)
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -68,7 +68,7 @@ class ModelPools:
         return fits
 
     def chunk_pages(self, device_pages: int) -> int:
-        """Return how many pages of a prompt to compute at a time, so that the window pool suffices."""
+        """Return how many pages of a prompt can be computed at once with the given window pool."""
         window = self.profile.window
         if window is None:
             return device_pages
@@ -79,7 +79,7 @@ class ModelPools:
     def replica(
         self, device_pages: int, host_pages: int, *, has_store: bool, policy: str
     ) -> ReplicaConfig:
-        """Return the settings of a replica whose pages have one token (`PagedPrompt`)."""
+        """Return a replica's configuration in which each page counts as one token (`PagedPrompt`)."""
         components = tuple(
             ComponentSettings.of(
                 each,

@@ -1,10 +1,10 @@
-"""Floating-point operations of a prompt, and the part that a cached prefix saves.
+"""FLOPs of a prompt, and the FLOPs that a cached prefix saves.
 
-Every token passes the weights of its layers once, at two operations per weight; of experts, only those
-to which it is routed count. In each layer a token at position p attends to p + 1 tokens, or to fewer if
-the layer has a window or an index. Each pair of tokens costs two operations per element of a key and of
-a value, in each head. So a prefix of half the tokens saves less than half of the work. Embeddings,
-norms and the recurrence itself are not counted.
+Every token needs two FLOPs for each weight of the layers; of a mixture of experts, only the weights of
+the experts to which the token is routed count. In each layer, the token at position p attends to p + 1
+tokens, or to fewer if the layer has a window or an index. Each query/key pair needs two FLOPs per
+element of a key and of a value, in each head. A prefix of half the tokens therefore saves less than
+half of the FLOPs. Embeddings, norms and the recurrence of linear attention are not counted.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from .layer_kinds import LayerKinds
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """The operations of layers of one kind for pairs of tokens."""
+    """FLOPs for the query/key pairs of all layers of one kind."""
 
     operations: int
-    """Operations for each pair of tokens, of all layers of this kind together."""
+    """FLOPs for each query/key pair, summed over all layers of this kind."""
     span: int | None = None
-    """Most tokens that one token attends to; None for no limit."""
+    """Maximum tokens to which one token attends; None for full attention."""
 
     def pairs(self, tokens: int) -> int:
-        """Return the number of attended pairs in a prompt of `tokens` tokens."""
+        """Return the number of query/key pairs in a prompt of `tokens` tokens."""
         ramp = tokens if self.span is None else min(tokens, self.span)
         return ramp * (ramp + 1) // 2 + (tokens - ramp) * ramp
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWork:
-    """The operations that a model computes for a prompt."""
+    """FLOPs that a model needs to compute a prompt."""
 
     weights: int
-    """Number of weights that each token passes."""
+    """Number of weights with which each token is multiplied."""
     attended: tuple[Attended, ...]
 
     def operations(self, tokens: int) -> int:
-        """Return the operations for a prompt of `tokens` tokens."""
+        """Return the FLOPs for a prompt of `tokens` tokens."""
         pairs = sum(each.operations * each.pairs(tokens) for each in self.attended)
         return 2 * self.weights * tokens + pairs
 
 
 def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
-    """Return the operations of a model, from its configuration."""
+    """Return a model's FLOPs per weight and per query/key pair, from its configuration."""
     latent = fields.has("kv_lora_rank")
     layers = kinds.full + kinds.window
     weights = layers * (_latent_weights(fields) if latent else _attention_weights(fields))
@@ -56,7 +56,8 @@ def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
         elements = 2 * head_dim(fields)
     pair = 2 * heads * elements
     if latent and fields.has("index_topk"):
-        # The index scores every pair; attention computes only the best `index_topk`.
+        # The sparse-attention index scores every query/key pair; attention computes the best
+        # `index_topk`.
         index = 2 * fields.number("index_n_heads", 64) * fields.number("index_head_dim")
         chosen = Attended(kinds.full * pair, fields.number("index_topk"))
         return PromptWork(weights, (Attended(kinds.full * index), chosen))
@@ -67,7 +68,7 @@ def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
 
 
 def head_dim(fields: ConfigFields) -> int:
-    """Return the number of elements of one head's key or value."""
+    """Return the number of elements of a key or value in one head."""
     heads = fields.number("num_attention_heads")
     return fields.number("head_dim", max(1, fields.number("hidden_size") // heads))
 
@@ -89,17 +90,18 @@ def _latent_weights(fields: ConfigFields) -> int:
 
 
 def _mixer_weights(fields: ConfigFields, layers: int) -> int:
-    """Return the number of weights of all linear-attention layers."""
+    """Return the number of weights that a token uses in all linear-attention layers."""
     if not layers:
         return 0
     keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
     values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
-    # Inputs are projected to queries, keys, values and gates; the outputs have the size of the values.
+    # The input projection yields queries, keys, values and gates. The output projection is as large as
+    # that of the values.
     return layers * fields.number("hidden_size") * (2 * keys + 3 * values)
 
 
 def _mlp_weights(fields: ConfigFields) -> int:
-    """Return the number of MLP weights that a token passes in all layers."""
+    """Return the number of MLP weights that a token uses in all layers."""
     hidden, layers = fields.number("hidden_size"), fields.number("num_hidden_layers")
     dense = 3 * hidden * fields.number("intermediate_size", 0, least=0)
     chosen = fields.number("num_experts_per_tok", 0, least=0)

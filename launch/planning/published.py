@@ -85,11 +85,11 @@ PUBLISHED: Final[dict[str, dict[str, object]]] = {
         "index_topk": 2048,
     },
 }
-"""Keys are profile names; the profile `hybrid-all` is missing because no such model exists."""
+"""Model configurations by profile name. `hybrid-all` is missing, because it has no published model."""
 
 
 def find_model(given: str, dtype: str) -> PublishedModel:
-    """Return a model, given its profile's name, its directory, or its `config.json`."""
+    """Return the model for a profile's name, a `config.json`, or a directory that contains one."""
     if given in PUBLISHED:
         config = ConfigFields(PUBLISHED[given], f"the profile {given}")
         return model_of(config, dtype, PROFILES[given].model)

@@ -1,9 +1,10 @@
 """`lockstep size`: KV bytes per token by pool, tokens that fit each tier, and an advised page size.
 
 A store has a fixed cost per object, so small objects are slow. `file://` reaches about half of the
-hardware's read speed with objects of 64 KiB, and most of it with 1 MiB (docs/performance.md). But a
-prefix is cached in whole pages. On average half a page of each prompt is computed again, and tokens
-that two prompts share after their last common page are stored twice.
+hardware's read bandwidth with objects of 64 KiB, and most of it with 1 MiB (docs/performance.md). Large
+pages have a cost, too, because only whole pages of a prefix are cached. On average half a page of each
+prompt is computed again, and tokens that two prompts share after their last common page are stored
+twice.
 """
 
 from dataclasses import asdict
@@ -32,32 +33,32 @@ _USUAL: Final = SizeSettings()
 
 
 class PageSize(NamedTuple):
-    """A page size with its cost."""
+    """A page size, and what it costs: headers, and tokens that are computed again."""
 
     page_tokens: int
     object_bytes: int
-    """Bytes of one rank's full-attention object, without its header."""
+    """Bytes of one full-attention page of one rank in the store, without the object's header."""
     header_share: float
     waste_tokens: int
-    """Average number of tokens of each prompt that are computed again."""
+    """Average number of tokens that each prompt computes again, because only whole pages hit."""
 
 
 class PoolSize(TypedDict):
-    """The KV size of one pool."""
+    """Size of one pool's KV per token or per state."""
 
     pool: str
     layers: int
     columns: str
     bytes_model: int
-    """Bytes per token (or per state) of the whole model, replicated content counted once."""
+    """Bytes per token (or per state) on all ranks together; replicated content counts once."""
     bytes_rank: int
-    """Bytes per token (or per state) of one rank."""
+    """Bytes per token (or per state) on one rank."""
     kept: str
-    """The tokens for which the pool keeps data."""
+    """Text that says for which tokens the pool keeps KV or a state."""
 
 
 class TierSize(TypedDict):
-    """Tokens that fit in one tier, and the GiB that the wanted number of tokens takes there."""
+    """Tokens that fit in one tier, and the GiB that the requested number of tokens needs there."""
 
     tier: str
     gib: float
@@ -90,7 +91,7 @@ def size(*, settings: SizeSettings = _USUAL, report: ReportFile = None) -> None:
 
 
 def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
-    """Return each page size with its cost."""
+    """Return each candidate page size with its cost."""
     sizes: list[PageSize] = []
     for tokens in PAGE_SIZES:
         nbytes = ModelPools(profile, tp, tokens).page_bytes[KV_POOL]
@@ -99,12 +100,12 @@ def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
 
 
 def advised(sizes: list[PageSize]) -> PageSize:
-    """Return the smallest page size whose objects are read fast, or the largest one if none are."""
+    """Return the smallest page size whose objects are large enough for fast reads, or the largest."""
     return next((each for each in sizes if each.object_bytes >= OBJECT_BYTES_GOOD), sizes[-1])
 
 
 def _pools(pools: ModelPools) -> list[PoolSize]:
-    """Return the size of each pool for one token or one state."""
+    """Return the bytes per token or per state of each pool."""
     window, state = pools.profile.window, pools.profile.state
     one = ModelPools(pools.profile, pools.tp, 1)
     kept = {KV_POOL: "each token"}
@@ -143,7 +144,7 @@ def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
             ("L2", "host", settings.host_gib),
         )
     ]
-    # Assume that window and state pages are stored in the same proportion as on the host.
+    # Assume that a store has as many window and state pages per full-attention page as the host.
     ratio = pools.nbytes(1 << 20, "host") / (pools.page_bytes[KV_POOL] << 20)
     page = pools.stored_bytes[KV_POOL] * ratio
     tiers.append(

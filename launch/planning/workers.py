@@ -1,4 +1,4 @@
-"""Processes that evaluate points in parallel, because each point is bound by one core."""
+"""Processes that evaluate points in parallel, because each evaluation is limited by one core."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from .evaluation import Evaluation
 from .plan_settings import PlanPoint, PlanSettings, Size
 
 _HERE_AT_MOST_TOKENS = 4_000_000
-"""Most tokens of a trace that is evaluated in this process, because starting others takes longer."""
+"""Traces with fewer tokens are evaluated in this process, because starting processes takes longer."""
 _OF_THIS_PROCESS: list[Evaluation] = []
 
 
 class Workers:
     """Evaluates points in parallel, with one process per core but at most one per point.
 
-    A context manager. A short trace is evaluated in this process.
+    Use as a context manager. A short trace is evaluated in this process, without other processes.
     """
 
     def __init__(self, settings: PlanSettings, here: Evaluation, points_max: int) -> None:
@@ -29,7 +29,8 @@ class Workers:
         self._here = here
         self._processes: ProcessPoolExecutor | None = None
         if self.count > 1:
-            # Spawn, because a fork would copy locks that threads hold and never release there.
+            # Spawn instead of fork, because a fork copies locks that other threads hold; nothing would
+            # release the copies.
             self._processes = ProcessPoolExecutor(
                 self.count, get_context("spawn"), _begin, (settings, os.getpid())
             )
@@ -44,7 +45,7 @@ class Workers:
             self._processes.shutdown(cancel_futures=True)
 
     def evaluate(self, sizes: Sequence[Size]) -> Iterator[PlanPoint]:
-        """Yield the results of all sizes, in their order."""
+        """Yield the results for all sizes, in the order of the sizes."""
         if self._processes is None:
             yield from map(self._here.evaluate, sizes)
             return

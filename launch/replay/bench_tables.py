@@ -1,4 +1,4 @@
-"""Tables that `lockstep bench` prints."""
+"""Tables that `lockstep bench` prints for its results."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _table(what: str, *titles: str) -> Table:
-    """Return a table whose first column is titled with the unit and lists the measurements."""
+    """Return a table; `what` is the title of its first column, which names the measurements."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     table.add_column(what, no_wrap=True)
     for title in titles:

@@ -13,9 +13,9 @@ from .pool_memory import check_pool_memory
 from .replay import LAUNCHER_OPTION
 
 SHUTDOWN_TIMEOUT_S = 5
-"""Seconds for an orderly shutdown of interrupted ranks; then they are killed."""
+"""Seconds that interrupted ranks have for an orderly shutdown before they are killed."""
 TIMELINE_TIMEOUT_S = 60
-"""Seconds for an orderly shutdown if rank 0 writes timelines, which takes up to 2 s for each rank."""
+"""The same limit if rank 0 writes timelines, which takes up to 2 s for each rank."""
 _MODULE = "lockstep.launch.replay.replay"
 """The main module of a rank's process."""
 
@@ -23,7 +23,7 @@ _MODULE = "lockstep.launch.replay.replay"
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
     """Check the settings, replay, and return the exit status.
 
-    Raises `Interrupted` after SIGINT or SIGTERM, once no rank is left.
+    Raises `Interrupted` after SIGINT or SIGTERM, when all ranks have ended.
     """
     count_requests(settings.trace, settings.requests)
     if choice.ray_address is None:
@@ -40,7 +40,7 @@ def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
 
 
 def _launch_with_torch(settings: ReplaySettings) -> int:
-    """Replay on `settings.ranks` processes; print the reason here if one of them failed."""
+    """Replay on `settings.ranks` local processes; if a rank fails, print the reason."""
     from ..cli.rank_processes import run_ranks
 
     command = ("-m", _MODULE, LAUNCHER_OPTION, str(os.getpid()))

@@ -1,4 +1,4 @@
-"""Explanations of the rows of a replay's table, for `--explain` and for the page of a report."""
+"""Explanations of the rows of a replay's table, for `--explain` and for the HTML report."""
 
 import re
 from collections.abc import Mapping

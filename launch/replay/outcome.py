@@ -1,4 +1,4 @@
-"""Output of a replay on rank 0: the table, the files, and the exit status."""
+"""Prints and writes the result of a replay on rank 0, and determines the exit status."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
@@ -17,27 +17,27 @@ from ..cli.report_files import write_report, write_text
 from .report import Report, failures_in
 
 Row = tuple[str, str, bool]
-"""A row of a table: label, value, and whether a section ends after it."""
+"""A row of a table: label, value, and whether a line is drawn after the row."""
 
 EXIT_REFUSED = 5
-"""Exit status of a replay without faults that could not serve some requests."""
+"""Exit status of a replay that had no faults but refused some requests."""
 
 
 VIEWER = "https://ui.perfetto.dev"
 
 
 class Replayed(NamedTuple):
-    """The report and the timelines of a replay."""
+    """The report of a replay, and the timelines of its ranks."""
 
     report: Report
     timelines: Sequence[bytes]
-    """The packed events (`RankEvents.pack`) of each rank that kept events and sent its result."""
+    """Packed events (`RankEvents.pack`) of each rank whose events were kept and sent to rank 0."""
 
 
 def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
     """Print the report as a table, write the files, and return the exit status.
 
-    Raises `ConfigError` if a file cannot be written, and `LockstepError` if stdout cannot.
+    Raises `ConfigError` if a file cannot be written, and `LockstepError` if stdout cannot be written.
     """
     report = replayed.report
     try:
@@ -52,7 +52,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
                 console.print(table_of({title: report}))
                 console.print("lockstep replay --explain explains each row")
     finally:
-        # Write the report even if the table cannot be printed.
+        # Write the report file even if printing the table has failed.
         if settings.report is not None:
             write_report(settings.report, report)
     for line in report["refusals"]:
@@ -81,7 +81,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
 
 
 def _pace(report: Report) -> str:
-    """Return a line that says when requests entered: not at the trace's timestamps."""
+    """Return a line that says how requests entered the replay, since timestamps are not used."""
     settings = report["settings"]
     unused = "" if settings["trace"] is None else "; the trace's timestamps are not used"
     requests = count(cast("int", settings["concurrency"]), "request")
@@ -89,7 +89,7 @@ def _pace(report: Report) -> str:
 
 
 def table_of(reports: Mapping[str, Report]) -> Table:
-    """Return a table with one column per report, by column title."""
+    """Return a table with one column per report; `reports` is by column title."""
     columns = {title: rows_of(report) for title, report in reports.items()}
     table = Table(title=None, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -102,7 +102,7 @@ def table_of(reports: Mapping[str, Report]) -> Table:
 
 
 def rows_of(report: Report) -> list[Row]:
-    """Return the rows of a replay's table."""
+    """Return all rows of the table for one replay."""
     prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
     equal = {0: "not compared", 1: "yes"}.get(len(set(report["digests"])), "NO")
 
@@ -148,7 +148,7 @@ def rows_of(report: Report) -> list[Row]:
 
 
 def _pool_rows(report: Report) -> list[Row]:
-    """Return two rows for each pool: its size, and the number of compared pages."""
+    """Return two rows for each pool: its size, and the number of pages whose content was compared."""
     pools = report["pools"]
     rows: list[Row] = []
     for name, pool in pools.items():

@@ -39,7 +39,7 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Plots:
-    """All plots of a report as one SVG image."""
+    """All plots of a replay's report, drawn into one SVG image, with their titles."""
 
     titles: Sequence[str]
     svg_base64: str
@@ -153,7 +153,8 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # Each bucket is labelled with its upper bound, so count its steps at a time just below the bound.
+    # A bucket is known by its upper bound. Use a time just below the bound, so that its steps are
+    # counted in the right bin.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")
@@ -162,7 +163,7 @@ def _distribution(report: Report, axes: "Axes") -> None:
 
 
 def _in_units(axes: "Axes", *, x: str, y: str | None = None) -> None:
-    """Format the numbers of the axes with these units; an empty unit is a count."""
+    """Format the numbers on the axes with these units; an empty unit means that they are counts."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_formatter(EngFormatter(x))
@@ -178,7 +179,7 @@ def _edges(samples: Samples) -> _Floats:
 
 
 def _at(samples: Samples, column: str, edges: _Floats) -> _Floats:
-    """Return the counter at the given times, interpolated linearly between samples."""
+    """Return a counter's values at the given times, interpolated linearly between samples."""
     counted = cast("Mapping[str, list[int]]", samples)[column]
     return np.asarray(np.interp(edges, samples["seconds"], counted), dtype=np.float64)
 

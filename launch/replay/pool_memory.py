@@ -1,4 +1,4 @@
-"""Check that the pools of a replay fit this machine's memory; name the option to change if not."""
+"""Check that a replay's pools fit this machine's memory; the error names an option to change."""
 
 from bisect import bisect_left
 from dataclasses import fields, replace
@@ -13,10 +13,10 @@ _DEFAULTS = {each.name: each.default for each in fields(ReplaySettings)}
 
 
 def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
-    """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine.
+    """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine's memory.
 
-    The error names one option that can make the pools fit, and its largest value that fits. Options
-    that the user gave are tried first.
+    The error names one option and the largest value with which the pools fit. Options that the user
+    gave are tried first.
     """
     needed = _needed_bytes(settings) * ranks_here
     available, where = available_host_memory()
@@ -46,20 +46,20 @@ def _needed_bytes(settings: ReplaySettings) -> int:
 
 
 def _sizes(settings: ReplaySettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the settings that determine pool sizes: those that the user gave, and the others."""
+    """Return the settings that determine pool sizes: first those the user gave, then the others."""
     sizes = {name: getattr(settings, name) for name in _SIZES}
     given = {name: size for name, size in sizes.items() if size != _DEFAULTS[name]}
     return given, {name: size for name, size in sizes.items() if name not in given and size}
 
 
 def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: int) -> int:
-    """Return the largest value of an option with which one rank's pools fit in `room`, or 0."""
+    """Return the largest value of an option with which a rank's pools fit `room` bytes, or 0."""
 
     def needed(size: int) -> int | None:
         try:
             return _needed_bytes(replace(settings, store=None).with_sizes({name: size}))
         except ConfigError:
-            # The value is too small: a pool must hold a whole window.
+            # The settings are invalid, because the value is too small for a whole window.
             return None
 
     largest = bisect_left(range(1, value), True, key=lambda size: (needed(size) or 0) > room)

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster (existing or embedded), and placement of ranks on it."""
+"""Connects to an existing Ray cluster or starts an embedded one, and places ranks on its nodes."""
 
 import logging
 import shutil
@@ -16,11 +16,12 @@ from ...errors import ConfigError
 from ..cli.environment import LOOPBACK, prepare_for_ray
 
 CONNECT_TIMEOUT_S = 5.0
-"""Timeout in seconds of a connection to a cluster."""
+"""Timeout of the connection to a cluster, in seconds."""
 _END_TIMEOUT_S = 1.5
-"""Seconds that killed processes of an embedded Ray have to exit."""
+"""Seconds to wait until the killed processes of an embedded Ray cluster have exited."""
 _OBJECT_STORE_BYTES = 80 << 20
-"""Size of Ray's object store, which carries only outcomes; about Ray's minimum."""
+"""Bytes of Ray's object store; Ray's approximate minimum, because only rank outcomes pass through it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,17 @@ class RayCluster:
 
     ray: Any
     host: str
-    """This process's address for actors."""
+    """Address at which Ray actors can connect to this process."""
 
 
 @contextmanager
 def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
-    """Connect to the cluster at `address`, or embed one for `ranks` ranks; clean up at exit.
+    """Connect to the cluster at `address`, or start an embedded cluster; clean up at exit.
 
     Raises `ConfigError` if Ray is not installed, or the cluster cannot be reached.
     """
-    # Ray's sockets are in this directory, and a socket's path has at most 107 characters.
+    # Use a short path under /tmp, because Ray's sockets are there, and a socket's path has at most 107
+    # characters.
     temporary = Path(tempfile.mkdtemp(prefix="lk-", dir="/tmp"))
     try:
         prepare_for_ray(temporary, embedded=address is None)
@@ -55,22 +57,22 @@ def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
 
 
 def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> Any:
-    """Return a placement group with one bundle for each `ranks_per_node` ranks, or one for all ranks.
+    """Return a placement group whose bundles have `ranks_per_node` ranks each (None: one bundle).
 
-    Each rank takes one CPU, and one GPU if `gpus`. Raises `ConfigError` if the cluster is too small. If
-    other jobs use the resources, the actors in the group wait for them.
+    Each rank takes one CPU, and also one GPU if `gpus` is true. Raises `ConfigError` if the cluster is
+    too small. If other jobs use the resources, the actors in the group wait for them.
     """
     most = ranks_per_node or ranks
     sizes = [min(most, ranks - first) for first in range(0, ranks, most)]
     bundles = [{"CPU": each} | ({"GPU": each} if gpus else {}) for each in sizes]
     _check_that_nodes_suffice(ray, bundles)
-    # A bundle never spans nodes, and SPREAD puts each bundle on another node if possible. Ray reserves
-    # all bundles or none, so two commands never wait for each other.
+    # A bundle is never divided among nodes, and SPREAD puts bundles on different nodes if possible. Ray
+    # reserves all bundles or none, so that two replays cannot block each other.
     return ray.util.placement_group(bundles, strategy="SPREAD")
 
 
 def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
-    """Raise `ConfigError` if the nodes are too small, because Ray would wait forever."""
+    """Raise `ConfigError` if no node is large enough for a bundle, because Ray would wait forever."""
     nodes = [
         node["Resources"] | {"at": node["NodeManagerAddress"]}
         for node in ray.nodes()
@@ -94,7 +96,7 @@ def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> No
 
 
 def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
-    """Connect this process to Ray; return the address at which actors reach this process."""
+    """Connect this process to Ray; return the address at which actors can connect to this process."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(
@@ -104,7 +106,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
             _temp_dir=str(temporary),
             **quiet,
         )
-        # An embedded cluster runs on this machine only, so loopback is enough.
+        # Loopback is enough, because an embedded cluster runs only on this machine.
         return LOOPBACK
     _check_that_somebody_listens(address)
     try:
@@ -116,7 +118,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
 
 
 def _check_that_somebody_listens(address: str) -> None:
-    """Raise `ConfigError` at once if no server listens, because Ray would retry for minutes."""
+    """Raise `ConfigError` at once if no server listens there, because Ray would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -129,7 +131,10 @@ def _check_that_somebody_listens(address: str) -> None:
 
 
 def _shut_down(ray: Any) -> None:
-    """Disconnect from Ray, and kill the processes it started here, even after an interrupted start."""
+    """Disconnect from Ray, and kill the processes that Ray started on this machine for us.
+
+    This also works after an interrupted start.
+    """
     started = psutil.Process().children(recursive=True)
     ray.shutdown()
     for process in started:

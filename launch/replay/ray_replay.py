@@ -1,6 +1,7 @@
-"""Replay on Ray actors, one per rank, which run the same function as processes do.
+"""Replay on Ray actors, one per rank; an actor runs the same function as a rank's process.
 
-The command hosts the ranks' rendezvous store. Ray carries the ranks' settings, progress and outcomes.
+The process of the command hosts torch's rendezvous store. Ray carries only the settings, the progress
+and the outcome of each rank.
 """
 
 import threading
@@ -25,38 +26,38 @@ from .ray_cluster import RayCluster, ray_cluster, reserve
 from .worker import Watch, run_rank
 
 START_TIMEOUT_S = 180.0
-"""Seconds that Ray may take to place the actors."""
+"""Maximum seconds until Ray has placed all actors on nodes."""
 STOP_TIMEOUT_S = 1.5
-"""Seconds for the ranks to stop in order and return their counters; then they are killed."""
+"""Seconds that ranks have to shut down in order and return their counters before they are killed."""
 POLL_S = 0.1
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a rank: a report on rank 0, an error, or neither."""
+    """Outcome of a rank: a report (rank 0), an error, or neither (other ranks)."""
 
     replayed: Replayed | None = None
     error: str = ""
     status: int = 0
-    """Exit status of a process that fails with this error."""
+    """Exit status of a process that ends with this error."""
     silent: bool = False
-    """Whether the rank did not answer in time."""
+    """Whether the error is that the rank did not answer in time."""
 
 
 class ReplayRankActor:
-    """One rank. `run` occupies one thread of the actor, and the other methods run on a second one."""
+    """Ray actor of one rank: `run` occupies its first thread, and other calls use its second thread."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._done = Progress(0, 0)
 
     def node(self) -> str:
-        """Return the id of the actor's node."""
+        """Return the id of the Ray node on which the actor runs."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def stop(self) -> None:
-        """Stop the rank at its next step."""
+        """Make the rank stop before its next step."""
         self._stop.set()
 
     def done(self) -> Progress:
@@ -64,7 +65,7 @@ class ReplayRankActor:
         return self._done
 
     def run(self, settings: str, variables: dict[str, str]) -> bytes:
-        """Run the rank with these environment variables; return its outcome as msgpack."""
+        """Set these environment variables and run the rank; return its outcome, encoded as msgpack."""
 
         def note(done: Progress) -> None:
             self._done = done
@@ -84,8 +85,8 @@ class ReplayRankActor:
 def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
     """Replay on `settings.ranks` actors; return the exit status.
 
-    Raises `Interrupted` after SIGINT or SIGTERM, once no rank is left and the counters are printed.
-    Raises `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
+    Raises `Interrupted` after SIGINT or SIGTERM, when all ranks have ended and the counters are
+    printed. Raises `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
     """
     raise_on_signals()
     try:
@@ -106,9 +107,9 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
 
 
 def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Return the outcome with the most informative error; None if no rank failed.
+    """Return the outcome whose error is most informative; None if no rank has failed.
 
-    A configuration error comes before the loss of a peer, and both before a rank that did not answer.
+    Configuration errors are preferred to lost peers, and both to ranks that did not answer.
     """
     errors = [each for each in outcomes if each.error]
     return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)
@@ -117,9 +118,9 @@ def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
 def _run_actors(
     cluster: RayCluster, settings: ReplaySettings, ranks_per_node: int | None
 ) -> list[RankOutcome]:
-    """Run one actor for each rank, and return the outcomes by rank."""
+    """Run one actor for each rank; return the outcomes in rank order."""
     ray = cluster.ray
-    # torch's stubs do not export the class that its documentation names.
+    # torch's type stubs lack this class, although torch documents it.
     store = dist.TCPStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
         cluster.host,
         0,
@@ -127,7 +128,7 @@ def _run_actors(
         wait_for_workers=False,
         timeout=timedelta(seconds=START_TIMEOUT_S),
     )
-    # An exception from a signal handler would break Ray's calls.
+    # Only set a flag, because an exception from a signal handler would break Ray's calls.
     interrupted = note_signals()
     gpus = settings.device == "cuda"
     reserved = reserve(ray, settings.ranks, ranks_per_node=ranks_per_node, gpus=gpus)
@@ -154,14 +155,14 @@ def _run_actors(
             raise Interrupted
         return outcomes[:1]
     finally:
-        # Ray kills the actors that are still in the group.
+        # Removing the placement group makes Ray kill the actors that still run in it.
         with suppress(ray.exceptions.RayError):
             ray.util.remove_placement_group(reserved)
         del store
 
 
 def _actors(ray: Any, reserved: Any, *, gpus: bool) -> list[Any]:
-    """Return an actor for each rank; Ray places them in the bundles later."""
+    """Create an actor for each rank; Ray places the actors in the bundles later."""
     options = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": 2, "max_restarts": 0}
     kind = ray.remote(**options)(ReplayRankActor)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -173,9 +174,10 @@ def _actors(ray: Any, reserved: Any, *, gpus: bool) -> list[Any]:
 
 
 def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) -> list[str]:
-    """Wait until Ray has placed all actors; return the node of each.
+    """Wait until Ray has placed all actors; return the id of each actor's node.
 
-    Raises `ConfigError` if Ray cannot place them in time, and `Interrupted` when `interrupted` is true.
+    Raises `ConfigError` if Ray does not place them in time, and `Interrupted` if `interrupted` returns
+    true.
     """
     placed = [actor.node.remote() for actor in actors]
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -200,7 +202,7 @@ def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) 
 
 
 def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
-    """Return the environment variables of a rank, as torch's launchers set them."""
+    """Return the environment variables that torch's launchers would set for a rank."""
     place = {
         "RANK": rank,
         "WORLD_SIZE": len(nodes),
@@ -212,7 +214,7 @@ def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
 
 
 def _have_ended(ray: Any, runs: Sequence[Any]) -> bool:
-    """Wait `POLL_S`; return whether all ranks have finished, or one has died or failed."""
+    """Wait up to `POLL_S`; return whether all ranks have finished, or any rank has failed."""
     ended, waiting = ray.wait(runs, num_returns=len(runs), timeout=POLL_S)
     return not waiting or any(_outcome(ray, run, 0).error for run in ended)
 

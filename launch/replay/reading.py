@@ -1,4 +1,4 @@
-"""`lockstep report`: convert a report's JSON to one self-contained HTML page."""
+"""`lockstep report`: convert the JSON file of a report to one HTML file."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("path", "l3_l2_gbps", print_path),
     ("tree", "repetitions", print_tree),
 )
-"""Each benchmark's name, a key that only its report has, and its printing function."""
+"""For each benchmark: its name, a key that only its report has, and the function that prints it."""
 _WANTED: Final = "a report that --report of `lockstep replay`, `demo` or `bench` wrote"
 
 
@@ -72,7 +72,7 @@ def report(
 
 
 def write_page(run: Path, target: Path) -> None:
-    """Write the page for the report in `run`. Raises `ConfigError` if reading or writing fails."""
+    """Write the HTML file for the report in `run`. Raises `ConfigError` if a file operation fails."""
     check_that_writable(target)
     write_text(target, page_of(run))
 
@@ -99,7 +99,7 @@ def page_of(path: Path) -> str:
 
 
 def _shown(record: dict[str, Any]) -> str | None:
-    """Return the page for a record of any known kind; None for an unknown kind."""
+    """Return the HTML for a report of any known kind; None if the kind is unknown."""
     if {"cold", "warm"} <= record.keys():
         return _replays({name: cast("Report", record[name]) for name in ("cold", "warm")}, "demo")
     if {"round_us", "hit_tokens", "digests"} <= record.keys():
@@ -146,13 +146,13 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
 
 
 def _with_samples(report: Report) -> Report:
-    """Return a report of any version with empty samples if it has none; their plots are left out."""
+    """Return a report with empty samples if it has none, because older versions wrote no samples."""
     empty: dict[str, object] = {"samples": None, "round_us_counts": []}
     return cast("Report", {**empty, **report})
 
 
 def _section(title: str, report: Report) -> list[str]:
-    """Return the main figures and the plots of a replay."""
+    """Return the main figures and the plots of one replay as pieces of HTML."""
     faults = failures_in(report)
     if report["interrupted"]:
         faults.append("The run was interrupted; the counters are partial.")
@@ -183,12 +183,12 @@ def _figures(report: Report) -> list[tuple[str, str]]:
 
 
 def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """Return an HTML page with these parts, which are already HTML."""
+    """Return an HTML document with these parts, which must be HTML already."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; img-src data:\">"
-        # Without an inline icon, a browser requests one from the server.
+        # Give an empty icon inline; otherwise a browser requests one from the server.
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
     )
     body = "\n".join([f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>", *parts])
@@ -196,7 +196,7 @@ def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
-    """Return a table with columns for labels, values (with these titles) and explanations."""
+    """Return an HTML table of rows with a label, values (under these titles) and an explanation."""
     heads = "".join(f"<th>{escape(each)}</th>" for each in titles)
     return f"<table><tr><th></th>{heads}<th></th></tr>{''.join(rows)}</table>"
 

@@ -1,7 +1,7 @@
 """A rank of a replay: `torchrun --nproc-per-node N -m lockstep.launch.replay.replay [TRACE] [options]`.
 
-Takes the options of `lockstep replay`. That command starts the same module, but passes the settings in
-an environment variable.
+The module takes the options of `lockstep replay`. That command also starts this module, but passes the
+settings in an environment variable instead of options.
 """
 
 import os
@@ -18,7 +18,7 @@ from ..cli.interruption import (
     raise_on_signals,
 )
 
-# Importing torch takes seconds; until then a signal ends the process without a message.
+# Until torch is imported, which takes seconds, a signal should end the process without a traceback.
 if __name__ == "__main__":
     end_on_signals()
 
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAUNCHER_OPTION = "--launched-by"
-"""Option with the launcher's process id, for a rank that reads its settings from the environment."""
+"""Option that says that the settings are in the environment; its value is the launcher's process id."""
 PATIENCE_S = 1.0
-"""Seconds that an interrupted rank has to finish its current step."""
+"""Seconds that an interrupted rank has to finish its current step before `Interrupted` is raised."""
 
 
 def main() -> None:
-    """Run this process as one rank, and exit with the group's exit status."""
-    # Our launcher passes its process id, because it may have died while this process was starting.
+    """Run this process as one rank, and exit with the rank's exit status."""
+    # Use the process id from the option, because the launcher may already have died, which changes the
+    # parent process.
     started = sys.argv[1:2] == [LAUNCHER_OPTION]
     launcher = int(sys.argv[2]) if started else os.getppid()
     end_with(launcher)
@@ -61,23 +62,23 @@ def main() -> None:
 
 
 class _Rank:
-    """One rank of a replay in this process."""
+    """Runs one rank of a replay in this process."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
         self._interrupted: Callable[[], bool] = lambda: False
 
     def run_with_options(self) -> int:
-        """Run the rank with settings from the command line."""
+        """Run the rank with settings from the command line, as under torchrun."""
         arguments = sys.argv[1:]
         if not any(each.partition("=")[0] == "--ranks" for each in arguments):
             arguments = ["--ranks", str(read_rank_environment().world_size), *arguments]
         return run_command(replay_command(lambda settings, _choice: self.run(settings)), arguments)
 
     def run(self, settings: ReplaySettings | None = None) -> int:
-        """Join the other ranks, replay, and report if this is rank 0.
+        """Join the other ranks, replay, and print the report on rank 0.
 
-        Without `settings`, read those that `lockstep replay` put into the environment.
+        If `settings` is None, the settings that `lockstep replay` put into the environment are used.
         """
         from ..cli.progress import progress_bar
         from .outcome import conclude
@@ -103,14 +104,15 @@ class _Rank:
         self._interrupted = note_signals(patience_s=PATIENCE_S)
 
     def _stopped(self) -> bool:
-        # A launcher that was killed cannot stop its ranks.
+        # Also stop if the launcher was killed, because a dead launcher cannot stop its ranks.
         return self._interrupted() or os.getppid() != self._launcher
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process without waiting for threads that an error may have left running."""
+    """Exit without waiting for threads, because an error may have left threads that never end."""
     for each in (sys.stdout, sys.stderr):
-        if each is not None:  # None if a service was started without stdout or stderr.
+        # A stream is None if the process was started without it, for example by a service manager.
+        if each is not None:
             each.flush()
     os._exit(code)
 

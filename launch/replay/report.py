@@ -30,14 +30,14 @@ class HitTokens(TypedDict):
 
 
 class Percentiles(TypedDict):
-    """Percentiles of a time, over the samples of all ranks."""
+    """Percentiles of a duration over the samples of all ranks."""
 
     p50: float
     p99: float
 
 
 class Bytes(TypedDict):
-    """Bytes moved between tiers, summed over the ranks."""
+    """Bytes that were moved between tiers, summed over the ranks."""
 
     l1_to_l2: int
     l2_to_l1: int
@@ -46,7 +46,7 @@ class Bytes(TypedDict):
 
 
 class Pool(TypedDict):
-    """One pool's size, and its compared pages summed over the ranks."""
+    """Size of one pool, and the number of its compared pages, summed over the ranks."""
 
     device_pages: int
     host_pages: int
@@ -61,30 +61,33 @@ class Report(TypedDict):
     """The result of a replay. Every key is always present."""
 
     ranks: int
-    """Ranks whose results are in the report: all, unless the replay was interrupted."""
+    """Number of ranks whose results are in the report; all ranks, unless the replay was interrupted."""
     interrupted: bool
-    """Whether the replay was interrupted.
+    """Whether the replay was interrupted before all requests were served.
 
-    Then the counters are partial, operations may be left, and there are no digests, because the ranks
-    stopped in different steps.
+    If so, the counters are partial and operations may still be in flight. There are no digests then,
+    because the ranks stopped in different steps.
     """
     requests: int
     """Requests that were served."""
     refused: int
-    """Requests that can never fit the device pool; no other counter includes them."""
+    """Number of requests that can never fit the device pool; no other counter includes them."""
     refusals: list[str]
-    """The first refused requests, one line each."""
+    """Descriptions of the first refused requests, one line each."""
     retractions: int
-    """Retractions: a request's pages were all copied to the host, to make room for an older request."""
+    """Number of retractions: all pages of a request were copied to the host to make room for an older
+    one."""
     resumes: int
-    """Number of retracted requests that resumed with all their pages; the others started again."""
+    """Number of retracted requests that resumed with all their pages; the others were computed again.
+    """
     preempted: int
-    """Number of times that a request lost its pages to an older request and started again.
+    """Number of times that a request lost its pages to an older request without a retraction.
 
-    Such a request could not be saved, because there was no space or nothing to save.
+    The request was computed again. A retraction was impossible, because host memory was full or the
+    request had no whole page.
     """
     recomputed_tokens: int
-    """Tokens that requests lost and computed again; no other counter includes them."""
+    """Number of tokens that requests lost and computed again; no other counter includes them."""
     prompt_tokens: int
     """The sum of `computed_tokens` and the three `hit_tokens`."""
     computed_tokens: int
@@ -95,48 +98,50 @@ class Report(TypedDict):
     transport: str
     """The transport of the rounds, and why it was chosen."""
     collectives: int
-    """Collectives that a rank launched for its rounds."""
+    """Number of collectives that one rank launched for its rounds."""
     round_us: Percentiles
-    """Microseconds that `Cache.step` blocked the engine, without the waits that an engine requests.
+    """Time in microseconds for which a `Cache.step` blocked the engine.
 
-    Includes the vote, the wait for the other ranks, and the processing of the verdict.
+    Includes filling the ballot, waiting for the other ranks, and applying the verdict. Waits that the
+    engine requests are not included.
     """
     operations: dict[str, dict[str, int]]
     operations_left: int
-    """Operations still in flight after the final flush. Must be 0 at the end."""
+    """Number of operations in flight after the final flush. Must be 0."""
     violations: list[str]
-    """Invariants that a replica violated at rest, such as a leaked page. Must be empty."""
+    """Invariants that a replica violated when no operation was in flight. Must be empty."""
     bytes: Bytes
     pages_verified: int
-    """Pages from the cache that were compared when used, over all pools and ranks."""
+    """Number of pages from the cache whose bytes were compared before use, over all pools and ranks."""
     pages_rechecked: int
-    """Pages that were compared when their request had finished, over all pools and ranks."""
+    """Number of pages whose bytes were compared after their request had finished, over all pools and
+    ranks."""
     pages_corrupt: int
-    """Verified or rechecked pages with wrong bytes. Must be 0."""
+    """Number of compared pages with wrong bytes. Must be 0."""
     pools: dict[str, Pool]
     """Pools by name: `kv` for full attention; `window` and `state` if the profile has them."""
     storage_corrupt: int
     """Objects that the store found corrupt and did not serve, summed over the ranks."""
     storage_late_calls: int
-    """Calls to the store that timed out, summed over the ranks."""
+    """Number of calls to the store that timed out, summed over the ranks."""
     storage_waited_s: float
-    """Total seconds of the store calls that timed out; parallel calls are summed."""
+    """Sum of the durations of all store calls that timed out, in seconds."""
     loads_failed: int
     saves_failed: int
-    """Retractions with a failed copy, after which the request started again."""
+    """Number of retractions of which a copy failed, so that the request was computed again."""
     digests: list[str]
-    """Digest of each rank's replicated state at the end. Must be equal."""
+    """Digest of each rank's replicated state after the last step. All must be equal."""
     wall_s: float
-    """Time from the first request to the end of the last write."""
+    """Seconds from the start of the first request to the end of the last write."""
     flush_s: float
-    """The part of `wall_s` after the last request had finished."""
+    """Seconds of `wall_s` after the last request had finished, in which the last writes finished."""
     samples: Samples | None
-    """Samples of rank 0; None if none were taken."""
+    """Counters of rank 0 over time; None if no samples were taken."""
     round_us_counts: list[list[float]]
-    """Histogram of `round_us` over all ranks; empty buckets are left out.
+    """Histogram of `round_us` over all ranks, without empty buckets.
 
-    Each entry is an upper bound in microseconds, and the number of steps below it and at least 11/12 of
-    it.
+    Each entry has a bucket's upper bound in microseconds, and its number of steps. A step of a bucket
+    took between 11/12 of the upper bound and the upper bound.
     """
     settings: dict[str, object]
 
@@ -154,7 +159,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     operations: dict[str, dict[str, int]]
     operations_left: int
     violation: str
-    """The first invariant that the replica violated at rest, or ""."""
+    """The first invariant that the replica violated when no operation was in flight; "" if none."""
     bytes_moved: dict[str, int]
     storage_corrupt: int
     storage_late_calls: int
@@ -163,17 +168,17 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     flush_s: float
     samples: Samples | None = None
-    """Samples of rank 0; None on the other ranks."""
+    """Counters of rank 0 over time; None on the other ranks."""
     timeline: bytes | None = None
-    """The rank's packed events (`RankEvents.pack`), if it kept any."""
+    """The rank's packed events (`RankEvents.pack`); None if the rank kept no events."""
 
 
 def make_report(
     settings: ReplaySettings, results: Sequence[RankResult], *, interrupted: bool = False
 ) -> Report:
-    """Return the report, given the results of the ranks in rank order.
+    """Return the report; `results` are the ranks' results in rank order.
 
-    In an interrupted replay results may be missing, but not that of rank 0.
+    After an interruption, results of ranks other than 0 may be missing.
     """
     first = results[0]
     counts = first.counts
@@ -277,5 +282,5 @@ def failures_in(report: Report) -> list[str]:
 
 
 def read_report(path: str | Path) -> Report:
-    """Return a report that `write_report` wrote."""
+    """Return the report in a file that `write_report` wrote."""
     return cast("Report", json.loads(Path(path).read_text(encoding="utf-8")))

@@ -1,8 +1,8 @@
 """Samples of rank 0's counters during a replay, in a list of bounded length.
 
-Without a sample a step costs one read of the clock. When the list is full, every second sample is
-dropped and the interval doubles. No count is lost, because counters are cumulative and the step times
-of a dropped sample are added to the next one.
+A step in which no sample is due costs one read of the clock. When the list is full, every second sample
+is dropped and the interval doubles. Nothing is lost from the totals: counters are cumulative, and the
+step times of a dropped sample are added to the next sample.
 """
 
 import time
@@ -21,7 +21,8 @@ MOMENTS_MAX: Final = 500
 _FIRST_PAUSE_S: Final = 0.05
 SIZES_PER_DOUBLING: Final = 8
 _SIZES: Final = 27 * SIZES_PER_DOUBLING
-"""Buckets for 1 us to two minutes; longer times go into the last one."""
+"""Number of histogram buckets for step times, from 1 us to two minutes; the last has all longer times.
+"""
 
 
 class Samples(TypedDict):
@@ -31,20 +32,20 @@ class Samples(TypedDict):
     """
 
     seconds: list[float]
-    """Seconds since the start."""
+    """Seconds since the start of the replay."""
     requests: list[int]
-    """Finished requests: served or refused."""
+    """Number of requests that were served or refused."""
     requests_in_system: list[int]
     operations_in_flight: list[int]
     prompt_tokens: list[int]
-    """Prompt tokens of the served requests."""
+    """Number of prompt tokens of the served requests."""
     hit_device_tokens: list[int]
-    """Prompt tokens that were on the device."""
+    """Number of prompt tokens that hit on the device."""
     hit_host_tokens: list[int]
     hit_storage_tokens: list[int]
     rounds: list[int]
     round_us_p50: list[float]
-    """Time of `Cache.step` since the previous sample, as in `Report.round_us`; within a twelfth."""
+    """Median time of the steps since the previous sample, as in `Report.round_us`; error below 1/12."""
     round_us_p99: list[float]
     l1_to_l2_bytes: list[int]
     l2_to_l1_bytes: list[int]
@@ -53,11 +54,11 @@ class Samples(TypedDict):
 
 
 Counted = npt.NDArray[np.int64]
-"""Number of steps in each bucket of times."""
+"""Number of steps by bucket of their time."""
 
 
 def counted_by_size(times_us: Sequence[float] | npt.NDArray[np.float64]) -> Counted:
-    """Return the number of times in each bucket."""
+    """Return how many of these times are in each bucket."""
     times = np.maximum(np.asarray(times_us, dtype=np.float64), 1.0)
     sizes = np.minimum((np.log2(times) * SIZES_PER_DOUBLING).astype(np.int64), _SIZES - 1)
     return np.bincount(sizes, minlength=_SIZES).astype(np.int64)
@@ -69,7 +70,7 @@ def upper_us(size: int) -> float:
 
 
 def percentile_us(counted: Counted, share: float) -> float:
-    """Return a percentile of the times in microseconds; 0 if there are none."""
+    """Return a percentile of the step times in microseconds; 0 if there are no steps."""
     total = int(counted.sum())
     if not total:
         return 0.0
@@ -79,7 +80,7 @@ def percentile_us(counted: Counted, share: float) -> float:
 
 @dataclass(slots=True)
 class _Moment:
-    """One sample, and the times of the steps since the previous one."""
+    """One sample, and the histogram of step times since the previous sample."""
 
     seconds: float
     counts: dict[str, int]
@@ -87,7 +88,7 @@ class _Moment:
 
 
 class Sampler:
-    """Takes the samples of one rank; call `look` once in every step."""
+    """Takes samples of one rank's counters; call `look` once in every step."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Sampler:
         stopped: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stopped` is called by `look`, which returns its result."""
+        """`stopped` says whether the replay must stop; `look` calls it and returns its result."""
         self._cache = cache
         self._stopped = stopped
         self._clock = clock
@@ -157,7 +158,7 @@ class Sampler:
         self._due = now + self._pause_s
 
     def _thin_out(self) -> None:
-        """Drop every second sample but the first, and add its times to the next sample."""
+        """Drop every second sample, but keep the first; add step times of each to the next sample."""
         first, *others = self._moments
         left = others[len(others) // 2 * 2 :]
         for dropped, stays in zip(others[::2], others[1::2], strict=False):

@@ -1,8 +1,8 @@
-"""A rank's counters, and their transfer to rank 0 if the run is interrupted.
+"""A rank's counters, and their transfer to rank 0 if the replay is interrupted.
 
 An interrupted rank leaves at once, possibly in the middle of a round, so no collective can gather
-results. Each rank first writes its counters to the rendezvous store. A rank that loses a peer reads
-there that the peer was interrupted.
+results. Instead, each rank first writes its counters to torch's rendezvous store. If a rank loses a
+peer, it checks this store to see whether the peer was interrupted or has failed.
 """
 
 import time
@@ -31,7 +31,7 @@ _BEGUN = "interrupted"
 
 
 class ServingRun:
-    """One run: serves all requests and counts the results."""
+    """One replay on a rank: serves all requests and counts the results."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ServingRun:
         sampler: Sampler | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """`sampler` is given on rank 0 and starts here; `events` is given if the rank keeps events."""
+        """`sampler` is None except on rank 0; `events` is None if the rank keeps no events."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
@@ -50,21 +50,22 @@ class ServingRun:
         self._began = time.perf_counter()
 
     def until_done(self) -> RankResult:
-        """Serve all requests and flush the writes. Raises `Interrupted` if the scheduler is stopped."""
+        """Serve all requests and flush the writes; raise `Interrupted` if the scheduler was stopped."""
         if not self._scheduler.run():
             raise Interrupted
         served = time.perf_counter()
         self._cache.flush()
         flush_s = time.perf_counter() - served
         try:
-            # No request or operation is left to own a page, so the check finds leaked pages.
+            # Check now: every request and operation has ended, so a page that one still owns has
+            # leaked.
             self._cache.inspection.check()
         except InvariantViolation as broken:
             return self.so_far(flush_s, str(broken))
         return self.so_far(flush_s)
 
     def so_far(self, flush_s: float = 0.0, violation: str = "") -> RankResult:
-        """Return the counters so far. Requests and operations may be in flight."""
+        """Return the counters so far, while requests and operations may still be in flight."""
         stats = self._cache.stats()
         return RankResult(
             counts=self._scheduler.counts,
@@ -92,14 +93,14 @@ class ServingRun:
 
 
 def submit_requests(store: Store, rank: int, result: RankResult) -> None:
-    """Write a rank's result to the store, unless the store ended with the launcher."""
+    """Write a rank's result to the rendezvous store; do nothing if that store has ended."""
     with suppress(RuntimeError):
         _put(store, _of_rank(rank), msgspec.msgpack.encode(result))
         store.add(_BEGUN, 1)
 
 
 def was_begun(store: Store) -> bool:
-    """Return whether an interrupted rank has written its result; then a lost peer is not a failure."""
+    """Return whether any rank was interrupted, so that a lost peer does not count as a failure."""
     try:
         return store.add(_BEGUN, 0) > 0
     except RuntimeError:
@@ -107,12 +108,12 @@ def was_begun(store: Store) -> bool:
 
 
 def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
-    """Return the results: `own` of rank 0, and those that other ranks write in time."""
+    """Return the results of rank 0 (`own`) and of the ranks that write theirs in time."""
     results = [own]
     deadline = time.monotonic() + COLLECT_TIMEOUT_S
     for rank in range(1, ranks):
         with suppress(RuntimeError):
-            # Poll, because a wait of the store prints a warning when it times out.
+            # Poll the store, because its own wait prints a warning when it times out.
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
@@ -122,9 +123,9 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
 
 
 def _put(store: Store, key: str, data: bytes) -> None:
-    """Write data of any length under a key; the key exists once all of the data is written.
+    """Write data of any length; other ranks see the key once all pieces are written.
 
-    The data is split, because a store takes values of a few MB at most.
+    The data is split into pieces, because a value of the store can have only a few MB.
     """
     pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
     for number, piece in enumerate(pieces):

@@ -1,9 +1,9 @@
-"""The function that every rank runs under any launcher.
+"""The function that every rank of a replay runs, under any launcher.
 
-A rank joins the others, opens the cache on a gloo group, replays the workload, gathers the results, and
-leaves together with the others. After an error or an interruption the rank leaves at once, without
-waiting; the others notice its closed connections. Before that, an interrupted rank sends its counters
-to rank 0 (`handing_in`).
+A rank joins the others, opens the cache on a gloo group, replays the workload and gathers the results.
+The ranks then leave together. After an error or an interruption, a rank leaves at once, and the others
+notice its closed connections. An interrupted rank sends its counters to rank 0 before it leaves
+(`serving_run`).
 """
 
 from collections.abc import Callable
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Callbacks between a rank and its launcher while the rank runs."""
+    """Callbacks with which a rank informs its launcher, or is stopped by it."""
 
     on_done: OnDone = nothing
-    """Called with the replay's progress."""
+    """Called with the replay's progress while requests are served."""
     stopped: Callable[[], bool] = lambda: False
     """Called in every step; the rank stops if the result is true."""
     on_joined: Callable[[], None] = lambda: None
-    """Called when the rank has joined, before it opens anything that needs an orderly shutdown."""
+    """Called when the rank has joined the others, before it opens the cache."""
     on_open: Callable[[], None] = lambda: None
-    """Called before the first request is served; `stopped` is called from then on."""
+    """Called before the first request is served; `stopped` is called only after this."""
     on_interrupted: Callable[[], None] = lambda: None
-    """Called when the rank begins to leave early."""
+    """Called before a rank leaves early because of an interruption."""
 
 
 def run_rank(
@@ -60,8 +60,8 @@ def run_rank(
 ) -> Replayed | None:
     """Replay on this rank. Returns the result on rank 0, and None on the other ranks.
 
-    If `watch.stopped` returned true or a rank was interrupted, the report has the counters so far, and
-    the other ranks raise `Interrupted`. Rank 0 raises `Interrupted`, too, if nothing was counted yet.
+    If `watch.stopped` returns true or a rank was interrupted, rank 0 reports the counters so far, and
+    the other ranks raise `Interrupted`. Rank 0 also raises `Interrupted` if nothing was counted yet.
     Raises `ConfigError` on every rank if settings differ or cannot work, and `GroupError` if the group
     cannot continue.
     """
@@ -73,7 +73,8 @@ def run_rank(
         agreed, requests = _agree(settings, environment, meeting.collective)
         replayed = _replay(agreed, requests, environment, meeting, watch)
         if replayed is None or not replayed.report["interrupted"]:
-            # Wait until all ranks are done, because the first to exit may close the rendezvous store.
+            # Wait until all ranks are done, because the rank that hosts the rendezvous store may exit
+            # first.
             dist.barrier()
     return replayed
 
@@ -81,10 +82,10 @@ def run_rank(
 def _agree(
     settings: ReplaySettings, environment: RankEnvironment, collective: "Collective"
 ) -> tuple[ReplaySettings, int]:
-    """Return the settings with the smallest pools of all ranks, and the number of requests.
+    """Return the settings with the smallest pool sizes of all ranks, and the number of requests.
 
-    Checks every line of the trace before the first request is served. Raises the same `ConfigError` on
-    every rank if settings differ or a rank cannot replay them.
+    Checks every line of the trace first. Raises the same `ConfigError` on every rank if settings differ
+    or a rank cannot replay them.
     """
     pools = agree_on_settings(
         collective,
@@ -143,7 +144,7 @@ def _replay(
             own, results = run.so_far(), None
             submit_requests(meeting.store, environment.rank, own)
     finally:
-        # After an error or an interruption no rank waits for another round.
+        # Close without waiting for other ranks, because after an error they take no further round.
         cache.abandon()
     interrupted = results is None
     if environment.rank == 0:
@@ -190,7 +191,7 @@ def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.
 
 
 def limits_of(settings: ReplaySettings) -> EngineLimits:
-    """Return the limits of each rank's scheduler."""
+    """Return the limits of the scheduler, which are equal on every rank."""
     return EngineLimits(
         concurrency=settings.concurrency,
         page_tokens=settings.page_tokens,

@@ -1,4 +1,4 @@
-"""Work on objects in batches of bounded size, a few batches in parallel, in reused memory."""
+"""Process objects of a store in batches of limited size, several batches in parallel."""
 
 import asyncio
 from collections import Counter
@@ -14,27 +14,28 @@ from ...storage_backends.records.catalogue import stored_bytes
 BATCH_BYTES: Final = 16 << 20
 BATCH_OBJECTS: Final = 256
 OBJECT_BYTES_MAX: Final = 1 << 30
-"""Largest object that is read. A page has a few megabytes; memory for more is not guaranteed."""
+"""Maximum bytes of an object that is read; a page has a few megabytes, and memory may not hold more."""
 ANY_BYTES: Final = 1 << 62
-"""No byte limit, for batches whose objects are named but not read."""
+"""Byte limit of a batch whose objects are not read, so that the bytes do not matter."""
 
 NAMED_MAX: Final = 10
-"""Most objects that are named for each kind of defect."""
+"""Maximum number of objects that are listed by name for each kind of defect."""
 
 Batch = Sequence[StoredObject]
 
 
 @dataclass(slots=True)
 class Defects:
-    """Number of objects with one kind of defect, and the names of the first ones."""
+    """Objects with one kind of defect: their number, and the names of the first ones."""
 
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Number of objects by outcome (`failed`, `timed out`), if there are several."""
+    """Number of these objects by outcome (`failed`, `timed out`), if the defect has several outcomes.
+    """
 
     def add(self, name: ObjectName, outcome: str | None = None) -> None:
-        """Count one more object."""
+        """Count one more object with the defect."""
         self.objects += 1
         if outcome is not None:
             self.outcomes[outcome] += 1
@@ -49,10 +50,10 @@ class Scratch:
         self._memory = memoryview(bytearray())
 
     def buffers(self, shapes: Sequence[ObjectShape]) -> list[memoryview]:
-        """Return a buffer for each shape, valid until the next call."""
+        """Return a buffer for each object shape; the buffers are valid until the next call."""
         sizes = [shape.nbytes for shape in shapes]
         if sum(sizes) > len(self._memory):
-            # Free the old memory first, so that both are never allocated together.
+            # Free the old memory before allocating the new, so that both never exist together.
             self._memory = memoryview(bytearray())
             self._memory = memoryview(bytearray(sum(sizes)))
         buffers: list[memoryview] = []
@@ -64,7 +65,7 @@ class Scratch:
 
 
 async def in_batches(objects: AsyncIterator[StoredObject], nbytes_max: int) -> AsyncIterator[Batch]:
-    """Yield the objects in order, in batches as large as the limits allow."""
+    """Yield the objects in order, as batches that are as large as the limits allow."""
     batch: list[StoredObject] = []
     nbytes = 0
     async for stored in objects:
@@ -87,8 +88,8 @@ async def for_each_batch(
 ) -> None:
     """Call `work` for all objects, batch by batch, with `jobs` batches in parallel.
 
-    A batch has at most `BATCH_OBJECTS` objects and `nbytes_max` bytes, or is one larger object. No two
-    calls share scratch memory at the same time. The first error stops all workers.
+    A batch has at most `BATCH_OBJECTS` objects and `nbytes_max` bytes; one larger object is a batch by
+    itself. Parallel calls never share scratch memory. The first error stops all workers.
     """
     batches = in_batches(objects, nbytes_max)
     turn = asyncio.Lock()
@@ -108,20 +109,20 @@ async def for_each_batch(
     finally:
         for task in tasks:
             task.cancel()
-        # A cancelled worker still waits until the store no longer uses its memory.
+        # Wait for cancelled workers, because the store may use their memory until they end.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def only(
     objects: AsyncIterator[StoredObject], wanted: Callable[[StoredObject], bool]
 ) -> AsyncIterator[StoredObject]:
-    """Yield the objects for which `wanted` is true."""
+    """Yield only the objects for which `wanted` returns true."""
     async for stored in objects:
         if wanted(stored):
             yield stored
 
 
 async def these(objects: Sequence[StoredObject]) -> AsyncIterator[StoredObject]:
-    """Yield the objects of a sequence."""
+    """Yield the objects of a sequence, as an asynchronous iterator."""
     for stored in objects:
         yield stored

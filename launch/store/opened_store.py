@@ -1,6 +1,6 @@
-"""The frame of every `lockstep store` subcommand.
+"""Code that all `lockstep store` subcommands share.
 
-Opens and closes the store, handles signals, shows progress, and prints the partial result after a
+It opens and closes the store, handles signals, shows progress, and prints the partial result after a
 failure.
 """
 
@@ -28,7 +28,7 @@ _EXIT_INCOMPLETE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """A store that a subcommand has open, and the subcommand's progress."""
+    """An opened store, with the progress display of the subcommand that uses it."""
 
     backend: StorageBackend
     uri: str
@@ -52,10 +52,10 @@ class OpenedStore:
 def run_on_store(
     uri: str, work: Callable[[OpenedStore], Awaitable[Result]], *, looking: bool = False
 ) -> Result:
-    """Open a store with `opened_store`, run `work` on it, and return the result.
+    """Open a store, run `work` on it, close the store, and return the result of `work`.
 
-    The first SIGINT or SIGTERM cancels the work, closes the store, and raises `Interrupted`. The second
-    one ends the process at once, because a store may hang.
+    The first SIGINT or SIGTERM cancels the work, closes the store, and raises `Interrupted`. A second
+    signal ends the process at once, because closing the store may hang.
     """
 
     async def opened() -> Result:
@@ -68,7 +68,7 @@ def run_on_store(
 
 @contextmanager
 def reporting_partial(tell: Callable[[], object]) -> Generator[None]:
-    """Call `tell`, which prints the partial result, on `Interrupted` or `StorageError`."""
+    """On `Interrupted` or `StorageError`, call `tell` to print the partial result, and re-raise."""
     try:
         yield
     except (Interrupted, StorageError):

@@ -23,9 +23,10 @@ DryRun = Annotated[bool, Parameter(help="Only show what would be removed.")]
 
 
 def of_rank(uri: str, rank: int | None) -> str:
-    """Return the URI of one rank's store, if each rank has a store.
+    """Return the store's URI; if each rank has its own store, the URI for `rank`.
 
-    Raises `ConfigError` if the URI needs a rank and none is given, or the other way round.
+    Raises `ConfigError` if the URI needs a rank and none is given, or if a rank is given and not
+    needed.
     """
     if RANK in uri and rank is not None:
         return uri.replace(RANK, str(rank))

@@ -25,9 +25,9 @@ class StoreProgress:
         *,
         moves: bool = False,
     ) -> None:
-        """Start another part of the work; its size is None if it is unknown.
+        """Replace the progress bar for the next part of the work; `nbytes` is None if unknown.
 
-        `moves` means that the work moves the objects' bytes, so a speed is shown.
+        If `moves` is true, the work reads or writes the objects' bytes, so the bar shows a speed.
         """
         if self._bars is None:
             return
@@ -37,7 +37,7 @@ class StoreProgress:
         self._bars.add_task(what, total=nbytes, objects="", moves=moves)
 
     def advance(self, objects: int, nbytes: int) -> None:
-        """Add finished objects and their bytes."""
+        """Advance the bar by a number of finished objects and their bytes."""
         if self._bars is None:
             return
         self._objects += objects
@@ -64,7 +64,7 @@ def store_progress() -> Generator[StoreProgress]:
     from rich.text import Text
 
     class SpeedColumn(TransferSpeedColumn):
-        """The speed of work that moves bytes."""
+        """Shows the speed for work that reads or writes the objects' bytes; empty for other work."""
 
         def render(self, task: Task) -> Text:
             return super().render(task) if task.fields["moves"] else Text("")

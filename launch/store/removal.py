@@ -38,15 +38,15 @@ Wanted = Callable[[StoredObject], bool]
 
 @dataclass(slots=True)
 class Removal:
-    """Number of objects and bytes that a removal has removed, or would remove."""
+    """Objects and bytes that were removed, or that a dry run would remove."""
 
     objects: int = 0
     nbytes: int = 0
     stayed: Defects = field(default_factory=Defects)
-    """Objects that the store did not remove."""
+    """Objects that the store could not remove."""
 
     def add(self, name: ObjectName, nbytes: int, *, gone: bool) -> None:
-        """Count one object."""
+        """Count one object that was removed (`gone`) or not."""
         if gone:
             self.objects += 1
             self.nbytes += nbytes
@@ -56,22 +56,22 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The objects that `rm` removes."""
+    """The objects that `lockstep store rm` removes."""
 
     namespaces: frozenset[str] | None
     """Namespaces whose objects are removed; None for all."""
     manifests: frozenset[ObjectName] = frozenset()
-    """Manifests that are removed last, because they describe the other objects."""
+    """Manifests to be removed after all other objects, because they describe the others."""
 
     def wants(self, stored: StoredObject) -> bool:
-        """Return whether an object other than a manifest is removed."""
+        """Return whether an object must be removed; manifests are removed separately."""
         if is_manifest(stored):
             return False
         return self.namespaces is None or stored.name.namespace in self.namespaces
 
 
 class _Oldest:
-    """Keeps the oldest objects that add up to `nbytes`."""
+    """Collects the oldest objects, as many as are needed to free `nbytes` bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -79,17 +79,17 @@ class _Oldest:
         self._heap: list[tuple[float, int, StoredObject]] = []
 
     def add(self, stored: StoredObject) -> None:
-        """Keep the object if it may be among the oldest."""
+        """Add an object, unless its age is unknown; it is dropped again if older ones are enough."""
         if stored.age_s is None:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
         self._left -= stored_bytes(stored)
-        # Drop the youngest object when the others are enough.
+        # Drop the youngest object while the older ones are enough.
         while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
     def oldest_first(self) -> list[StoredObject]:
-        """Return the kept objects, oldest first; those are the ends of prefixes."""
+        """Return the collected objects, oldest first; the oldest ones are the ends of prefixes."""
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
@@ -162,7 +162,7 @@ async def _collect(
     removed: Removal,
     dry_run: bool,
 ) -> str:
-    """Remove the pages that are too old or exceed the size; return text about the rest."""
+    """Remove pages that are too old or exceed the size limit; return text about remaining pages."""
     namespaces = None
     if model is not None:
         catalogue = (await survey(store)).catalogue
@@ -295,9 +295,9 @@ def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
 
 
 def pages_of(namespaces: Collection[str] | None) -> Wanted:
-    """Return a filter for the pages of these namespaces (None: all), without manifests and marks.
+    """Return a filter that accepts the pages of these namespaces (None: of all).
 
-    Manifests and marks are small, and describe the pages that stay.
+    Manifests and marks are not accepted, because they are small and describe the pages that stay.
     """
     return lambda stored: (
         not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)
@@ -311,7 +311,7 @@ async def remove_objects(
     *,
     dry_run: bool = False,
 ) -> None:
-    """Remove the objects and count them in `removed`; with `dry_run` only count them."""
+    """Remove the objects and count them in `removed`; with `dry_run`, count without removing."""
 
     async def remove(batch: Batch, _: Scratch) -> None:
         names = [stored.name for stored in batch]
@@ -326,7 +326,7 @@ async def remove_objects(
 
 
 async def remove_selected(store: OpenedStore, selection: Selection, removed: Removal) -> None:
-    """Remove the selected objects. Keep the manifests if an object could not be removed."""
+    """Remove the selected objects; keep the manifests if any other object could not be removed."""
     await remove_objects(store, only(store.listed(), selection.wants), removed)
     if selection.manifests and not removed.stayed.objects:
         names = sorted(selection.manifests, key=lambda name: name.namespace)
@@ -336,7 +336,7 @@ async def remove_selected(store: OpenedStore, selection: Selection, removed: Rem
 
 
 def selected_extent(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
-    """Return the number of selected objects, with manifests, and their bytes."""
+    """Return the number and the bytes of the selected objects, including manifests."""
     if selection.namespaces is None:
         return catalogue.total.objects, catalogue.total.nbytes
     objects, nbytes = extent_of(catalogue, selection.namespaces.__contains__)

@@ -66,7 +66,8 @@ async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Without this, the error would be reported as one of the store.
+            # Convert the error here, because the caller would report an `OSError` as an error of the
+            # store.
             raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 
@@ -137,7 +138,7 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _quarantine_record(directory: Path) -> Record:
-    """Return the number of files in a directory's quarantine, and their bytes."""
+    """Return the number of quarantined files in a store's directory, and their bytes."""
     files = nbytes = 0
     try:
         with os.scandir(directory / QUARANTINE) as entries:

@@ -1,4 +1,4 @@
-"""Open a store for a tool: refuse stores that cannot be listed, and never create one."""
+"""Opens a store for a command-line tool; refuses stores that cannot list objects, and creates none."""
 
 import os
 import time
@@ -16,27 +16,28 @@ from ..cli.amounts import shown_store
 
 _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
-"""Least bandwidth of a call: its timeout grows by one second for each so many bytes."""
+"""Assumed minimum bandwidth of a store in bytes/s, with which the timeout of a call is computed."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
-"""Options that make an opener of a file store sweep it, and record reads as uses.
+"""URI options of a file store with which opening it starts evictions, and reads count as uses.
 
-A tool must not sweep on its own account. One that reads every object must not mark all as used.
+A tool removes them, because it must not start evictions, and reading every object must not mark all
+objects as used.
 """
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {
     "mooncake": "Mooncake clients can look up an object by name but cannot list",
     "peer": "pages of another group can only be looked up by name",
 }
-"""Reasons why a built-in scheme cannot list its objects."""
+"""Reasons why a store cannot list its objects, by built-in URI scheme."""
 
 
 def call_deadline(nbytes: int = 0) -> float:
-    """Return the deadline of a call that starts now and moves `nbytes` bytes."""
+    """Return the deadline of a call that starts now and reads or writes `nbytes` bytes."""
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
 
 
 def is_read_only_command(uri: StoreUri) -> bool:
-    """Return whether a store can be opened so that reading changes nothing in it."""
+    """Return whether the store has a read-only mode, in which corrupt objects stay in place."""
     return uri.scheme in ("file", "3fs", "s3")
 
 
@@ -44,9 +45,9 @@ def is_read_only_command(uri: StoreUri) -> bool:
 async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[StorageBackend]:
     """Open an existing store that can list its objects.
 
-    Raises `ConfigError` for any other store, and creates nothing. The store is not swept while it is
-    open, even if its URI has a quota. With `looking`, nothing is changed in a store that
-    `is_read_only_command`: corrupt objects stay in place, and the directory need not be writable.
+    Raises `ConfigError` for any other store, and never creates a store. While the store is open, no
+    object is evicted, even if the URI has a quota. If `looking` is true and the store has a read-only
+    mode, nothing is changed: corrupt objects stay in place, and the directory need not be writable.
     """
     _check_that_shared(uri)
     backend = make_backend(for_a_tool(uri, looking=looking))
@@ -81,7 +82,7 @@ def _check_that_shared(uri: str) -> None:
 
 
 def _check_that_there(uri: str) -> None:
-    """Raise `ConfigError` if the store does not exist, so that opening it would create it."""
+    """Raise `ConfigError` if the store does not exist, because opening it would create it."""
     parsed = parse_uri(uri)
     if parsed.scheme not in ("file", "3fs"):
         return
@@ -105,7 +106,7 @@ def _check_that_there(uri: str) -> None:
 
 
 def for_a_tool(uri: str, *, looking: bool = False) -> str:
-    """Return the URI with which a tool opens a store: no sweeping, and no changes with `looking`."""
+    """Return the URI for opening a store in a tool: without evictions, and read-only with `looking`."""
     if not is_read_only_command(parse_uri(uri)):
         return uri
     head, _, query = uri.partition("?")

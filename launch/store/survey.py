@@ -1,4 +1,4 @@
-"""Survey of a store: its objects by model, and optionally a random sample of them."""
+"""Lists a store: counts its objects by model, and optionally draws a random sample."""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ SAMPLE_MAX: Final = 1_000_000
 
 @dataclass(slots=True)
 class StoreSample:
-    """A uniform random sample of fixed size of the wanted objects."""
+    """A uniform random sample, of limited size, of those objects for which `wanted` is true."""
 
     size: int
     wanted: Callable[[StoredObject], bool]
@@ -30,7 +30,7 @@ class StoreSample:
     met: int = 0
 
     def add(self, stored: StoredObject) -> None:
-        """Consider one more object for the sample."""
+        """Offer one more object to the sample, which may include it."""
         if not self.wanted(stored):
             return
         self.met += 1
@@ -43,15 +43,16 @@ class StoreSample:
 
 
 class Surveyed(NamedTuple):
-    """Result of a survey."""
+    """Catalogue of a store, and its corrupt manifests."""
 
     catalogue: Catalogue
     corrupt: list[ObjectName]
-    """Manifests that were corrupt when read; a store opened for writing has moved them away."""
+    """Manifests that were corrupt when they were read. A writable store has moved them to quarantine.
+    """
 
 
 async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surveyed:
-    """Return the store's catalogue, with its manifests read. Every object is offered to `sample`."""
+    """List a store and read its manifests; every listed object is offered to `sample`."""
     store.progress.begin("looking")
     catalogue = Catalogue()
     async for stored in told(store.listed(), store.progress):
@@ -68,7 +69,7 @@ async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surve
 
 
 async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[ReadOutcome, bytes]:
-    """Read a manifest; return the outcome and the content."""
+    """Read a manifest; return the outcome of the read and the bytes."""
     content = bytearray(MANIFEST_BYTES)
     read = Read(name, (memoryview(content),), ObjectShape.whole(MANIFEST_BYTES))
     (outcome,) = await backend.read([read], deadline=call_deadline())
@@ -78,7 +79,7 @@ async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[Read
 async def told(
     objects: AsyncIterator[StoredObject], progress: StoreProgress
 ) -> AsyncIterator[StoredObject]:
-    """Yield the objects, and update the progress now and then."""
+    """Yield the objects, and advance the progress bar once for many objects."""
     number = nbytes = 0
     async for stored in objects:
         yield stored
@@ -90,7 +91,7 @@ async def told(
 
 
 def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int, int]:
-    """Return the number of objects in the wanted namespaces, and their bytes."""
+    """Return the number and the bytes of the objects in the wanted namespaces."""
     extents = [
         each.extent
         for model in catalogue.models()
@@ -101,7 +102,7 @@ def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int,
 
 
 def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
-    """Return the namespace that begins with `prefix`; raise `ConfigError` if not exactly one does."""
+    """Return the one namespace that begins with `prefix`; raise `ConfigError` if none or several do."""
     known = catalogue.namespaces()
     if prefix in known:
         return prefix
@@ -126,9 +127,10 @@ def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
 def find_models(
     catalogue: Catalogue, model: str, weights_version: str | None, uri: str
 ) -> dict[ObjectName, str]:
-    """Return the manifests of a model with the given weights (None: any), and their namespaces.
+    """Return the namespaces of a model, by the names of the manifests that describe them.
 
-    Raises `ConfigError` if there is none.
+    If `weights_version` is not None, only manifests with these weights count. Raises `ConfigError` if
+    there is no such manifest.
     """
     manifests = [each for each in catalogue.manifests.values() if each is not None]
     same = [each for each in manifests if each.model == model]

@@ -25,32 +25,32 @@ from ..cli.amounts import age_in_words, bytes_in_words, count, printable, well_f
 from .batches import Defects
 
 _DIGITS: Final = 16
-"""Digits of a namespace's digest that are shown; any command accepts them."""
+"""Number of digits of a namespace's digest that are printed; commands accept shortened digests."""
 _WRITER: Final = re.compile(r"stage[0-9]+of([0-9]+)\.tp([0-9]+|\.all)")
 _WIDE: Final = 160
-"""Width of the output if it is not a terminal, so that lines in a file are not folded."""
+"""Width of output that does not go to a terminal, so that long lines in a file are not wrapped."""
 
 Record = dict[str, Any]
 
 
 def say(line: str = "", *, style: str | None = None) -> None:
-    """Print one line of a result, without folding it."""
+    """Print one line of a result, without wrapping it."""
     _console().print(line, style=style, soft_wrap=True)
 
 
 def print_json(record: Mapping[str, object], *, lines: bool = False) -> None:
-    """Print one JSON object; with `lines` on one line."""
+    """Print one JSON object; on a single line if `lines` is true."""
     print(json.dumps(well_formed(record), indent=None if lines else 2))
 
 
 def object_line(stored: StoredObject) -> str:
-    """Return an object as a line: size, age and name."""
+    """Return one line of text that describes an object: size, age and name."""
     size, age = bytes_in_words(stored_bytes(stored)), age_in_words(stored.age_s)
     return f"{size:>10}  {age:>7}  {full_name(stored.name)}"
 
 
 def object_record(stored: StoredObject) -> Record:
-    """Return an object as a JSON record."""
+    """Return a JSON record that describes an object."""
     name = stored.name
     return {
         "namespace": name.namespace,
@@ -63,12 +63,12 @@ def object_record(stored: StoredObject) -> Record:
 
 
 def full_name(name: ObjectName) -> str:
-    """Return an object's name as it is shown."""
+    """Return an object's name in the form in which commands print it."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
 
 
 def contents_record(uri: str, catalogue: Catalogue) -> Record:
-    """Return the record that `ls --json` prints; its keys are a stable interface."""
+    """Return the JSON record for `ls --json`; the keys are a stable interface."""
     unreadable = [name for name, said in catalogue.manifests.items() if said is None]
     return {
         "store": uri,
@@ -108,7 +108,7 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def print_found(what: str, found: Defects) -> None:
-    """Print the number of objects with a defect, and the names of the first ones."""
+    """Print a heading for objects with a defect, and the names of the first of these objects."""
     if not found.objects:
         return
     by = ", ".join(f"{number:,} {each}" for each, number in sorted(found.outcomes.items()))
@@ -119,7 +119,7 @@ def print_found(what: str, found: Defects) -> None:
 
 
 def found_record(found: Defects) -> Record:
-    """Return the objects with a defect as a JSON record."""
+    """Return a JSON record of the objects that have a defect."""
     return {
         "objects": found.objects,
         "outcomes": dict(found.outcomes),
@@ -128,7 +128,7 @@ def found_record(found: Defects) -> Record:
 
 
 def model_title(manifest: Manifest | None) -> str:
-    """Return the title of a model with its weights version."""
+    """Return a heading with a model's name and its weights version."""
     if manifest is None:
         return "unknown model: no manifest in the store describes these objects"
     version = printable(manifest.weights_version)
@@ -157,7 +157,7 @@ def _print_model(model: ModelContents) -> None:
 def _print_namespace(namespace: NamespaceContents) -> None:
     digest = namespace.namespace
     shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
-    # Each pipeline stage of a group leaves a mark.
+    # List each writer once, because every pipeline stage of a group leaves a mark.
     by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
     written = f", written by groups of {by}" if by else ""
     say(f"  namespace {shown}{written}")
@@ -193,7 +193,7 @@ def _writer(mark: str) -> str:
     if match is None:
         return mark
     stages = f" in {match[1]} stages" if match[1] != "1" else ""
-    # Groups whose pages TP does not divide share one mark for all TP sizes.
+    # The mark ends in `.all` if the group's pages do not depend on the TP size.
     size = "any TP size" if match[2] == ".all" else f"TP {match[2]}"
     return f"{size}{stages}"
 

@@ -32,23 +32,23 @@ from .tables import Record, found_record, print_found, print_json, say
 
 @dataclass(slots=True)
 class Verification:
-    """Counts of a verification so far."""
+    """Numbers of objects by outcome of the verification so far."""
 
     sound: int = 0
     sound_bytes: int = 0
     corrupt: Defects = field(default_factory=Defects)
     changed: int = 0
-    """Objects that were removed or replaced between listing and reading."""
+    """Number of objects that were removed or replaced after they were listed."""
     unread: Defects = field(default_factory=Defects)
     """Objects that the store could not read in time, or that are too large to be pages."""
 
     @property
     def objects(self) -> int:
-        """The number of objects that were processed."""
+        """Number of objects verified so far, whatever the outcome."""
         return self.sound + self.corrupt.objects + self.changed + self.unread.objects
 
     def add(self, stored: StoredObject, outcome: ReadOutcome | None) -> None:
-        """Count an object by its outcome; None if the object is too large to be read."""
+        """Count an object by the outcome of its read; None means that it was too large to be read."""
         match outcome:
             case ReadOutcome.OK:
                 self.sound += 1
@@ -138,10 +138,10 @@ async def _verify(
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # Do not read the corrupt manifests again; they may still be in place.
+    # Do not read corrupt manifests a second time; a read-only store still lists them.
     read_before.update(surveyed.corrupt)
     if namespace is not None:
-        # `namespace` may be a prefix, which must match exactly one namespace.
+        # The option may be the beginning of a namespace's digest, so find the full digest.
         namespace = find_namespace(surveyed.catalogue, namespace, store.shown)
     objects, nbytes = _size_of(surveyed.catalogue, namespace, sample)
     store.progress.begin("reading", objects, nbytes, moves=True)
@@ -166,7 +166,7 @@ async def _verify_objects(
     verified: Verification,
     jobs: int,
 ) -> None:
-    """Read the objects whole, `jobs` batches in parallel, and count the outcomes in `verified`."""
+    """Read all objects, `jobs` batches in parallel, and count the outcomes in `verified`."""
     shapes = FullShapes(catalogue)
 
     async def look_at(batch: Batch, scratch: Scratch) -> None:
@@ -184,7 +184,7 @@ async def _read_whole(
     asked: Sequence[tuple[StoredObject, ObjectShape]],
     scratch: Scratch,
 ) -> list[ReadOutcome | None]:
-    """Read objects in these shapes; the outcome is None for an object that is too large to be read."""
+    """Read each object in its shape; return None for an object that is too large to be read."""
     fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in asked]
     chosen = [each for each, fit in zip(asked, fits, strict=True) if fit]
     buffers = scratch.buffers([shape for _, shape in chosen])

@@ -1,6 +1,7 @@
 """Findings of `lockstep top`: problems that a group's metrics show, with a remedy for each.
 
-Pure functions of one window of metrics. Findings are sorted by weight, most severe first.
+All functions are pure; their argument is a window, the difference of two metric readings. Findings are
+sorted by severity, most severe first.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,28 +19,28 @@ MISSES: Final = {
     "lost": "lost in storage",
     "other_key": "other key",
 }
-"""The causes of misses, and their names on the screen."""
+"""Names that the screen shows for the causes of misses, by cause."""
 ADMISSIONS_MIN: Final = 8
-"""Least admissions in a window for which the share of new namespaces is judged."""
+"""Minimum number of requests in a window for a judgement about new namespaces."""
 SALTED_SHARE: Final = 0.5
-"""New namespaces per admission above which salts are taken to be unique per request."""
+"""If more than this share of requests has a new namespace, each request seems to have its own salt."""
 SLOW_READ_S: Final = 0.25
-"""Slow read in seconds: computing the page again takes less."""
+"""Seconds from which a read counts as slow, because computing the page again takes less."""
 TURNOVER_S: Final = 600.0
-"""If all host pages are evicted within these seconds, conversations miss at their next turn."""
+"""Seconds; if all host pages are evicted faster, conversations miss at their next turn."""
 SKEW: Final = 4.0
-"""A rank is slow if the others wait this many times as long as it does."""
+"""A rank is slow if other ranks wait at least this many times longer in rounds than it does."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
 SILENT_NAMED: Final = 4
-"""Most addresses without an answer that a finding names."""
+"""Maximum number of addresses without an answer that one finding names."""
 
 
 class Weight(IntEnum):
-    """How severe a finding is; lower is more severe."""
+    """Severity of a finding; a lower number is more severe."""
 
     BROKEN = 0
-    """Nothing is cached, or the group has ended or is about to."""
+    """Nothing is cached, or the group has ended or soon will end."""
     COSTS_HITS = 1
     SLOWS = 2
     NORMAL = 3
@@ -47,7 +48,7 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem and its remedy."""
+    """One problem of the group and its remedy."""
 
     weight: Weight
     what: str
@@ -76,7 +77,7 @@ def _ended(window: Window) -> Iterator[Finding]:
 
 
 def silence_of(seen: GroupSample) -> str:
-    """Return text that names the addresses where no rank answered, and when each last answered."""
+    """Return text with the addresses at which no rank answers, and the times of their last answers."""
     told: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
         heard_s = seen.heard_s.get(address)
@@ -117,7 +118,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Retries are up to 30 s apart, so a window may have none.
+    # Also check unwritten pages, because retries are up to 30 s apart and a window may have none.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
@@ -129,7 +130,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
 
 
 def _source(window: Window) -> str:
-    """Return what the group's prefetches read from: the store, peers, or either."""
+    """Return text that says from where the group prefetches: the store, peers, or both."""
     if PEER not in window.values_of("storage_calls_in_flight", "store"):
         return "the store"
     return "peers" if window.is_at("store_state", state="none") else "the store or peers"
@@ -177,7 +178,7 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # Pages of a timed-out call are counted as unreadable.
+        # Add unreadable pages, because pages of a timed-out call are counted as unreadable.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
@@ -293,8 +294,8 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # A slow store and corrupt pages cause one rank to lack pages that the others have, so these causes
-    # come before their consequence.
+    # A slow store or a corrupt page makes one rank lack pages that the others have. List both causes
+    # before `_lacking`, their consequence.
     _late,
     _unreadable,
     _lacking,

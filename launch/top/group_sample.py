@@ -1,4 +1,4 @@
-"""One reading of a group's metrics: the samples of each rank at one moment."""
+"""One reading of a group's metrics: the samples of all ranks at about the same time."""
 
 import re
 import socket
@@ -18,14 +18,14 @@ from ...telemetry.port import LOOPBACK, MISSING, PORT_MAX
 from ..cli.amounts import printable
 
 _TIMEOUT_S: Final = 2.0
-"""Deadline in seconds for a whole answer, even if its bytes arrive slowly."""
+"""Maximum seconds until a rank's whole answer has arrived, even if its bytes arrive slowly."""
 _BYTES_MAX: Final = 16 << 20
-"""More than any rank's metrics; a bound on memory if another program listens at the port."""
+"""Maximum bytes of an answer; larger than any rank's metrics, in case another program answers."""
 _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
 _NUMBER_MAX: Final = 1e30
-"""Largest sample value that is read: above any real count, and small enough that sums stay finite."""
+"""Maximum value of a sample: larger than any real count, and small enough that sums stay finite."""
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -35,19 +35,19 @@ Numbers = Mapping[Key, float]
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """The metrics of a group's ranks at one moment."""
+    """One reading of the metrics of a group's ranks."""
 
     at_s: float
     ranks: Mapping[int, Numbers]
-    """The samples of each rank that answered, or that another rank answered for."""
+    """Samples by rank; a single scheduler answers for all its ranks."""
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Addresses at which no rank answered, with the error in another program's answer, or ""."""
+    """Addresses at which no rank answered, with a description of another program's answer, or ""."""
     heard_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of the last answer of a rank, by address."""
+    """Time of a rank's last answer in seconds, by address."""
 
     @property
     def any_rank(self) -> Numbers:
-        """The samples of the lowest rank that answered; replicated values are equal on all ranks."""
+        """Samples of the lowest rank that answered, for values that are equal on all ranks."""
         return self.ranks[min(self.ranks)] if self.ranks else {}
 
     @property
@@ -56,7 +56,7 @@ class GroupSample:
         return int(self._info("world_size") or 0)
 
     def goes_on_from(self, before: "GroupSample") -> bool:
-        """Return whether no counter has decreased; a decrease means that the group was restarted."""
+        """Return whether this reading is from the same run as `before`: no counter has decreased."""
         return not any(
             self.ranks[rank].get(key, 0.0) < value
             for rank in self.ranks.keys() & before.ranks.keys()
@@ -66,7 +66,7 @@ class GroupSample:
 
     @property
     def has_one_scheduler(self) -> bool:
-        """Whether an engine's one scheduler answers for all ranks, which then have no ports."""
+        """Whether one scheduler answers for all ranks, so that the other ranks have no ports."""
         return self._info("transport") == EngineChannel.transport
 
     def _info(self, label: str) -> str:
@@ -97,7 +97,10 @@ def label_of(key: Key, name: str) -> str:
 
 
 def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
-    """Return the ranks' addresses: those given, or if one is given, the consecutive ports from it."""
+    """Return the addresses of all ranks.
+
+    If only one address is given, the other ranks are expected at the next ports.
+    """
     given = [f"{LOOPBACK}:{each}" if each.isdigit() else each for each in first]
     (host, port), *others = map(split_address, given)
     if others:
@@ -107,11 +110,11 @@ def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
 
 
 def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = None) -> GroupSample:
-    """Read the metrics at these addresses in parallel; `before` is the previous reading."""
+    """Read the metrics at all addresses in parallel; `before` is the previous reading."""
     answers: dict[str, bytes] = {}
     until_s = time.monotonic() + _TIMEOUT_S
     waiting = deque(addresses)
-    # Daemon threads, because one that is still resolving a name must not delay the process's exit.
+    # Use daemon threads, because a thread that still resolves a host name must not delay the exit.
     threads = [
         Thread(target=_ask_waiting, args=(waiting, until_s, answers), daemon=True)
         for _ in addresses[:_THREADS]
@@ -123,7 +126,7 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
     ranks: dict[int, Numbers] = {}
     silent: dict[str, str] = {}
     heard_s = {} if before is None else dict(before.heard_s)
-    in_time = answers.copy()  # Threads may still add answers after the timeout, so use a copy.
+    in_time = answers.copy()  # Copy, because threads may still add answers after the timeout.
     for address in addresses:
         try:
             ranks |= _ranks_in(in_time.get(address, b""))
@@ -134,7 +137,7 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
-    """Query the waiting addresses one after another, each within its share of the remaining time."""
+    """Query waiting addresses one after another, each with a share of the time that remains."""
     with suppress(IndexError):
         while (now_s := time.monotonic()) < until_s:
             address = waiting.popleft()
@@ -143,13 +146,14 @@ def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes])
 
 
 def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
-    """Store the answer from an address, unless it is incomplete at the deadline."""
+    """Store the answer from an address; drop an answer that is incomplete at the deadline."""
     answer = bytearray()
     try:
-        # A timeout below 0 raises `ValueError`.
+        # If the deadline has passed, the negative timeout raises `ValueError`.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
-            # HTTP/1.0, so that the answer is not chunked and ends when the connection closes.
+            # Send HTTP/1.0, so that the answer is not chunked, and its end is the end of the
+            # connection.
             connection.sendall(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
             while len(answer) < _BYTES_MAX:
                 connection.settimeout(until_s - time.monotonic())
@@ -163,10 +167,10 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
 
 
 def _ranks_in(answer: bytes) -> dict[int, Numbers]:
-    """Return the samples of each rank in an HTTP answer.
+    """Return the samples by rank in an HTTP answer.
 
-    Raises `ValueError` for an answer that no rank sent; its text is the reason, or "" for an empty
-    answer.
+    Raises `ValueError` if the answer is not from a rank. The error's text is the reason, or "" for an
+    empty answer.
     """
     if not answer:
         raise ValueError

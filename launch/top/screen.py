@@ -22,7 +22,7 @@ _WEIGHTS = {
 
 
 def screen(windows: Sequence[Window]) -> RenderableType:
-    """Return the whole screen; `windows` go from the shortest to the one since the cache was opened."""
+    """Return the whole screen; `windows` are sorted from the shortest to that of the whole run."""
     recent = windows[0]
     return Group(
         _head(recent),
@@ -34,9 +34,9 @@ def screen(windows: Sequence[Window]) -> RenderableType:
 
 
 def _told(windows: Sequence[Window]) -> list[Finding]:
-    """Return the shortest window's findings.
+    """Return the findings of the shortest window.
 
-    If none of them is severe, the severe findings of the next longer window come first.
+    If none of these is severe, the severe findings of the next longer window come first.
     """
     found = findings(windows[0])
     if found[0].weight <= Weight.COSTS_HITS or len(windows) == 1:
@@ -47,7 +47,7 @@ def _told(windows: Sequence[Window]) -> list[Finding]:
         for each in findings(longer)
         if each.weight <= Weight.COSTS_HITS
     ]
-    # "Nothing is wrong" would contradict the earlier findings.
+    # Leave out the finding that nothing is wrong if a longer window has severe findings.
     return earlier + [each for each in found if not earlier or each.weight < Weight.NORMAL]
 
 
@@ -123,7 +123,8 @@ def _pools(window: Window) -> Table:
                 window.grew("removed_pages_total", tier=tier, cause="room"),
                 window.grew("removed_pages_total", tier=tier, cause="limit"),
             ]
-            # Pages stored and removed are counted per tier, over all pools; show them in the first row.
+            # Show stored and removed pages only in rows of the pool `kv`, because they are counted per
+            # tier, over all pools.
             told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
             table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
     return table

@@ -37,8 +37,8 @@ class GroupHistory:
                 f"{silence_of(now)}; the group has ended (see its log) or uses another port: give"
                 " the one of --metrics-port, or of metrics_port under an engine"
             )
-        # Drop a reading that no rank answered, and all readings from before a restart of the group, so
-        # that counters are compared only between answered readings of one run.
+        # Compare counters only between answered readings of one run. Therefore drop a reading that no
+        # rank answered, and all readings from before a restart of the group.
         if self._seen and not self._seen[-1].ranks:
             self._seen.pop()
         if self._seen and not now.goes_on_from(self._seen[-1]):
@@ -58,7 +58,7 @@ class GroupHistory:
                 return now
 
     def windows(self) -> list[Window]:
-        """Return windows of the last 30 s and 5 min, and one since the cache was opened."""
+        """Return the windows of the last 30 s, of the last 5 min, and since the cache was opened."""
         now, whole = self._seen[-1], Window(self._seen[-1])
         starts: list[GroupSample] = []
         for span in (RECENT_S, LONGER_S):

@@ -24,7 +24,7 @@ class LoadedAdapter:
     kept_under: tuple[str | int, ...]
     """The engine's names and ids for the adapter, under which it keeps the weights and their KV."""
     form: str = ""
-    """Suffix for the identity if the engine can read the same files in several ways; usually empty."""
+    """Suffix of the identity that says how the engine reads the files; empty if there is one way."""
 
 
 class AdapterWeights:
@@ -63,8 +63,8 @@ class AdapterWeights:
         self._applied: dict[str, str] = {}
         """Maps a weights identity to the adapter's identity in page keys."""
         self._known: dict[str | int, str | None] = {}
-        """Maps the engine's adapter names and ids to the weights identity; None after the weights
-        changed."""
+        """Weights identity by the engine's adapter names and ids; None if the weights are unknown or
+        have changed."""
 
     def identify(self, adapter: LoadedAdapter) -> str | None:
         """Return the identity of a request's adapter in keys; None if the request must not be cached.
@@ -93,7 +93,7 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return whether the engine's weights for this adapter never changed and were never unknown."""
+        """Return whether the engine's weights for this adapter are known and have never changed."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
@@ -101,7 +101,7 @@ class AdapterWeights:
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:
-        """Return the weights identity and ""; if the weights are unknown, None and the reason."""
+        """Return the weights identity and an empty reason, or None and the reason why it is unknown."""
         version = self._versions.get(adapter.name)
         if version is not None:
             return self._as_applied(f"version {version} of {adapter.name}", adapter), ""

@@ -15,7 +15,8 @@ from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
-"""Seconds after its deadline at which a running call violates the store contract (S2) and is logged."""
+"""A call that runs this many seconds past its deadline is logged as a violation of store contract S2.
+"""
 
 _log = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ _PLAIN_REDUCTIONS = frozenset(each.__reduce__ for each in _PLAIN)
 """The `__reduce__` methods of the classes in `_PLAIN`, which return an object's whole state."""
 
 _OUTSIDE = ("_fields", "default_factory")
-"""State of named tuples and defaultdicts that is in neither their contents nor their attributes."""
+"""Attributes that hold a named tuple's field names and a defaultdict's default factory."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
 """Attributes that record only how a type was written in a call, as in `OrderedDict[str, int]()`."""
@@ -197,8 +197,8 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
     else:
         beside["(made of)"], state = _reduced(value, where)
     if is_dataclass(value) or kind.__getstate__ is object.__getstate__:
-        # `__getstate__` returns a dict of attributes. With slots it returns a pair: attributes or None,
-        # and slots.
+        # `__getstate__` returns a dict of attributes. For a class with slots it returns a pair of
+        # dicts: attributes (or None), and slots.
         whole: Any = state
         for part in whole if isinstance(state, tuple) else (whole,):
             attributes |= part or {}

@@ -85,7 +85,7 @@ def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> I
 
 
 def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
-    """Return a part for namespaces that differs for requests with different multimodal items."""
+    """Return the part of a namespace that identifies a request's multimodal items by their contents."""
     return [[each.content.hex(), each.start, each.end] for each in items]
 
 
@@ -203,7 +203,7 @@ class ItemNames:
             self._keep(name)
 
     def trusted(self, items: Iterable[RequestItem]) -> bool:
-        """Return whether the engine's KV for these items can only come from their contents."""
+        """Return whether the engine has used the names of these items only for these contents."""
         return all(self._known.get(item.name, item.content) == item.content for item in items)
 
     def _keep(self, name: Hashable) -> None:

@@ -50,8 +50,8 @@ _UNPROVEN = ("quantization_config", "dual_chunk_attention_config", "attention_ch
 """Fields of a model configuration that engines may implement with different results."""
 
 _WHOLE = frozenset({"full_attention"})
-"""Layer kinds that all engines implement alike. Engines may ignore a window or other attention limit.
-"""
+"""The layer kind that all engines implement alike. Other kinds limit attention, for example to a
+window, and an engine may ignore the limit."""
 
 
 class PretrainedConfig(Protocol):
@@ -62,7 +62,10 @@ class PretrainedConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """A digest of all inputs to KV except weights and tokens; `unproven` lists doubtful inputs."""
+    """A digest of all inputs to KV except weights and tokens.
+
+    `unproven` names the inputs that engines may treat differently.
+    """
 
     digest: str
     unproven: tuple[str, ...]

@@ -1,4 +1,7 @@
-"""Namespaces separate requests that have equal tokens but different KV; equal in all engines."""
+"""Namespaces separate requests that have equal tokens but different KV.
+
+All engines must form namespaces in the same way, because pages are shared only within a namespace.
+"""
 
 import json
 from collections.abc import Mapping

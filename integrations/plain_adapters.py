@@ -80,7 +80,7 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Return whether an adapter stays plain with this field; true for unknown fields set to nothing."""
+    """Return whether an adapter stays plain with this field; an unknown field must be empty or off."""
     if name in _READ_ALIKE | _NEUTRAL:
         return True
     if name in _AT_VALUES:
@@ -89,7 +89,11 @@ def _is_neutral(name: str, worth: object) -> bool:
 
 
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
-    """Return whether all weights have rank `r`, belong to target modules and form complete modules."""
+    """Return whether the weights are complete modules of rank `r`, all among the target modules.
+
+    A complete module has both LoRA matrices, A and B. An attention layer needs q and v, and up needs
+    gate.
+    """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():
         found = _TENSOR.fullmatch(name)

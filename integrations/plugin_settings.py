@@ -19,7 +19,7 @@ from .sharing import Share
 ROUND_S = 600.0
 """Default timeout of a round, in seconds; long enough for a rank to write a checkpoint.
 
-The timeout does not matter for dead ranks, which are detected at once.
+Dead ranks are detected at once, without waiting for this timeout.
 """
 
 
@@ -108,6 +108,7 @@ class ServingSettings(PluginSettings):
     """User-given versions by adapter name, which replace digests of the adapters' files in page keys.
     """
     share: Share = Share.ALL
-    """Which engines share pages: `all` that compute the same KV, or only those of the same `engine`."""
+    """Engines that share pages: `all` that compute the same KV, or only equally configured ones
+    (`engine`)."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
     """Policy for an engine of an unsupported release: `refuse` or `try`."""

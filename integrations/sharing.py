@@ -6,8 +6,8 @@ the settings that may have any value. Any other non-default setting, known or un
 the engine's version and all non-operational settings to the key. An unknown setting therefore causes a
 miss, never wrong data.
 
-vLLM's `compute_hash` identifies compiled graphs and cannot be used. It omits settings that change KV,
-and includes paths, the TP size and batch sizes.
+vLLM's own `compute_hash` cannot serve as this digest, because it identifies compiled graphs. It omits
+settings that change KV, and includes paths, the TP size and batch sizes.
 """
 
 import logging
@@ -180,7 +180,8 @@ def _is_worth(setting: Setting, default: object) -> bool:
 
 
 def _declared(kind: Any, name: str) -> object:
-    # vLLM's dataclasses are pydantic's, whose `dataclasses.fields` do not have the defaults.
+    # vLLM's configuration classes are pydantic dataclasses, for which `dataclasses.fields` does not
+    # return the defaults.
     found = getattr(kind, "__pydantic_fields__", {}).get(name)
     if found is not None:
         return MISSING if found.is_required() else found.get_default(call_default_factory=True)

@@ -14,7 +14,7 @@ class Lockstep(LockstepError):
     """
 
 
-# Python omits the module name of an exception in a traceback only if the module is `builtins`.
+# Set the module to `builtins`, because Python omits only this module name in a traceback.
 Lockstep.__module__ = "builtins"
 
 

@@ -74,7 +74,7 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "FileStamp":
-        """Return a file's stamp; raises `OSError` if the file cannot be read."""
+        """Return the metadata of a file; raise `OSError` if the file cannot be read."""
         seen = path.stat()
         return cls(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
 
@@ -251,7 +251,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # The error may be temporary, so the entry of this file is kept.
+        # The error may be temporary, so keep the file's entry in the record file.
         return False
     return False
 

@@ -14,7 +14,7 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # `_require_plain` checks that these arguments have the values that follow from the tokens.
+    # `_require_plain` checks these arguments: the mask has no padding, and positions are consecutive.
     | {"attention_mask", "position_ids", "cache_position"}
 )
 """Arguments of a forward pass that do not change KV; any other must be absent, None or False."""

@@ -19,7 +19,8 @@ class GenerateSettings(PluginSettings):
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """Pipeline depth. With 0 each step waits for its round; `reuse` has no forward pass to overlap."""
+    """Pipeline depth; 0 by default, because no forward pass could overlap the rounds that `reuse` waits
+    for."""
     max_tokens: _Tokens = 4096
     """Number of tokens of a sequence that fit into the preallocated device memory.
 

@@ -64,8 +64,10 @@ class SequencePages:
         """Tokens of the narrowest window that has a pool, rounded down to whole pages; None without
         one."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
-        """Text for the page key if each rank has all heads of a layer, because page layouts then
-        differ."""
+        """Text that is added to page keys if each rank has all heads of a layer; otherwise empty.
+
+        Such pages have another layout than pages of layers whose heads are divided.
+        """
         self.page_bytes = sum(each.page_bytes for each in shards.values())
         """Sum of the bytes of one page over all pools, on this rank."""
         self.lent = {
@@ -87,7 +89,7 @@ class SequencePages:
         )
 
     def layers(self) -> list[PagedLayer]:
-        """Return each layer of an empty sequence; all sequences use the same memory."""
+        """Return the layers of a new, empty sequence, which reuses the preallocated memory."""
         return [
             PagedLayer(*memory, each.window)
             for memory, each in zip(self._memory, self._layers, strict=True)

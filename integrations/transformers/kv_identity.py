@@ -34,7 +34,7 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     `version` is the version of Transformers. Raises `ConfigError` for a value without canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
-    # The list begins with the word `object` and the class name; the named parts follow.
+    # The canonical list begins with the word `object` and the class name; the named parts follow.
     parts = cast("list[tuple[str, Json]]", cast("list[Json]", found)[2:])
     log_parts(log, ((f"model.config.{name}", part) for name, part in parts))
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
@@ -70,7 +70,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of the norm weights, because every rank has those in full."""
+    """Return a digest of the norm weights only, because ranks divide most other weights."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:

@@ -190,7 +190,8 @@ class LockstepCache:
     def _find(self, name: str, prompt: Sequence[int], salt: str) -> ReusedPast:
         """Load the longest prefix that every rank can restore; return a past that contains it."""
         cache = self.cache
-        # Wait for a copy that was still running at the end of an earlier block, if there is one.
+        # Wait for a copy that was still running at the end of an earlier `reuse` block, if there is
+        # one.
         cache.wait_for_copies()
         # The last token must always be computed, because the next token follows from it.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
@@ -232,7 +233,8 @@ class LockstepCache:
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
         """Return the device pages of the first `tokens` tokens, by pool.
 
-        Includes pages that no load has filled, because the cache knows which pages those are.
+        Includes pages that no load has filled, because the cache itself tracks which pages have
+        content.
         """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
         return dict.fromkeys(self.cache.needed_from(0), pages)

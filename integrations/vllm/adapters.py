@@ -38,6 +38,6 @@ def loaded(adapter: LoraRequest) -> LoadedAdapter:
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # vLLM can load the same files in two ways.
+        # The suffix distinguishes the two ways in which vLLM can load the same files.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

@@ -140,7 +140,7 @@ class BlockEvents:
         self._stored: set[bytes] = set()
         """Keys in `_pages` that were also published for the storage tier."""
         self._more: Counter[bytes] = Counter()
-        """Number of additional host pages with a key.
+        """Number of host pages that have the same key, not counting the first one, by key.
 
         After a reset to earlier weights, a new page gets the same key as a page that a request still
         holds.

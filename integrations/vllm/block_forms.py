@@ -25,7 +25,8 @@ class AttentionLayer(Protocol):
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Keys, and values, as views [blocks, heads, tokens, elements]; the last two may be split further."""
+"""Keys, and values, as views [blocks, heads, tokens, elements]; tokens and elements may be several
+axes."""
 
 _TILE = 16
 
@@ -75,7 +76,7 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return each head's keys and values as flat rows; None if a block is not two equal halves."""
+    """Return each head's keys and values as flat rows; None if keys and values differ in size."""
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None

@@ -83,7 +83,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return these ids followed by `names`."""
+        """Return a set of these ids, followed by the ids in `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -125,7 +125,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     # The methods of a worker's connector follow, in the order of a step.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Open this worker's rank; with a scheduler on every rank, only pass on the KV tensors."""
+        """Open this worker's rank in one-scheduler mode; else pass the KV tensors to the scheduler."""
         if self._one_scheduler:
             rank, self._opened = open_worker_rank(
                 self._config,
@@ -260,7 +260,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
-        """Add transfers that settled after the step to the output, because vLLM may stop stepping."""
+        """Add transfers that settled after the step to its output, because no step may follow."""
         cache = self._side.cache
         if isinstance(cache, SchedulerCache):
             ballots = connector_output.kv_connector_worker_meta

@@ -37,7 +37,7 @@ class ConnectorSettings(ServingSettings):
     weights_change: WeightsChange = WeightsChange.WITH_RESET
     """Whether weights may change with every reset, or only with a new name."""
     in_flight: InFlight = InFlight.KEEP
-    """What happens to loads in flight when the weights change."""
+    """Whether a load in flight is kept or counts as failed when the weights change."""
     peers: Peers | None = None
     """How ranks of different engines read each other's host memory; see `network_config`."""
     handing_over: HandingOver = HandingOver()

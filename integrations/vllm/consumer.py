@@ -60,7 +60,7 @@ class PrefillConsumer:
     def arrived(self, params: object) -> AwaitedRequest | None:
         """Return the state of a new request; None if no other engine has computed its prompt.
 
-        Invalid parameters are logged, and the request is computed.
+        Invalid parameters are logged; this engine then computes the request's whole prompt.
         """
         try:
             handoff = Handoff.read(params)

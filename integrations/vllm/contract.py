@@ -31,7 +31,7 @@ class MultiModalFeature(Protocol):
 
     @property
     def data(self) -> object | None:
-        """The model's inputs by name, each as an object's `data`; None if in another process."""
+        """The item's model inputs by name, each with its `data`; None if in another process."""
         ...
 
     @property
@@ -124,7 +124,7 @@ class ScheduledStep(Protocol):
 
 
 class TransferOutput(Protocol):
-    """`vllm.v1.outputs.KVConnectorOutput`; the scheduler reads this object after the connector."""
+    """`vllm.v1.outputs.KVConnectorOutput`; the connector may change it before the scheduler does."""
 
     finished_sending: set[str] | None
     finished_recving: set[str] | None

@@ -30,7 +30,7 @@ class VllmPool:
     group: PoolGroup
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """One tensor for each layer, in layer order, by column."""
+    """The tensors of each column, by the column's name: one tensor for each layer, in layer order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _of_attention(
 ) -> _Columns:
     """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # These two fields are set only for a backend that packs a token's key and value.
+    # Only backends that pack a token's key and value set `state_content_bytes` or `num_head_slots`.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]

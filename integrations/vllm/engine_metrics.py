@@ -49,7 +49,8 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Metrics that vLLM creates through Ray are not in the registry.
+            # Unregistering fails for metrics that vLLM creates through Ray, which are not in the
+            # registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}

@@ -14,7 +14,7 @@ class FinishedRequests:
     """Issues the commands for finished requests, and reports requests whose blocks are free."""
 
     def __init__(self, cache: HostCache, giving: PrefillProducer, backups: PendingBackups) -> None:
-        """`giving` serves requests to other engines; `backups` retries backups without memory."""
+        """`giving` serves finished requests to other engines; `backups` has unfinished backups."""
         self._cache = cache
         self._giving = giving
         self._backups = backups
@@ -34,7 +34,7 @@ class FinishedRequests:
 
     @property
     def frees(self) -> bool:
-        """Whether blocks of requests handed off to another engine become free without engine action."""
+        """Whether blocks of requests handed to another engine become free when copies finish."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
@@ -81,16 +81,15 @@ class FinishedRequests:
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Check `has_copies_in_flight`, because `collect_freed` names only released requests.
+        # Check every request, because `collect_freed` returns only released requests.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
-            # The engine treats a finished load of a finished request as a release of the request's
-            # blocks.
+            # Reporting the load of a finished request as finished makes the engine free its blocks.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 
     def last_steps(self) -> bool:
-        """Run steps for an engine that takes none; return whether there may be results for the engine.
+        """Run cache steps for an engine that no longer steps; return whether it must read results.
 
         Most copies have finished by now, and all ranks agree on that in a step. Wait for promised
         pages, too, because no later step would serve them.

@@ -1,4 +1,4 @@
-"""vLLM's layer groups as pools: the kind of each pool, and the tokens that a prefix needs in it.
+"""vLLM's layer groups as pools: the kind of each pool, and which tokens of a prefix it must restore.
 
 Each layer group of vLLM has its own block table, and is one pool. A page of the pool is a block with
 all layers of the group. The first full-attention group is the main pool. Pages of other pools are
@@ -158,4 +158,7 @@ _KINDS: Mapping[str, Callable[[str, Any], tuple[GroupKind, int]]] = {
     "MLAAttentionSpec": _attention,
     "MambaSpec": _state,
 }
-"""Functions that return kind and span, by class name of a layer's spec. Subclasses are unsupported."""
+"""Functions that return the kind and span of a layer, by the class name of its vLLM specification.
+
+A subclass is not supported, because its blocks may have another layout.
+"""

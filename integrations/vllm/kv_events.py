@@ -56,7 +56,7 @@ class KVEvents:
         self._kind = get_kv_cache_spec_kind(spec).value
         self._events = BlockEvents(hasher)
         self.listen = self._events.listen
-        # A store of which each rank has its own is local, because only this engine can read it.
+        # If each rank has its own store, the store is local, because only this engine can read it.
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 

@@ -79,7 +79,7 @@ def settings_of(
 
 
 def _resolved(config: EngineConfig) -> dict[str, object]:
-    """Return the values by setting that vLLM substitutes for its own defaults."""
+    """Return the values that vLLM substitutes for its own defaults, by setting name."""
     worker = config.parallel_config.worker_cls
     found = {**RESOLVED, "LoRAConfig.lora_dtype": config.model_config.dtype}
     if worker.startswith("vllm.v1.worker."):

@@ -16,11 +16,11 @@ The wait delays all requests, but the request that is looked up need not wait fo
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""Number of steps, and seconds per step, in which ranks agree on copies after the last token."""
+"""Number of extra steps, and seconds of each, in which ranks agree on copies finished at the end."""
 
 
 class PassSteps:
-    """Runs extra cache steps within passes; none if ranks return ballots only in vLLM's own steps."""
+    """Runs extra cache steps within passes, unless ranks can send ballots only in vLLM's own steps."""
 
     def __init__(self, cache: HostCache, idle_wait_s: float, *, allowed: bool) -> None:
         self._cache = cache

@@ -97,7 +97,8 @@ class PendingBackups:
             return
         tracked.lent_pages = pages
         length = pages * tracked.page_tokens
-        # A state is valid for this prefix only if it is exactly at the end and no token is rejected.
+        # The state belongs to the end of this prefix only if the pass ends exactly there, and no draft
+        # token can be rejected.
         state = computed == known == length
         if state and length <= tracked.loadable_elsewhere:
             tracked.state_pages = pages

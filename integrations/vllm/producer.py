@@ -24,7 +24,7 @@ ROOM_STEPS = 4
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """A finished request whose copies may still add pages to those that are served."""
+    """A finished request that is served, and whose copies in flight may add more pages to serve."""
 
     tracked: TrackedRequest
     served: int = 0
@@ -45,7 +45,7 @@ class PrefillProducer:
         self._backs_up = backs_up
         self._has_states = has_states
         self._coming: dict[str, _Given] = {}
-        """Requests whose copies may still add pages, by name."""
+        """Requests that may get more pages to serve, because copies are in flight, by request name."""
         self._served: deque[tuple[int, str]] = deque()
         """Deadline in agreed milliseconds, and name, of requests that get no more pages; earliest
         first."""

@@ -22,7 +22,7 @@ CONTENT_NOT_KNOWN = "of unknown content"
 
 
 class RequestIdentities:
-    """Admits new requests. All calls come from the engine's thread, in the same order on every rank."""
+    """Decides which new requests are cached; for one thread, with equal calls on every rank."""
 
     def __init__(self, cache: HostCache, adapters: AdapterWeights, *, own_embeddings: bool) -> None:
         """`own_embeddings` is False if other engines send multimodal embeddings to this engine.
@@ -70,8 +70,9 @@ class RequestIdentities:
         adapter = None
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
-            # The state digest covers this fact, so ranks that read other adapter files are detected.
-            # The adapter's name may differ between ranks, so it is only in each rank's log.
+            # The state digest covers the adapter's identity, so ranks that read different adapter files
+            # are detected. The adapter's name may differ between ranks, so only each rank's log has the
+            # name.
             self._cache.digest_facts("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

@@ -87,7 +87,7 @@ class SchedulerSide:
 
     @property
     def pending_frees(self) -> bool:
-        """Whether blocks of finished requests become free without engine action."""
+        """Whether blocks of finished requests become free if the engine only waits."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
@@ -272,7 +272,7 @@ class SchedulerSide:
 
     def reset(self) -> bool:
         """Wait for all copies; return whether cached pages now count as pages of previous weights."""
-        # vLLM may have preempted requests without a query, and unmaps their blocks after this call.
+        # Wait, because vLLM unmaps all blocks after this call, including those of preempted requests.
         self.cache.wait_for_copies()
         self._commit()
         self._backups.give_up()
@@ -352,7 +352,8 @@ class SchedulerSide:
         computes depend on both weights.
         """
         if self._device_is_mixed:
-            # A stale request without computed tokens has no blocks; it was, for example, preempted.
+            # A stale request without computed tokens has no blocks, for example because it was
+            # preempted.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )
@@ -369,7 +370,7 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def _admit(self, tracked: TrackedRequest) -> None:
-        """Record that a request starts to compute, and the number of tokens that are already there."""
+        """Record that a request starts to compute, and how many of its tokens vLLM already has."""
         tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
         self.cache.admit(
             tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)

@@ -27,7 +27,10 @@ StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a state that ranks divide: `channels` channels from each byte offset in `begins` on."""
+    """A part of a recurrent state that ranks divide.
+
+    The part has `channels` channels at each byte offset in `begins`.
+    """
 
     name: str
     begins: tuple[int, ...]
@@ -85,7 +88,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
 
 
 def _units(parts: Sequence[_Part], ranks: int) -> int:
-    """Return the number of units in the whole model; equal for each part and at every TP size."""
+    """Return into how many units the whole model's state is divided; equal at any TP size."""
     common = gcd(*(part.channels * ranks for part in parts))
     return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
 

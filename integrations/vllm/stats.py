@@ -28,7 +28,8 @@ class Restored:
 
     def __init__(self) -> None:
         self.tokens = {"saved": 0, "failed": 0, "dropped": 0}
-        """Tokens of completed loads, of failed loads, and of loads whose request finished first."""
+        """Tokens by outcome: saved (loaded), failed, or dropped (the request finished before its load).
+        """
         self._loading: dict[str, int] = {}
 
     def begun(self, request: str, tokens: int) -> None:
@@ -119,9 +120,9 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield values and their counts whose histogram has the reported buckets.
+    """Yield (value, count) pairs that give a histogram the reported buckets and the reported sum.
 
-    All values of a bucket are equal, and are chosen so that the total is the reported sum.
+    All values of one bucket are equal.
     """
     sum_s, counts = float(told[0]), [int(each) for each in told[1:]]
     lows = (0.0, *BOUNDS_S)

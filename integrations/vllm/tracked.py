@@ -31,10 +31,11 @@ def may_be_cached(request: VllmRequest) -> bool:
 
 
 def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items = ()) -> str:
-    """Return the namespace, without weights, of requests whose KV differs at equal key ids.
+    """Return a request's namespace without the part that names the weights.
 
-    The namespace has the tenant's salt, the `adapter`'s identity, and `items` (multimodal items that do
-    not fit into the key ids).
+    The namespace separates requests that have equal key ids but different KV. Its parts are the
+    tenant's salt, the `adapter`'s identity, and `items` (multimodal items that do not fit into the key
+    ids).
     """
     parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
     return namespace_of_parts(parts)
@@ -55,12 +56,11 @@ class TrackedRequest:
     """Key ids of a prompt with multimodal items; None without items, or if the namespace has the items.
     """
     device_tokens: int = 0
-    """Number of tokens that vLLM's own prefix cache had at vLLM's last query."""
+    """Number of the request's tokens that vLLM's own prefix cache had when vLLM last queried."""
     lent_pages: int = 0
     """Number of the prefix's whole pages that were passed to a backup since the last preemption."""
     state_pages: int = 0
-    """Largest number of pages of a backup with a recurrent state from which another engine can
-    continue."""
+    """Number of pages of the longest backup with a state from which another engine can continue."""
     namespace: str = ""
     """The current namespace, including the weights; set by `WeightsTracker.place`."""
     since: int = 0
@@ -75,9 +75,9 @@ class TrackedRequest:
     """Whether device pages depend on previous weights, so that the request's pages must not be shared.
     """
     refused: bool = False
-    """Whether the current load counts as failed, whatever its copies return."""
+    """Whether the current load counts as failed even if all its copies succeed."""
     taken: AwaitedRequest | None = None
-    """Wait for pages of another engine; None if no other engine has computed the prompt."""
+    """State of the wait for another engine's pages; None if no other engine has computed the prompt."""
     given: int = 0
     """Number of tokens that another engine was promised and reads from this group; 0 if none."""
     _tokens: bytearray = field(default_factory=bytearray)
@@ -159,7 +159,7 @@ class FinishedRequest:
 
     tracked: TrackedRequest
     loading: bool
-    """Whether the engine keeps the blocks allocated only until the request's load has finished."""
+    """Whether the blocks stay allocated only until the request's load has finished."""
     fenced: bool
     """Whether the engine reuses the blocks at once, so that copies must be awaited first."""
 

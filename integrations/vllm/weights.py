@@ -1,4 +1,4 @@
-"""Tracks the weights that vLLM computes with; the weights are part of every namespace (rule R16).
+"""Tracks vLLM's current weights, so that namespaces separate pages of different weights (rule R16).
 
 Pages of named weights stay cached until they are evicted, and match again if vLLM returns to these
 weights. Pages of unnamed weights match until the next change of weights, and never go to storage.
@@ -26,7 +26,7 @@ class WeightsChange(StrEnum):
 
 
 class InFlight(StrEnum):
-    """What happens to a load in flight when the weights change."""
+    """Whether a load in flight is kept or counts as failed when the weights change."""
 
     KEEP = "keep"
     """The request continues with the loaded pages."""

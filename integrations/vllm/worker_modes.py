@@ -57,7 +57,7 @@ class Ballots(KVConnectorWorkerMetadata):
 
 
 class SchedulerOnEveryRank:
-    """Worker whose scheduler is in the same process: starts copies in the scheduler's cache."""
+    """Worker mode for a scheduler in the same process: starts copies in the scheduler's cache."""
 
     def __init__(self, handover: RankChannel) -> None:
         self._handover = handover
@@ -86,7 +86,7 @@ class SchedulerOnEveryRank:
 
 
 class RemoteScheduler:
-    """Worker whose scheduler is in another process: applies the orders of the replica there."""
+    """Worker mode for a scheduler in another process: applies the orders that the scheduler sends."""
 
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
         """An awaited copy fails after `fence_s` seconds; copies are awaited before blocks are reused.
@@ -103,8 +103,8 @@ class RemoteScheduler:
         self._obeyed: PassMetadata | None = None
 
     def apply_metadata(self, metadata: PassMetadata) -> None:
-        # vLLM may pass the same metadata twice: before blocks are overwritten, and before the forward
-        # pass.
+        # Apply the same metadata only once. vLLM may pass it twice: before blocks are overwritten, and
+        # before the forward pass.
         if metadata is not self._obeyed:
             self._begin_late_backups()
             self._obeyed = metadata

@@ -36,13 +36,13 @@ _AGREEMENT: Final = AgreementSettings()
 
 @bench.command
 def tree(*, sizes: Sizes = _ALL_SIZES, report: ReportFile = None) -> None:
-    """Measure match, insert, lock and eviction next to memcmp."""
+    """Compare the tree's match, insert, lock and evict to memcmp."""
     _measure(lambda say: measure_tree(sizes, say), print_tree, report)
 
 
 @bench.command
 def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
-    """Measure a store next to bare preadv and pwrite."""
+    """Compare a store's bandwidth to plain preadv and pwrite."""
     check_not_a_path(sizes.store)
     sizes = replace(sizes, store=for_a_tool(sizes.store))
     _measure(lambda say: measure_storage(sizes, say), print_storage, report)
@@ -50,7 +50,7 @@ def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
 
 @bench.command
 def path(*, settings: PathSettings, report: ReportFile = None) -> None:
-    """Measure storage to host to device next to bare reads."""
+    """Compare loads from storage to the device to plain reads."""
     from ..benchmarks.path.report import run
 
     _require_ranks()
@@ -61,7 +61,7 @@ def path(*, settings: PathSettings, report: ReportFile = None) -> None:
 
 @bench.command
 def agreement(*, settings: AgreementSettings = _AGREEMENT, report: ReportFile = None) -> None:
-    """Measure a step's round next to bare all_reduces."""
+    """Compare the time of a step's round to plain all_reduces."""
     from ..benchmarks.agreement import run
 
     _require_ranks()

@@ -14,7 +14,7 @@ LINE_MAX: Final = 10_000
 
 
 def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
-    """Return the seconds of an option value that is an age, such as 90s, 15m, 12h, 7d or 2w."""
+    """Convert an option value with a unit, such as 90s, 15m, 12h, 7d or 2w, to seconds."""
     text = str(tokens[0].value)
     match = _AGE.fullmatch(text.strip())
     if match is None:

@@ -139,7 +139,7 @@ def option(name: str) -> str:
 
 
 def check_not_a_path(uri: str) -> None:
-    """Raise `ConfigError` if --store is a bare path, with the URI to write instead."""
+    """Raise `ConfigError` if --store is a bare path; the message has the right URI."""
     if not uri:
         raise ConfigError("--store is empty; give a URI, for example file:///var/kv")
     if ":" not in uri:

@@ -262,7 +262,8 @@ class ReplaySettings:
 def with_replay_durability(uri: str) -> str:
     """Return the store's URI; durability=none is added to a file store's URI that has no durability.
 
-    A lost write only means that the replay must be repeated, and syncs would make it measure the disk.
+    Writes are then not synced, because syncs would dominate the measured times. A lost write only means
+    that the replay must be repeated.
     """
     parsed = parse_uri(uri)
     if parsed.scheme != "file" or "durability" in parsed.options:

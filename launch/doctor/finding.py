@@ -10,9 +10,9 @@ class Status(StrEnum):
 
     OK = "ok"
     ADVICE = "advice"
-    """The checked thing works, but may be slow, or an optional feature will not work."""
+    """The checked resource works, but is slow or does not suffice for an optional feature."""
     PROBLEM = "problem"
-    """Ranks need the checked thing, and it does not work."""
+    """The checked resource does not work, and ranks need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class CheckResult:
 
 
 def well(name: str, seen: str) -> CheckResult:
-    """Return a finding that says that the checked thing works."""
+    """Return a finding that says that the checked resource works."""
     return CheckResult(name, Status.OK, seen)
 
 
@@ -38,7 +38,7 @@ def advice(name: str, seen: str, remedy: str) -> CheckResult:
 
 
 def problem(name: str, seen: str, remedy: str) -> CheckResult:
-    """Return a finding about a thing that ranks need and that does not work."""
+    """Return a finding about a resource that ranks need and that does not work."""
     return CheckResult(name, Status.PROBLEM, seen, remedy)
 
 

@@ -151,7 +151,7 @@ def judge_room(uri: str, directory: str) -> list[CheckResult]:
 
 
 def probe_answers(uri: str) -> Answers:
-    """Write some small objects, time the reads, and remove the objects; measure the limit, too."""
+    """Write some small objects, time their reads, and remove them; time the same without the store."""
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:
@@ -240,7 +240,7 @@ def judge_answers(answers: Answers) -> CheckResult:
 def probe_speed(
     uri: str, say: Callable[[str], None], total_bytes: int = TOTAL_BYTES
 ) -> Speed | None:
-    """Measure writes and reads of 1 MiB pages, and their limit; None if the store is read-only."""
+    """Measure the bandwidth for 1 MiB pages, and the hardware limit; None if the store is read-only."""
     parsed = parse_uri(uri)
     if not make_backend(uri).capabilities.writes:
         return None
@@ -261,7 +261,7 @@ def probe_speed(
 
 
 def judge_speed(speed: Speed) -> CheckResult:
-    """Judge the store's bandwidth by its ratio to the limit."""
+    """Judge the store's bandwidth by its ratio to the hardware limit."""
     name = "store speed"
     if speed.failure:
         return problem(name, speed.failure, "see docs/storage.md for what this store needs")

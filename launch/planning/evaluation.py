@@ -61,7 +61,7 @@ class Evaluation:
         return device, host
 
     def evaluate(self, size: Size) -> PlanPoint:
-        """Replay the whole trace on a cache of this size, and return the resulting point."""
+        """Replay the whole trace on a cache of this size; return the result as a point of the plan."""
         prompts, chains, most, _ = self.prompts(size.page_tokens)
         device, host = self.require(size)
         pools = self.pools(size.page_tokens)
@@ -137,7 +137,7 @@ class Evaluation:
             of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
             return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
 
-        # Loads are counted for every rank. Replicated content is stored once, by one rank.
+        # Every rank reads replicated content from the store, but only one rank writes it.
         return MovedGib(
             l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
             l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),

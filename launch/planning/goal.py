@@ -13,7 +13,7 @@ from .workers import Workers
 _STEPS = 512
 """The step of the search is the memory for the whole trace, divided by this number."""
 _WHOLE_FROM_GIB = 64
-"""If the whole trace needs at least this many GiB, the step of the search is a whole number of GiB."""
+"""GiB for the whole trace from which the step of the search is a whole number of GiB."""
 
 
 class Goal(TypedDict):
@@ -46,8 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Both bounds are numbers of steps. The lower bound begins at -1, because zero host memory is enough
-    # if the device alone reaches the ratio.
+    # Sizes are counted in steps of the search. The lower bound begins at -1, because zero host memory
+    # is enough if the device alone reaches the ratio.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)
@@ -64,7 +64,7 @@ def reach(
 
 
 def _between(too_little: int, enough: int, count: int) -> list[int]:
-    """Return up to `count` numbers between the bounds, evenly spaced; `enough` if there are none."""
+    """Return up to `count` sizes evenly between two bounds; the upper bound if none is between."""
     gap = enough - too_little
     inner = {too_little + gap * part // (count + 1) for part in range(1, count + 1)}
     return sorted(inner - {too_little, enough}) or [enough]

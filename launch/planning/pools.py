@@ -68,7 +68,7 @@ class ModelPools:
         return fits
 
     def chunk_pages(self, device_pages: int) -> int:
-        """Return how many pages of a prompt can be computed at once with the given window pool."""
+        """Return how many pages of a prompt can be computed at once without filling the window pool."""
         window = self.profile.window
         if window is None:
             return device_pages

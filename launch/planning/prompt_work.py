@@ -1,10 +1,11 @@
 """FLOPs of a prompt, and the FLOPs that a cached prefix saves.
 
-Every token needs two FLOPs for each weight of the layers; of a mixture of experts, only the weights of
+Every token needs two FLOPs for each weight of the layers. Of a mixture of experts, only the weights of
 the experts to which the token is routed count. In each layer, the token at position p attends to p + 1
 tokens, or to fewer if the layer has a window or an index. Each query/key pair needs two FLOPs per
-element of a key and of a value, in each head. A prefix of half the tokens therefore saves less than
-half of the FLOPs. Embeddings, norms and the recurrence of linear attention are not counted.
+element of a key and of a value, in each head. Because later tokens attend to more tokens, a prefix of
+half the tokens saves less than half of the FLOPs. Embeddings, norms and the recurrence of linear
+attention are not counted.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from .replay import LAUNCHER_OPTION
 SHUTDOWN_TIMEOUT_S = 5
 """Seconds that interrupted ranks have for an orderly shutdown before they are killed."""
 TIMELINE_TIMEOUT_S = 60
-"""The same limit if rank 0 writes timelines, which takes up to 2 s for each rank."""
+"""Seconds for an orderly shutdown if rank 0 writes timelines, which takes up to 2 s for each rank."""
 _MODULE = "lockstep.launch.replay.replay"
 """The main module of a rank's process."""
 

@@ -22,7 +22,7 @@ EXIT_STATUSES: Final = (
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChoice:
-    """How the ranks are started."""
+    """Options that say how the ranks are started."""
 
     launcher: Annotated[str, Parameter(choices=("torch", "ray"))] = "torch"
     """Launcher of the ranks. Ignored under torchrun."""
@@ -31,7 +31,7 @@ class LaunchChoice:
     ] = None
     """Ray cluster for --launcher ray; auto for the one on this machine."""
     ranks_per_node: Annotated[int | None, AT_LEAST_1, Parameter(show_default="all of them")] = None
-    """Most ranks on one node of the Ray cluster."""
+    """Maximum number of ranks on one node of the Ray cluster."""
 
     def __post_init__(self) -> None:
         for name in ("ray_address", "ranks_per_node"):

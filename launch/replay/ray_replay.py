@@ -120,7 +120,7 @@ def _run_actors(
 ) -> list[RankOutcome]:
     """Run one actor for each rank; return the outcomes in rank order."""
     ray = cluster.ray
-    # torch's type stubs lack this class, although torch documents it.
+    # torch's type stubs lack `TCPStore`, although torch documents it.
     store = dist.TCPStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
         cluster.host,
         0,

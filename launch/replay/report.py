@@ -69,14 +69,14 @@ class Report(TypedDict):
     because the ranks stopped in different steps.
     """
     requests: int
-    """Requests that were served."""
+    """Number of requests that were served."""
     refused: int
     """Number of requests that can never fit the device pool; no other counter includes them."""
     refusals: list[str]
     """Descriptions of the first refused requests, one line each."""
     retractions: int
-    """Number of retractions: all pages of a request were copied to the host to make room for an older
-    one."""
+    """Number of retractions, each of which copied all pages of a request to the host to free the device
+    for an older request."""
     resumes: int
     """Number of retracted requests that resumed with all their pages; the others were computed again.
     """
@@ -84,7 +84,7 @@ class Report(TypedDict):
     """Number of times that a request lost its pages to an older request without a retraction.
 
     The request was computed again. A retraction was impossible, because host memory was full or the
-    request had no whole page.
+    request had no page to copy.
     """
     recomputed_tokens: int
     """Number of tokens that requests lost and computed again; no other counter includes them."""

@@ -58,7 +58,7 @@ Counted = npt.NDArray[np.int64]
 
 
 def counted_by_size(times_us: Sequence[float] | npt.NDArray[np.float64]) -> Counted:
-    """Return how many of these times are in each bucket."""
+    """Return a histogram of step times: how many of the times are in each bucket."""
     times = np.maximum(np.asarray(times_us, dtype=np.float64), 1.0)
     sizes = np.minimum((np.log2(times) * SIZES_PER_DOUBLING).astype(np.int64), _SIZES - 1)
     return np.bincount(sizes, minlength=_SIZES).astype(np.int64)
@@ -158,7 +158,7 @@ class Sampler:
         self._due = now + self._pause_s
 
     def _thin_out(self) -> None:
-        """Drop every second sample, but keep the first; add step times of each to the next sample."""
+        """Drop every second sample except the first; add its step times to the sample after it."""
         first, *others = self._moments
         left = others[len(others) // 2 * 2 :]
         for dropped, stays in zip(others[::2], others[1::2], strict=False):

@@ -57,7 +57,7 @@ class ServingRun:
         self._cache.flush()
         flush_s = time.perf_counter() - served
         try:
-            # Check now: every request and operation has ended, so a page that one still owns has
+            # All requests and operations have ended, so a page that still belongs to one of them has
             # leaked.
             self._cache.inspection.check()
         except InvariantViolation as broken:

@@ -71,7 +71,7 @@ class Selection:
 
 
 class _Oldest:
-    """Collects the oldest objects, as many as are needed to free `nbytes` bytes."""
+    """Collects the oldest objects of a store, as many as must be removed to free `nbytes` bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -79,12 +79,12 @@ class _Oldest:
         self._heap: list[tuple[float, int, StoredObject]] = []
 
     def add(self, stored: StoredObject) -> None:
-        """Add an object, unless its age is unknown; it is dropped again if older ones are enough."""
+        """Add an object, unless its age is unknown; the youngest ones are dropped again."""
         if stored.age_s is None:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
         self._left -= stored_bytes(stored)
-        # Drop the youngest object while the older ones are enough.
+        # Drop the youngest object as long as the other objects have enough bytes.
         while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 

@@ -18,10 +18,10 @@ _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
 """Assumed minimum bandwidth of a store in bytes/s, with which the timeout of a call is computed."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
-"""URI options of a file store with which opening it starts evictions, and reads count as uses.
+"""URI options with which opening a file store starts evictions, and makes reads count as uses.
 
-A tool removes them, because it must not start evictions, and reading every object must not mark all
-objects as used.
+A tool removes these options. A tool must not start evictions, and reading every object must not mark
+all objects as used.
 """
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {

@@ -184,7 +184,7 @@ async def _read_whole(
     asked: Sequence[tuple[StoredObject, ObjectShape]],
     scratch: Scratch,
 ) -> list[ReadOutcome | None]:
-    """Read each object in its shape; return None for an object that is too large to be read."""
+    """Read each object with its expected shape; return None for an object that is too large to read."""
     fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in asked]
     chosen = [each for each, fit in zip(asked, fits, strict=True) if fit]
     buffers = scratch.buffers([shape for _, shape in chosen])

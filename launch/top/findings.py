@@ -27,13 +27,13 @@ SALTED_SHARE: Final = 0.5
 SLOW_READ_S: Final = 0.25
 """Seconds from which a read counts as slow, because computing the page again takes less."""
 TURNOVER_S: Final = 600.0
-"""Seconds; if all host pages are evicted faster, conversations miss at their next turn."""
+"""If all host pages are evicted within this many seconds, conversations miss at their next turn."""
 SKEW: Final = 4.0
 """A rank is slow if other ranks wait at least this many times longer in rounds than it does."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
 SILENT_NAMED: Final = 4
-"""Maximum number of addresses without an answer that one finding names."""
+"""Maximum number of silent addresses that one finding lists."""
 
 
 class Weight(IntEnum):

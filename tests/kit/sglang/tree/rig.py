@@ -101,7 +101,7 @@ class Rig:
             self.host, KnownAdapters(), page_tokens=self.page_tokens
         )
         weights = here.of(f"{OURS}.weights", "WeightsVersions")
-        below = here.of(f"{OURS}.below", "Below")(
+        below = here.of(f"{OURS}.host_tier", "HostTier")(
             host=self.host,
             slots=self._lent(),
             namespaces=namespaces,

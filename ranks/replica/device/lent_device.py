@@ -147,8 +147,8 @@ class LentDevice:
         found = self._restorable(request, tokens) // unit
         if found < last:
             raise UsageError(
-                f"request {request.id!r} loads {last} pages, and host memory has {found}; call `match_host`"
-                " in the same step"
+                f"request {request.id!r} loads {last} pages, and host memory has {found}; call"
+                " `match_host` in the same step"
             )
         starts = self._starts(first, last)
         Lent(request.id, first, last, runs).require(self._components, starts)

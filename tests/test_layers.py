@@ -28,7 +28,7 @@ LAYERS = (
     "launch",
 )
 LOADERS = ["storage_backends/registry.py", "storage_backends/three_fs/usrbio.py"]
-"""A URI names the store and its wrappers; a store's client library is an optional extra."""
+"""Modules exempt from the layer rules, because they import stores or optional clients by name."""
 
 
 def layer_of(path: PurePosixPath) -> int:
@@ -75,7 +75,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
 def siblings(
     one: PurePosixPath, other: PurePosixPath
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Return the ancestors at which two paths part, or None if they part at the root."""
+    """Return the first ancestors in which two paths differ, or None if they differ at the root."""
     for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
         if here != there:
             up_to = slice(at + 1)
@@ -90,7 +90,7 @@ def siblings(
 def close(
     imports: dict[PurePosixPath, set[PurePosixPath]],
 ) -> dict[PurePosixPath, set[PurePosixPath]]:
-    """Return the graph with an entry for each imported folder."""
+    """Return the import graph with an entry for every imported folder, even if it imports nothing."""
     named = {*imports, *(other for found in imports.values() for other in found)}
     return {each: imports.get(each, set()) for each in sorted(named)}
 

@@ -170,8 +170,8 @@ def claims_in_loops(test: ast.AST) -> list[str]:
 
 
 def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
-    """An import in `__init__.py` would run with every module of the folder, unseen by the checks."""
-    # Exceptions are public names: of the library, of vLLM's connector, of programs' imports.
+    """An `__init__.py` holds only a docstring: Python runs it with every module of its folder."""
+    # These `__init__.py` files export public names, so they may import.
     plugins = ("vllm/__init__.py", "transformers/__init__.py")
     exceptions = ("__init__.py", *(f"integrations/{each}" for each in plugins))
 
@@ -198,8 +198,8 @@ def test_every_path_that_a_page_names_is_in_the_tree(page: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "ranks/group/cache.py",  # From the root.
-        "replica/tree/",  # A folder, or a file, may be named from any folder above it.
+        "ranks/group/cache.py",  # a path from the repository's root
+        "replica/tree/",  # A path may start at any folder above the file or folder that it names.
         "node.py",
         "storage_backends/{file,s3}/",
         "examples/watching/*.json",
@@ -216,16 +216,16 @@ def test_a_path_is_not_found_by_the_end_of_a_name_nor_if_one_of_several_is_missi
 
 
 def paths_in(text: str) -> set[str]:
-    """Everything between backticks, outside of blocks, that looks like a path of the repository."""
+    """Return text between backticks, outside code blocks, that looks like a path of the repository."""
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [span.split() for span in re.findall(r"`([^`]+)`", prose)]
-    # Words of a command are paths only if they have a folder: others are files that it writes.
+    # In a quoted command, only words with a slash count as paths: other file names are its outputs.
     words = {word for span in spans for word in span if len(span) == 1 or "/" in word}
     return {word for word in words if PATH.fullmatch(word)}
 
 
 def is_elsewhere(path: str) -> bool:
-    """Whether a path is a reader's (as a bare `config.json`), a placeholder, or ignored by git."""
+    """Whether a path is a user's `*.json`, a placeholder, an absolute path, or ignored by git."""
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").replace("/", "").split()
     built = path.partition("/")[0] in ignored
     data = path.endswith(".json") and "/" not in path
@@ -233,7 +233,7 @@ def is_elsewhere(path: str) -> bool:
 
 
 def is_in_the_tree(path: str) -> bool:
-    """Whether each path that the braces and stars of this one stand for is in the tree."""
+    """Return whether the tree has each path that a pattern with braces and stars matches."""
     choice = re.search(r"\{([^{}]*)\}", path)
     if choice:
         before, after = path[: choice.start()], path[choice.end() :]
@@ -243,7 +243,7 @@ def is_in_the_tree(path: str) -> bool:
 
 @cache
 def tree() -> list[str]:
-    """Every file and folder of the repository that git may know, from `/`; folders end in `/`."""
+    """Return every file and folder that git does not ignore, from `/`; folders end in `/`."""
     kept = [each for each in ROOT.iterdir() if not is_elsewhere(each.name) and each.name != ".git"]
     below = [entry for each in kept for entry in (each, *each.rglob("*"))]
     return [f"/{entry.relative_to(ROOT)}{'/' * entry.is_dir()}" for entry in below]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.kit.source_tree import ROOT, read_library
 
 VARIABLE = re.compile(r"%[-+.\d]*[sdrgf]|\{\d\}|\.\.\.")
-"""Text that a message fills in, and `...` in the table, which stands for it."""
+"""Matches a placeholder of a message's format string, or the `...` that the docs put in its place."""
 
 
 def quoted() -> list[str]:
@@ -19,7 +19,7 @@ def quoted() -> list[str]:
 
 
 def messages() -> Iterator[str]:
-    """Yield all texts of the library, with `...` for what is filled in."""
+    """Yield all string literals of the library, with `...` for each placeholder."""
     for module in read_library():
         for node in ast.walk(module.parse()):
             if isinstance(node, ast.JoinedStr):

@@ -14,7 +14,7 @@ PATIENCE_S = 120.0
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a new process, because the command starts two processes from there."""
+    """Run the benchmark in a new process, because it starts both of its ranks as child processes."""
     line = [*IN_A_PROCESS, "bench", "handoff", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 

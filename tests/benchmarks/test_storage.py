@@ -78,7 +78,7 @@ def opened_store(root: Path) -> list[Path]:
 def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep would leave a lock file in the store and slow the measured calls."""
+    """The benchmark never sweeps its store: a sweep leaves a lock file and slows the measured calls."""
 
     def is_kept(limits: SweepLimits, root_fd: int) -> bool:
         return False
@@ -93,7 +93,7 @@ def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
 def test_what_others_write_into_a_new_directory_meanwhile_stays(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's directories stay, too, because other processes have them open."""
+    """The benchmark keeps other processes' files, and the store's directories, which they have open."""
     store, read = tmp_path / "store", BareCalls.read
 
     def read_beside_others(bare: BareCalls, pages: Pages) -> None:

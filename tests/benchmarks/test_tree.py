@@ -41,7 +41,7 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
     assert all(set(point) == set(TreePoint.__annotations__) for point in report["points"])
     paths = {(point["tokens"], point["path_nodes"]) for point in report["points"]}
     assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
-    # Each prompt is matched, inserted and locked with each model; there is one eviction.
+    # For each model, the benchmark times match, insert and lock of each prompt, and one eviction.
     ops = sorted([*OPS[:3] * 3, OPS[3]])
     measured = sorted((point["components"], point["op"]) for point in report["points"])
     assert measured == sorted(product(("full", "full+window"), ops))
@@ -94,6 +94,6 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # Five nodes of the prompt, and four existing branches that leave it at node ends.
+    # The prompt adds five nodes to the tree; four branches leave it at ends of nodes.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

@@ -81,8 +81,7 @@ def queue_lanes(
 ) -> list[int]:
     """Return the expected lanes of a queue, computed from scratch; `line` has the unsettled tickets.
 
-    An operation that is no longer expected has ended on every rank, so the lanes count it as ended
-    here.
+    The lanes count an operation as ended if the ballot no longer expects it: all ranks have ended it.
     """
     outcomes = [(queue_index, outcome(queue, seen(operation))) for queue_index, operation in line]
     for queue_index, ended in outcomes:

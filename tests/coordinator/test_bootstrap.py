@@ -1,4 +1,4 @@
-"""Bootstrap: settings are equal on every rank, and no rank continues if one cannot."""
+"""Bootstrap: all ranks compare their settings, and if one rank fails, none continues."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def test_a_setting_without_a_fingerprint_is_refused() -> None:
 
 
 def test_every_setting_of_a_cache_has_a_fingerprint_of_its_own() -> None:
-    """A new setting is compared automatically, or its type is refused."""
+    """Bootstrap compares every setting of a cache, nested ones too; an unsupported type is refused."""
     leaves = flatten(config())
 
     assert {"model", "bounds.prefetches", "timeouts.round_s", "stop_policy.rule"} <= leaves.keys()
@@ -87,7 +87,7 @@ def test_a_difference_names_the_field_the_values_and_the_ranks() -> None:
 
 
 def test_a_field_that_one_rank_lacks_is_a_difference() -> None:
-    """Two versions of Lockstep in one group have different sets of settings."""
+    """A setting that only one rank has is a difference, as between two versions of Lockstep."""
     assert differing([{"a": None}, {}]) == ["a is None on rank 0, absent on rank 1"]
 
 

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     ended: int
     """Prefetches that ended, with any outcome."""
     fetches: int
-    """Read orders that no executor has processed."""
+    """Number of read orders that no executor has processed."""
     steps: int
 
 
@@ -162,7 +162,7 @@ def test_whatever_comes_on_whichever_side_of_a_round_the_promises_hold(
 
 
 def test_with_io_that_ends_at_once_a_prefetch_takes_one_step_more_in_all() -> None:
-    """At depth 1, a step applies a verdict and then launches, so the orders' reports fit that round."""
+    """With instant I/O, depth 1 needs only one step more than depth 0 for a whole prefetch."""
     at_once = Schedule(answers=(0, 0), reads=(0, 0), deadline=None, abort=None, quiet=0)
 
     steps = [Play(at_once, depth).run().steps for depth in (0, 1)]

@@ -42,7 +42,8 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 class Exchanges:
     def __init__(self, group: InProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[list[tuple[str, int]]] = [[] for _ in range(group.world_size)]
-        """For each rank, the kind and the length of every value given, in order."""
+        """For each rank: the kind and length of every value that the rank gave to a gather, in order.
+        """
         give = group.give
 
         def watched(key: tuple[str, int], rank: int, value: Any) -> None:
@@ -201,8 +202,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert "the ranks differ in state digest and layout digest" in ended[0][1]
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
-    # At depth 1 the previous round, which had no difference, is applied first. The differing one is
-    # not.
+    # At depth 1, the ranks still apply the previous round, which agreed, but not the differing round.
     assert {cache.inspection.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 
@@ -291,7 +291,7 @@ def counts_of_collectives(ranks: RanksInTurn, pace: random.Random) -> list[list[
 
 
 def history_at_a_pace_of_its_own(ranks: RanksInTurn, rank: int) -> list[tuple[int, int]]:
-    """Issue all ranks' commands on one rank, with random delays; return its digests after each step."""
+    """Issue the commands on one rank, with random delays; return the rank's digests after each step."""
     cache, executor, pace = ranks.caches[rank], ranks.executors[rank], random.Random(rank)
     history: list[tuple[int, int]] = []
     for step in range(120):

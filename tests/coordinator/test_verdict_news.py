@@ -16,13 +16,13 @@ from lockstep.simulation.schedule import run_schedule
 RANKS = 2
 
 History = list[tuple[int, int, int]]
-"""By round and rank: the rank, its rolling digest, and the digest of its whole state."""
+"""One entry per round and rank: rank number, rolling digest, and digest of the whole state."""
 
 
 def run(
     monkeypatch: pytest.MonkeyPatch, seed: int, depth: int, profile: str
 ) -> tuple[ScheduleResult, History, list[int]]:
-    """Run a schedule; return its result, its states, and the number of slots in each verdict."""
+    """Run a schedule; return its result, the replicas' states, and the slots named in each verdict."""
     history: History = []
     named: list[int] = []
     close_round, read = RankCache.close_round, Verdicts.read
@@ -43,7 +43,7 @@ def run(
 
 
 def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read every verdict as if it were the first, so that it names every prefetch slot in use."""
+    """Make verdicts name every prefetch slot in use, not only those changed since the last round."""
     read = Verdicts.read
 
     def read_everything(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:

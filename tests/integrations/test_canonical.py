@@ -28,7 +28,7 @@ class Mode(IntEnum):
 
 
 class Other(Enum):
-    """An enum with a member of the same name."""
+    """An enum whose member has the same name as that of another enum."""
 
     NONE = 0
 
@@ -44,7 +44,7 @@ class Held:
 
 
 class Derived(Held):
-    """A subclass without fields."""
+    """A subclass that adds no fields."""
 
 
 class Plain:
@@ -68,7 +68,7 @@ class Saved:
 
 
 class OwnDict(dict[str, int]):
-    """A mapping with extra attributes, as in classes of configurations."""
+    """A dict subclass with extra attributes, as some configuration classes are."""
 
 
 class OwnList(list[Any]):
@@ -184,7 +184,7 @@ def worth_in_the_order_of_hashes() -> str:
 
 def test_the_seed_of_a_process_for_hashes_changes_nothing() -> None:
     asked = f"from {__name__} import worth_in_the_order_of_hashes as f; print(f(), end='')"
-    # This process's hash seed is random for each test run.
+    # The subprocess's hash seed differs from this process's, which is random.
     found = subprocess.run(
         [sys.executable, "-c", asked],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path])},

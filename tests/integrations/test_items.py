@@ -1,4 +1,4 @@
-"""In keys, an item's placeholders encode its content, from the first page that has any of them."""
+"""Multimodal items in keys: from an item's first page on, placeholders encode the item's content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,18 +44,18 @@ def keys_of(tokens: bytes, items: Items, page_tokens: int) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Two prompts of equal tokens that differ in one item."""
+    """Two prompts of equal tokens that differ in one multimodal item."""
 
     tokens: bytes
     page_tokens: int
     one: Items
     other: Items
     differs_at: int
-    """The first placeholder of the item that differs."""
+    """Position of the first placeholder of the item in which the prompts differ."""
 
 
 def drawn(random: Random) -> Drawn:
-    """Draw up to three items of 1 to 40 tokens, at any position, in pages of 1 to 32 tokens."""
+    """Draw prompts with up to three multimodal items, at any position, and any page size up to 32."""
     length = random.randint(50, 200)
     starts = sorted(random.sample(range(length - 45), random.randint(1, 3)))
     ends = [
@@ -80,7 +80,7 @@ def drawn(random: Random) -> Drawn:
 
 
 def wrongs(pair: Drawn) -> str:
-    """Return the error in the two prompts' pages; empty if there is none."""
+    """Return an error if the two prompts share pages wrongly, else an empty string."""
     one = keys_of(pair.tokens, pair.one, pair.page_tokens)
     other = keys_of(pair.tokens, pair.other, pair.page_tokens)
     common = sum(a == b for a, b in zip(one, other, strict=True))
@@ -111,7 +111,7 @@ def test_an_item_is_in_the_page_in_which_it_begins_up_to_its_last_placeholder_th
 
 
 def test_an_item_that_begins_with_the_last_token_of_a_page_fills_that_page() -> None:
-    """With one placeholder in a page, the key would contain only 31 bits of the item's digest."""
+    """If an item starts at a page's last token, the whole page encodes its digest, not 31 bits."""
     ids = ids_of(32, (cat(15, 10),), 8)
 
     assert all(found < 0 for found in ids[8:16])

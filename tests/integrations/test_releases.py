@@ -77,7 +77,7 @@ def test_a_release_that_is_tried_anyway_is_warned_of(caplog: pytest.LogCaptureFi
 
 
 def test_a_vllm_that_lacks_what_the_plug_in_imports_is_refused_by_name(tmp_path: Path) -> None:
-    """VLLM before 0.32 has no module for the sources of hits, so the import fails before settings."""
+    """A vLLM too old for the plug-in's imports is refused by name, before any setting is read."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("__version__ = '0.31.0'\n")
     paths = os.pathsep.join([str(tmp_path), str(ROOT / "src")])

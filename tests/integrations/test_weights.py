@@ -41,7 +41,7 @@ def again(digests: FileDigests) -> FileDigests:
 def test_weights_that_were_trained_again_in_place_are_others(
     folder: Path, digests: FileDigests
 ) -> None:
-    """The weight files have equal sizes, and the modification time is set back."""
+    """Weights retrained in place get another digest, even with equal file sizes and an old mtime."""
     path = folder / "model-1.safetensors"
     before, times = weights_digest(folder, digests), path.stat()
 
@@ -102,7 +102,7 @@ def test_what_was_read_once_is_not_read_by_later_starts(folder: Path, digests: F
 def test_a_process_goes_by_what_it_has_read_without_the_record(
     folder: Path, digests: FileDigests
 ) -> None:
-    """A request with an adapter costs no more if the record of digests holds many files."""
+    """A process remembers the digests that it has computed, even if the record file is deleted."""
     before, read = weights_digest(folder, digests), digests.bytes_read
 
     digests.record.unlink()
@@ -139,7 +139,7 @@ def test_only_what_has_changed_is_read_again(folder: Path, digests: FileDigests)
 def test_a_file_that_was_written_a_moment_ago_is_not_remembered(
     folder: Path, tmp_path: Path
 ) -> None:
-    """A new file may change again within one tick of the filesystem's clock."""
+    """A file just written is hashed again later, because it may still change within one mtime tick."""
     digests = FileDigests(tmp_path / "digests.json")
     weights_digest(folder, digests)
     read = digests.bytes_read

@@ -249,7 +249,7 @@ def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Running]:
-    """A replay of two ranks that would run for minutes, once it accepts control requests."""
+    """A long replay on two ranks, started and ready to accept control requests."""
     command = start(
         (tmp_path / "errors").open("w+", encoding="utf-8"),
         *(*COMMAND, "--ranks", 2, "--requests", 50_000, "--namespaces", 3),
@@ -294,7 +294,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     log = serving.said()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
-    # The warning was logged before an operator set a log level.
+    # The "withdrawn" warning is logged under the default level; requests appear once it is INFO.
     told = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )

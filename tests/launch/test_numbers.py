@@ -17,12 +17,12 @@ from tests.launch.test_help import ALL, Words
 LEGAL = {
     ("plan", "--storage-gib", "inf"),
     ("plan", "--storage-gib", "1e+300"),
-    # This option is refused only once the page size is known, with the number that fits.
+    # `--tokens` is refused only after the page size is known, so the error states the number that fits.
     ("size", "--tokens", "1e+300"),
 }
-"""Values that an option gives a meaning, or that a command refuses itself."""
+"""Extreme values that an option accepts, or that the command refuses with an error that fits better."""
 NEEDED = {"--page-bytes": "8192", "--store": "file:///nowhere", "--tokens": "1"}
-"""Values of a command's required arguments; a path for all not listed here."""
+"""Values of a command's required arguments. Arguments that are not listed get a path."""
 
 
 def options() -> Iterator[tuple[Words, Argument, list[str]]]:

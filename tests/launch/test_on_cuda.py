@@ -14,7 +14,7 @@ PRESSURE = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4, "--r
 
 
 def on_cuda(report: Path, *arguments: object) -> Report:
-    """Replay on two ranks, with a stop policy under which a slow start loses no hits."""
+    """Replay on two ranks, with a stop policy that waits for pages, so a slow start loses no hits."""
     policy = ("--stop-policy", "wait_complete", "--device", "cuda")
     return replay(report, *arguments, *policy, start=torchrun(2))
 

@@ -77,7 +77,7 @@ def pages(tmp_path: Path) -> int:
 
 
 def told(command: Running) -> list[str]:
-    """Return the output lines, except those about pages that one rank has written before another."""
+    """Return the output lines, except warnings that another rank's store still lacks a page."""
     return [line for line in command.said().splitlines() if " lacks page " not in line]
 
 

@@ -38,7 +38,7 @@ def test_every_round_is_on_every_rank(replayed: Told) -> None:
     report, timeline = replayed
     rounds = len(timeline.rounds())
 
-    # The last round may still be pending when a rank writes its part.
+    # The last round may still be in flight when a rank writes its part of the timeline.
     assert rounds in (report["rounds"], report["rounds"] - 1)
     assert sorted(timeline.rounds()) == list(range(1, rounds + 1))
     assert list(timeline.processes.values()) == ["rank 0", "rank 1"]

@@ -18,7 +18,7 @@ needs_namespaces = pytest.mark.skipif(
 @pytest.mark.distributed
 @needs_namespaces
 def test_two_nodes_replay_together() -> None:
-    """No option names gloo's interface, and the host name resolves to loopback on many hosts."""
+    """Ranks of two nodes connect although no option names a network interface for gloo."""
     ended = run(sys.executable, ROOT / "examples" / "two_nodes" / "run.py")
 
     assert (ended.status, ended.err) == (0, "")

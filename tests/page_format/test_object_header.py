@@ -69,7 +69,7 @@ def test_a_header_is_a_block_and_sound() -> None:
 
 
 def test_the_format_is_what_it_was() -> None:
-    """Stores outlive versions: a change of these bytes needs a new format version."""
+    """The header's bytes are fixed, because stores outlive versions: changes need a format version."""
     payload_1, payload_2 = PAYLOAD[:1000], PAYLOAD[1000:]
     name = f"{'ab' * 32}/{'cd' * 32}/kv/l0-4.h0-2".encode()
     expected = bytearray(4096)
@@ -229,7 +229,7 @@ def test_a_statement_is_what_was_written(held: tuple[int, ...]) -> None:
 def test_a_header_that_does_not_make_sense_states_nothing(
     offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
-    """The header's checksum is valid, so only its content reveals the fault."""
+    """A header with a valid checksum but contradictory fields is refused."""
     assert read_statement(changed(offset, content)) is finding
 
 
@@ -244,11 +244,11 @@ def test_any_flipped_bit_of_an_object_and_any_other_length_is_found() -> None:
 
 
 WANTED = ObjectShape(SHAPE.parts, (1, 3))
-"""These parts are bytes 1000 to 1279 and 1380 to 1479 of `FULL`'s payload."""
+"""The wanted parts 1 and 3; they are bytes 1000-1279 and 1380-1479 of `FULL`'s payload."""
 
 
 def extracted(payload: bytes) -> tuple[HeaderFinding, bytes]:
-    """Extract the wanted parts from a payload; return the finding and the content of the buffers."""
+    """Extract the wanted parts from a payload; return the header's finding and the extracted bytes."""
     header = memoryview(encoded(FULL))[:HEADER_BYTES]
     buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
     finding = extract_parts(memoryview(payload), header, buffers, WANTED)

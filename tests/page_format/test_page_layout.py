@@ -91,7 +91,7 @@ def test_columns_lie_in_a_page_where_their_shards_say(name: str, tp_size: int, s
 
 
 def laid_out(layout: PageLayout, shard: ShardLayout) -> bytes:
-    """Return a page assembled by the shard's offsets of each layer of each unit."""
+    """Return a page assembled from the documented offsets: unit by unit, and layer by layer."""
     page = bytearray(shard.page_bytes)
     free = set(range(shard.page_bytes))
     for part in shard.columns:
@@ -126,7 +126,8 @@ def test_a_rank_finds_its_page_in_the_objects_of_groups_of_any_size(
 
     found = {place: put_together(layout, place, theirs, absent, absent) for place in mine_at}
 
-    # If no sources are needed, one of the other group's objects is the page itself.
+    # None means that one of the other group's objects is the wanted page itself, so nothing is
+    # assembled.
     assert found == {
         place: None
         if shard_of(layout, place, absent).name in names
@@ -376,7 +377,7 @@ def test_stages_without_layers_of_a_column_that_is_absent_do_not_have_it() -> No
 def test_objects_have_one_name_for_all_ranks_exactly_if_they_are_the_same(
     columns: tuple[Column, ...],
 ) -> None:
-    # Each rank writes a share of the replicated objects, so all ranks must use one name.
+    # A replicated object has one name on all ranks, because each rank writes a share of these objects.
     layout = PageLayout(page_tokens=2, columns=(*columns, replace(NARROW, layers=1)))
     shards = [
         shard_of(layout, place, ["narrow"])

@@ -27,7 +27,7 @@ def opened(store: str, host_pages: int) -> Cache:
 
 
 def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Serve prompts in two runs of a cache; return the number of pages found in the second."""
+    """Serve prompts in two runs of a cache; return the number of cached pages in the second run."""
     found = 0
     for prompts in (first, later):
         cache = opened(store, host_pages)
@@ -37,9 +37,9 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Return the pages found in an ideal LRU store, which removes the ends of prompts first.
+    """Return the hits in an ideal LRU store of `pages_max` pages, which evicts ends of prompts first.
 
-    A real store finds at least as many pages as an ideal store of the size that a sweep may leave.
+    A real store must have at least the hits of an ideal store as small as a sweep may make it.
     """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0
@@ -56,7 +56,7 @@ def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
 
 
 def chats(count: int) -> list[Prompt]:
-    """Return prompts with one common system prompt; in between, turns of one growing chat."""
+    """Return prompts that share a system prompt; after every sixth, one turn of a growing chat."""
     system = list(range(40))
     prompts: list[Prompt] = []
     for number in range(1, count + 1):

@@ -61,7 +61,7 @@ STORES = {
 
 @contextmanager
 def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
-    """Yield the cache of a group of one rank, or an engine with the same interface."""
+    """Open a cache on one rank, or an engine that owns its pages and has the same interface."""
     member = InProcessGroup(1).member(0)
     start = owner.start if issubclass(owner, LendingEngine) else Cache.open
     with closing(cast("Callable[..., Cache]", start)(config, member)) as cache:
@@ -89,7 +89,7 @@ def serve(cache: Cache, tokens: list[int]) -> int:
     until(cache, admitted)
     until(cache, lambda: cache.load_state(name) is not LoadState.LOADING)
     answer = cast("Admission", answers[-1])
-    # The engine ends a chunk where a state must be kept.
+    # The engine must end a chunk at each position at which a state is kept.
     last_page = len(prompt) // PAGE * PAGE
     if cache.config.components and last_page > answer.cached_tokens:
         cache.insert(name, tokens[:last_page], final=False)
@@ -108,12 +108,12 @@ def write_all(cache: Cache) -> None:
 
 
 def edited(model: str) -> Callable[[list[int]], list[int]]:
-    """Return the next run's edit of a prompt: another ending, unless that needs an earlier state."""
+    """Return how the next run changes a prompt: not at all with states, else its last two tokens."""
     return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
 
 
 def promised(model: str, lengths: list[int]) -> list[int]:
-    """Return the promised cached tokens: a state is kept at the last whole page before the end."""
+    """Return the promised cached tokens: whole pages before the tokens that the next run changes."""
     changed = 1 if "states" in model else 2
     return [(length - changed) // PAGE * PAGE for length in lengths]
 

@@ -30,10 +30,10 @@ END = MIDDLE + prompt_of(3, 4)
 
 
 def test_an_order_cannot_change_what_a_node_owns() -> None:
-    """Incident A: moving a transfer's indices to the GPU changed indices that a tree node still owned.
+    """Incident A: moving a transfer's indices to the GPU changed those that a tree node still held.
 
-    The next eviction freed the GPU indices in the host's pool, and the worker crashed. Orders now have
-    immutable page numbers of their own.
+    The next eviction then freed GPU indices in the host's pool, and the worker crashed. Now the page
+    numbers of an order are immutable and not shared with the tree.
     """
     ranks = windowed_ranks()
     ranks.compute("a", END)
@@ -61,7 +61,7 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
     ranks.compute("other", prompt_of(4, 12))
 
     ranks.every(lambda cache: cache.load_back("b", END))
-    # A prompt that branches off within the loading prefix splits its node.
+    # A prompt that branches off inside the prefix being loaded splits its node.
     turned = END[:18] + prompt_of(6, 1)
     ranks.every(lambda cache: cache.prefetch("c", turned))
     ranks.settle()
@@ -76,7 +76,7 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
 
 def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
     """Incident D, related bug: a host insert refreshed the recency of full attention only."""
-    # Room for two of three prompts, each with matches at its last page and one page before.
+    # Window host pages for two of the three prompts; each prompt needs matches at two lengths.
     ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
     other = prompt_of(7, 4)
     ranks.compute("stem", STEM)

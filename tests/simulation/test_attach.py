@@ -56,7 +56,7 @@ def found(build: Build) -> Iterator[str]:
 
 
 class _AttachesAlone(Cache):
-    """Treats its own readiness as the group's, like a vote on local evidence."""
+    """Planted bug: a rank attaches the store as soon as it is ready itself, without the other ranks."""
 
     def _apply(self, verdict: Verdict) -> Effects:
         proposed = verdict.proposed

@@ -61,7 +61,7 @@ class _LosesReleases(Cache):
 
 
 class _LosesAHostPage(Cache):
-    """Loses a host page on rank 0 at construction."""
+    """Planted bug: rank 0 loses a host page when its cache is built."""
 
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
@@ -97,7 +97,7 @@ def test_a_command_that_one_rank_does_not_get_is_found() -> None:
 
 
 def test_a_change_that_no_digest_tells_of_is_found() -> None:
-    """Without requests no step changes a replica, so only the invariants can show the bug."""
+    """Without requests, a lost host page shows in no digest, so only invariant 7 can find the bug."""
     world = draw_world(4, ranks=2, steps=100, profile=LLAMA, faults="calm", depth=0, l1=REPLICA)
     schedule = Schedule(replace(world, arrival_rate=0.0), build=Build(cache=_LosesAHostPage))
 
@@ -113,7 +113,7 @@ def test_a_priority_that_one_rank_does_not_hear_of_is_found() -> None:
 
 
 def test_a_time_that_is_not_that_of_the_last_clock_is_found() -> None:
-    """The ranks agree on the maximum of their clocks instead of the minimum."""
+    """Planted bug: the ranks agree on the maximum of their clocks instead of the minimum."""
     clocks: list[Callable[[], int]] = []
 
     class GoesByTheFirstClock(Cache):
@@ -149,7 +149,7 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
 
 
 def test_a_rank_that_writes_what_another_has_is_found() -> None:
-    """Both ranks write to rank 0's store location, as if object names lacked the rank."""
+    """Planted bug: both ranks write objects under one name, as if it did not contain the rank."""
     made: list[SimulatedExecutor] = []
 
     def make(
@@ -169,7 +169,7 @@ def test_a_second_collective_in_a_step_is_found() -> None:
 
 @pytest.mark.parametrize("l1", [REPLICA, ENGINE])
 def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(l1: str) -> None:
-    """Rule R2: engines that sampled different tokens get the error in the next round."""
+    """Rule R2: a digest over the number of tokens instead of their ids misses diverging samplers."""
     found = violations(Build(parts=Parts(requests=_CountsTokens)), l1=l1)
     assert_found(found, "sampled_apart struck rank")
 
@@ -184,7 +184,7 @@ class _SettlesAll(Prefetching):
 
 
 class _TakesItsCeilingForTheGroups(Prefetching):
-    """Counts one rank's ceiling of readable pages as pages landed on all ranks."""
+    """Planted bug: one rank's ceiling of readable pages counts as pages landed on all ranks."""
 
     def arrived(self, verdict: PrefetchArrived) -> None:
         operation = self.has_slot(verdict.operation)
@@ -220,7 +220,7 @@ class _LosesAPage(OwnedDevice):
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
-            # Lose one of the duplicate pages that the insert freed.
+            # Planted bug: lose one of the duplicate pages that the insert freed.
             pool.take(1)
         return shared
 
@@ -273,7 +273,7 @@ def test_an_unlocked_prefix_that_is_evicted_under_a_request_is_found() -> None:
 
 
 def test_keys_that_forget_what_came_before_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key over only the page's own tokens serves a page of one prefix to another."""
+    """Planted bug: a page key without the prefix serves a page of one prompt to another prompt."""
 
     def unchained(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
         step = page_tokens * TOKEN_BYTES
@@ -315,7 +315,7 @@ def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
 
 
 class _Impatient(SimulatedExecutor):
-    """Reports Quiesced as soon as an operation is cancelled."""
+    """Planted bug: an executor reports Quiesced as soon as an operation is cancelled."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -325,7 +325,7 @@ class _Impatient(SimulatedExecutor):
 
 
 class _Hasty(SimulatedExecutor):
-    """Reports a page as landed when its read begins."""
+    """Planted bug: an executor reports a page as landed when its read begins."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -335,14 +335,14 @@ class _Hasty(SimulatedExecutor):
 
 
 class _Mute(SimulatedExecutor):
-    """Never reports the end of a copy or write."""
+    """Planted bug: an executor never reports the end of a copy or write."""
 
     def progress(self) -> list[Progress]:
         return [each for each in super().progress() if not isinstance(each, TransferEnded)]
 
 
 class _Careless(SimulatedExecutor):
-    """Accepts any content under an object's name, without a checksum."""
+    """Planted bug: an executor accepts any content under an object's name, without a checksum."""
 
     def _read_object(self, page: ObjectPage) -> int | None:
         content = super()._read_object(page)

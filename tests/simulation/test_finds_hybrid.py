@@ -19,7 +19,7 @@ WINDOW = "window"
 
 
 def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The window's layers would read a page that has been reused for another request's tokens."""
+    """Planted bug: a window one page too short, so its layers would read a reused page."""
 
     def needed_from(self: SlidingWindowComponent, end: int) -> int:
         assert self.span is not None
@@ -46,14 +46,14 @@ def test_a_state_that_stays_with_the_wrong_half_of_a_split_is_found(
 
 
 class _Forgetful(SimulatedExecutor):
-    """Never copies checkpoints, so a request continues from another request's state."""
+    """Planted bug: checkpoints are never copied, so a request continues from a wrong state."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out([order for order in orders if not isinstance(order, Fork)])
 
 
 class _WrongPool(SimulatedExecutor):
-    """Reads full-attention objects into window pages, because both have the same keys."""
+    """Planted bug: full-attention objects are read into window pages, as both have the same keys."""
 
     def _read_object(self, page: ObjectPage) -> int | None:
         return super()._read_object(replace(page, pool=KV_POOL) if page.pool == WINDOW else page)

@@ -74,7 +74,7 @@ class _SavesAtOnce(LentDevice):
 
 
 class _LeavesAWindowOut(LentDevice):
-    """Loads all components except the window."""
+    """Planted bug: a load restores all components except the window."""
 
     def _lacking(
         self, components: Sequence[Component], node: Node, starts: Sequence[int]
@@ -84,7 +84,7 @@ class _LeavesAWindowOut(LentDevice):
 
 
 class _LendsAStateOfABegunPage(LentDevice):
-    """Treats the state after all tokens as the state after the last whole page."""
+    """Planted bug: the state after all tokens is stored as the state after the last whole page."""
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         del tokens
@@ -97,7 +97,7 @@ class _LoadsAgain(LentDevice):
 
 
 class _KeepsWhatWaits(Copies):
-    """Begins the backup of a preempted request after its pages were reused by another request."""
+    """Planted bug: a preempted request's backup begins after its pages were reused."""
 
     def drop(self, operation: int) -> None:
         del operation
@@ -120,7 +120,7 @@ class _ResetsNothing(Requests):
 
 
 class _KeepsItsKeys(Prefixes):
-    """Keeps its keys after a reset, so storage would serve pages from before the reset."""
+    """Planted bug: keys are unchanged by a reset, so storage would serve pages from before it."""
 
     def root(self, place: TreeIdentity) -> Node:
         seed = namespace_seed(self._config.model_digest, place.namespace)
@@ -128,7 +128,7 @@ class _KeepsItsKeys(Prefixes):
 
 
 class _HastyLoads(SimulatedExecutor):
-    """Reports the end of a load when it begins."""
+    """Planted bug: an executor reports the end of a load when the load begins."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -138,7 +138,7 @@ class _HastyLoads(SimulatedExecutor):
 
 
 class _Unfenced(SimulatedExecutor):
-    """Reports success of a backup that was still reading when the engine overwrote its pages."""
+    """Planted bug: a backup succeeds although the engine overwrote its pages while it read them."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -149,7 +149,7 @@ class _Unfenced(SimulatedExecutor):
 
 
 class _Quarantines(SimulatedExecutor):
-    """Quarantines engine-owned pages, so that a hanging copy does not end the epoch."""
+    """Planted bug: engine-owned pages are quarantined, so a hanging copy does not end the epoch."""
 
     def _give_up(self, work: OrderWork) -> None:
         self.conditions.give_up_quiet(work)

@@ -25,7 +25,7 @@ def layout(page_tokens: int) -> PageLayout:
 
 
 class Served:
-    """A hybrid model on one rank, and a request with room for five pages."""
+    """One rank that serves a hybrid model, and a request whose pools have room for five pages."""
 
     def __init__(self) -> None:
         window = SlidingWindow(

@@ -87,7 +87,7 @@ def test_more_schedules_of_each_pair_have_no_violation(pd: str) -> None:
 
 
 def with_rates(world: PairWorld, rates: Mapping[Mishap, float]) -> PairWorld:
-    """Return both groups with these fault rates at the consumer and none at the producer."""
+    """Return the two groups with these fault rates at the consumer, and no faults at the producer."""
     one, other = world.producer, world.consumer
     return replace(
         world,

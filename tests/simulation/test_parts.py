@@ -264,14 +264,14 @@ def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
 
 
 class Hung(NamedTuple):
-    """The result of a read that hung when it was cancelled."""
+    """Result of cancelling a read that hangs."""
 
     claims: list[int]
     restless: set[int]
     ends: bool
-    """Whether the read ended eventually."""
+    """Whether the read completed eventually, after its cancellation."""
     content: int
-    """Final content of the page that was read."""
+    """Number in the host page at the end, after any late write."""
     late_writes: int
 
 

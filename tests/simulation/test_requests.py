@@ -31,7 +31,7 @@ def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_
 
 
 class _CountsThoseBeyondAGap(RequestLog):
-    """Reports how many requests it has, not how many consecutive ones: the bare count of rule R2."""
+    """Planted bug: a log reports how many requests it has, with gaps: the bare count of rule R2."""
 
     @property
     def count(self) -> int:
@@ -39,28 +39,28 @@ class _CountsThoseBeyondAGap(RequestLog):
 
 
 class _SpoilsAByte(RequestLog):
-    """Changes the bytes of each request."""
+    """Planted bug: a log changes the bytes of each request."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(number, content[:-1])
 
 
 class _HasItsOwnOrder(RequestLog):
-    """Renumbers requests in order of arrival."""
+    """Planted bug: a log renumbers requests in order of arrival."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(self.count + 1, content)
 
 
 class _Forgets(RequestLog):
-    """Drops requests that arrive after a gap."""
+    """Planted bug: a log drops requests that arrive before their predecessors."""
 
     def note(self, number: int, content: bytes) -> bool:
         return number == self.count + 1 and super().note(number, content)
 
 
 class _HearsItsOwn(Cache):
-    """Treats its own count as the group's, like a vote on local evidence."""
+    """Planted bug: a rank executes requests once it has them, without the other ranks."""
 
     def _apply(self, verdict: Verdict) -> Effects:
         assert self._requests.log is not None

@@ -36,9 +36,9 @@ FINDINGS = {
     "window-head": ("the tree offers host window", "under the key of content"),
     "unfilled": ("copies device window page", "the tree offers host window page"),
 }
-"""By bug: texts of violations, one of which the checkers must report."""
+"""For each revived bug: parts of violation texts, at least one of which the checkers report."""
 FIRST = {"min-of-lengths": 83, "backup-once": 54}
-"""The first seed that finds a bug, if that seed is high."""
+"""For some revived bugs: the first seed that finds the bug, if small seeds do not find it."""
 
 
 @cache
@@ -60,7 +60,7 @@ def finding(name: str) -> ReportedViolation:
 
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
-    """Group tests by bug, so that each test process explores few bugs."""
+    """Name of a revived bug; a module-wide parameter, so that each test process explores few bugs."""
     return str(request.param)
 
 
@@ -165,7 +165,7 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
 
 def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
     bug = REVIVED_BUGS["C"]
-    # Beyond the first seeds, because those run before other processes are started.
+    # Skip the first seeds, because those run before other processes are started.
     seeds = range(14, 60)
     alone, together = (
         explore(

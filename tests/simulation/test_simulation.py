@@ -22,9 +22,9 @@ from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
-# A few seeds whose schedules together contain every event that the tests below require.
+# A few seeds per depth whose schedules contain every event that these tests require.
 FEW = {0: range(83, 98), 1: range(61, 76)}
-"""Seeds by pipeline depth."""
+"""Seeds to run, by pipeline depth."""
 FEW_LENT = range(1, 18)
 FEW_HYBRID = {"gemma": range(1, 4), "qwen-next": range(111, 114), "hybrid-all": range(30, 33)}
 
@@ -70,7 +70,7 @@ def test_no_schedule_has_a_violation(report: ExplorationReport) -> None:
 
 
 def test_the_schedules_meet_every_kind_of_fault(report: ExplorationReport) -> None:
-    # Only the simulation of two groups draws spoiled saves.
+    # Spoiled saves (damaged bytes of a retracted request) are drawn only for pairs of groups.
     drawn = {*Mishap} - {Mishap.SPOILED_SAVE}
     assert set(report["faults"]) == {fault.value for fault in drawn}
 
@@ -326,7 +326,7 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
 
 
 def test_an_end_that_left_a_window_to_a_copy_that_failed_is_written_all_the_same() -> None:
-    """Regression: only the failed copy's end was queued for a retry, and it had lost its state."""
+    """Regression: after a failed copy, a prefix that relied on its window pages was not retried."""
     result = run_schedule(402350, profile="hybrid-all", depth=0, l1="replica")
 
     assert result.violation is None

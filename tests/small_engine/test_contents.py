@@ -29,7 +29,7 @@ class Rank:
     contents: PageContents
 
     def column(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a copy of a column's bytes, of shape [layers, pages, heads, strip]."""
+        """Return a copy of a column's bytes, of shape [layers, pages, heads, bytes per head]."""
         tensor = self.pool.column(name).view(torch.uint8)
         return tensor.view(*tensor.shape[:3], -1).numpy().copy()
 
@@ -82,7 +82,7 @@ def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
 
 
 def flips(rank: Rank, column: str) -> Iterator[int]:
-    """Flip a bit in every seventh byte of a column of page 3, one at a time; yield its index."""
+    """Flip one bit in every seventh byte of page 3 of a column, in turn; yield the byte's index."""
     view = rank.pool.column(column).view(torch.uint8)
     flat = view[:, 3].flatten()
     for index in range(0, len(flat), 7):

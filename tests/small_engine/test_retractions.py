@@ -15,12 +15,12 @@ from tests.kit.ranks.pressed_group import Pressed, Turn, config_of, presses
 from tests.kit.ranks.served_group import ServedGroup
 
 LARGE, SMALL = 1000, 30
-"""Host pages: enough for all requests, or for one long request."""
+"""Numbers of host pages: enough for all requests, and enough for one long request only."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Limit torch to the rank's thread, as in launched ranks."""
+    """Limit torch to one thread, as in launched ranks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,7 +61,7 @@ FAULTS = (
 
 
 def faults(told: Pressed) -> dict[str, object]:
-    """Return the values of a rank's report that must be zero."""
+    """Return the values of a rank's report that must be zero if nothing failed."""
     counts = told.counts
     values = (
         counts.pages_corrupt,
@@ -94,7 +94,7 @@ def test_whoever_is_put_aside_in_host_memory_comes_back_with_all_that_it_had(
 
 
 SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
-"""Values that must be zero whatever fails."""
+"""Values of a rank's report that must be zero even after injected failures."""
 
 
 def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
@@ -103,7 +103,7 @@ def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]
 
 
 def breaks_seals() -> Turn:
-    """Change a byte of each partial page of saved requests, once, on rank 0."""
+    """Flip a byte in the saved partial page of each retracted request, once per request, on rank 0."""
     broken: set[tuple[str, int]] = set()
 
     def turn(cache: Cache, scheduler: Scheduler) -> bool:

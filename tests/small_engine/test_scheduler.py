@@ -20,7 +20,7 @@ ROOMY = ReplaySettings(
 
 
 def ideal_hits(requests: Iterator[WorkloadRequest]) -> int:
-    """Return hit tokens of an unbounded cache: whole pages, never a prompt's last token."""
+    """Return the hit tokens of an unbounded cache: whole pages, without any prompt's last token."""
     seen: set[bytes] = set()
     hits = 0
     for request in requests:
@@ -115,7 +115,7 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
 
 
 def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> None:
-    """Regression: the request waited for copies of windows that its own prefix had left behind."""
+    """Regression: under write-back, a request waited for copies of pages that it held itself."""
     settings = ReplaySettings(
         ranks=1,
         profile="gemma",
@@ -220,11 +220,11 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> No
 @pytest.mark.parametrize(
     ("profile", "pool", "column", "corrupt"),
     [
-        # Nine pages are checked at the hit, and again when the request has finished.
+        # Nine full-attention pages are hits; each is checked at the hit and at the request's end.
         ("llama", "kv", "v", 18),
-        # The hit ends with two pages of the window; one of them is checked again at the end.
+        # Two window pages are hits; both are checked at the hit, and one of them at the request's end.
         ("gpt-oss", "window", "v", 3),
-        # The state is checked at the hit; by the end it has been replaced.
+        # The state is checked at the hit only, because decoding replaces it before the request ends.
         ("qwen-next", "state", "conv", 1),
         ("hybrid-all", "kv", "scale", 18),
         ("glm", "kv", "index_scale", 18),

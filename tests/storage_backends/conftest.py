@@ -46,7 +46,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """A file store in a fresh directory, for modules that define no store fixture themselves."""
+    """A file store in an empty directory, for test modules without a `store` fixture of their own."""
     return FileStore(tmp_path / "store")
 
 

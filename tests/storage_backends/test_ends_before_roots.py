@@ -23,7 +23,7 @@ OBJECTS_MAX = 64
 PAGES = 240
 
 Bounded = Callable[[], AbstractAsyncContextManager[StorageBackend]]
-"""Opens a store with room for `OBJECTS_MAX` objects."""
+"""Opens an empty store with room for `OBJECTS_MAX` objects."""
 
 
 class Prefixes:
@@ -44,13 +44,13 @@ class Prefixes:
         return [number] if above is None else [*self.path(above), number]
 
     def prompts(self, count: int) -> Iterator[tuple[list[int], int]]:
-        """Draw prompts, each with the first page to serve; skip recently served prefixes."""
+        """Yield prompts, each with the index of the first page to serve, after recent prefixes."""
         recent: deque[int] = deque(maxlen=3)
         for _ in range(count):
             path = self.path(self._draw.randrange(PAGES))
             yield path, len(path) - 1 if path[-2:-1] and path[-2] in recent else 0
             recent.append(path[-1])
-            # The prompt continues one turn later.
+            # The next turn of the same chat: the prompt with one more page.
             more = [each for each, before in self.before.items() if before == path[-1]]
             if more:
                 yield [*path, more[0]], len(path)
@@ -71,7 +71,7 @@ async def kept_by(backend: StorageBackend) -> set[int]:
 
 
 def no_passes(sweeper: Sweeper) -> None:
-    """Replaces `Sweeper.start` because the test runs the passes directly."""
+    """Replaces `Sweeper.start` by nothing, because the test runs the sweeps itself."""
 
 
 @pytest.fixture(params=["file", "3fs"])
@@ -89,14 +89,14 @@ def bounded(
 
 
 def give_way(backend: StorageBackend) -> None:
-    """Run a pass of a file store, as its thread would; slot stores evict when they need slots."""
+    """Sweep a file store, as its thread would. A 3FS store evicts by itself when it needs slots."""
     if isinstance(backend, FileBackend):
         sweeper_of(backend).turn(wanted=True)
 
 
 @asynccontextmanager
 async def used(bounded: Bounded, prefixes: Prefixes) -> AsyncGenerator[StorageBackend]:
-    """A store that has served the prompts, with as many objects as it has room for."""
+    """A full store that has served many prompts."""
     async with bounded() as backend:
         for path, first in prefixes.prompts(80):
             await serve(backend, path, first)

@@ -145,7 +145,7 @@ def test_a_side_admits_only_who_means_one_of_its_addresses_if_there_is_a_secret(
 
 
 def test_a_name_with_a_space_in_it_is_not_two_addresses() -> None:
-    """Some resolvers accept an address followed by other text as that address."""
+    """An allowed name with a space is refused, because some resolvers would use only its first word."""
     outcomes, _ = meet(connecting(meant=[f"10.9.9.9 {ADDRESS}"]), listening(own=[ADDRESS]))
 
     assert outcomes == [RefusalReason.ADDRESS, RefusalReason.ADDRESS]
@@ -177,7 +177,7 @@ def test_what_was_said_once_admits_nobody_again() -> None:
 
 
 async def echo(pipe: Pipe) -> None:
-    """Echo the other side's bytes, and claim that it is admitted."""
+    """Send the other side's greeting and proof back to it, as a peer without the secret could."""
     await pipe.write(await pipe.read(GREETING_BYTES))
     await pipe.read(2 + len(f"{ADDRESS} {PLACE}"))
     await pipe.write(b"\0" + await pipe.read(PROOF_BYTES))
@@ -191,7 +191,7 @@ async def claim(pipe: Pipe) -> None:
 
 
 def test_a_listener_that_hands_back_the_proof_that_it_was_shown_is_refused() -> None:
-    """A proof contains the role of the side that sends it."""
+    """A proof echoed to its sender is refused, because a proof contains the sender's role."""
     outcomes, _ = meet(connecting(), echo)
 
     assert outcomes[0] is RefusalReason.SECRET

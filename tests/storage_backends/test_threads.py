@@ -22,7 +22,7 @@ PROGRAM = "tests.kit.storage.hung"
 
 
 others: set[threading.Thread] = set()
-"""Threads from before the test: those of another test may still be in a system call."""
+"""Threads that existed before the test; those of an earlier test may still be in a system call."""
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_threads_that_never_began_end_at_once() -> None:
 async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each wakeup of the event loop pauses all threads of the process."""
+    """The event loop is woken once per call, not per job, because a wakeup pauses all threads."""
     loop, woken = asyncio.get_running_loop(), list[object]()
     wake = loop.call_soon_threadsafe
 

@@ -15,7 +15,7 @@ AHEAD_S = 1e6
 
 
 def slow_clock(at_s: float) -> float:
-    """Return the reading of a clock that started earlier and runs too fast."""
+    """Return the reading of another host's clock, which is ahead and drifts."""
     return AHEAD_S + at_s * (1 + DRIFT)
 
 
@@ -24,7 +24,7 @@ def rank(number: int, clock: str, events: list[RoundHeld], wall_s: float = 0.0) 
 
 
 def two_hosts(seed: int, *, step_s: float = 0.01) -> tuple[RankEvents, RankEvents]:
-    """Return two ranks that have held rounds, with random delays of both and of the network."""
+    """Return the events of two ranks' rounds, with random delays of both ranks and of the network."""
     draw = random.Random(seed)
     mine: list[RoundHeld] = []
     theirs: list[RoundHeld] = []

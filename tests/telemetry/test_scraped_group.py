@@ -20,7 +20,7 @@ STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_page
 """Settings with so little host memory that many pages must come from storage."""
 
 Served = tuple[GroupSample, list[ReplayCounts], list[float]]
-"""The final scrape, the counts of the engine, and hit totals scraped in between."""
+"""The last scrape, the counts of the ranks' engines, and hit totals scraped during the run."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def served() -> Served:
 
 
 def test_each_reason_for_missed_pages_stands_at_0_before_the_first() -> None:
-    """Prometheus sees no increase in a counter that appears with its first value."""
+    """Counters are 0 before the first miss, because Prometheus ignores a counter's first sample."""
     with watched_group(SETTINGS) as watched:
         seen = watched.seen()
 

@@ -47,7 +47,7 @@ def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
 
 
 def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -> None:
-    """Containers on one machine have separate PID namespaces and cannot open each other's files."""
+    """Containers of a machine count as separate hosts, because they cannot open each other's files."""
     one, other = HostIdentity("kernel", "all"), HostIdentity("kernel", "of a container")
 
     assert ranks_by_host([one, other, one]) == ((0, 2), (1,))

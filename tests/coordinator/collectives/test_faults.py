@@ -49,7 +49,7 @@ AT_ONCE = 4
 """Groups with a stopped rank that run concurrently; they mostly wait for a deadline."""
 
 ON_ONE_HOST = [Victim(1, rank, "main", arrives) for rank in (0, 2) for arrives in ("first", "last")]
-"""The rank that created the shared memory, and one that did not."""
+"""Ranks to kill: the one that created the shared memory, and one that did not."""
 
 ON_TWO_HOSTS = [
     Victim(2, 0, "main", "first"),
@@ -58,7 +58,7 @@ ON_TWO_HOSTS = [
     Victim(2, 3, "main", "first"),
     Victim(2, 3, "main", "last"),
 ]
-"""A host's first rank, which is its leader, and one that is not."""
+"""Ranks to kill: a host's first rank, which is its leader, and one that is not."""
 
 
 def named(victim: Victim) -> str:
@@ -146,7 +146,7 @@ def found_at(
 def first_found(
     points: Sequence[Point], call: Callable[[Point], list[str]], count: int
 ) -> list[str]:
-    """Try points in turn until the victim has reached `count`; it passes some points only by chance."""
+    """Try points until `count` of them were reached: a victim reaches some points only by chance."""
     told = ((point, call(point)) for point in points)
     reached = list(islice(((point, wrong) for point, wrong in told if wrong != NEVER_CAME), count))
     lacking = [f"only {len(reached)} points were come to"] * (len(reached) < count)
@@ -168,7 +168,7 @@ some_victims = pytest.mark.parametrize(
 def test_a_rank_killed_or_stopped_in_a_round_ends_all_others_alike(
     victim: Victim, tmp_path: Path
 ) -> None:
-    """Rules R10 and R13, at a few points drawn by a seed."""
+    """Rules R10 and R13: kill or stop the victim at a few points, drawn at random from a fixed seed."""
     trial = trial_on(tmp_path, victim)
     points = trial.points()
     drawn = random.Random(SEED).sample(points, len(points))

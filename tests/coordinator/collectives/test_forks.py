@@ -31,7 +31,7 @@ REFUSED = "UsageError: this process was forked from process PARENT, and only tha
 def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
     transport: str, tmp_path: Path
 ) -> None:
-    """Rule R10: engines fork, and a child runs the `finally` blocks of its parent."""
+    """Rule R10: a forked child runs its parent's `finally` blocks, and this must not end the epoch."""
     ranks = RanksAsProcesses(tmp_path, build=BUILDS[transport])
 
     told = ranks.run(fork_in_a_round, 4)
@@ -44,7 +44,7 @@ def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
 def test_a_forked_child_that_closes_the_cache_does_nothing_to_its_parent(
     transport: str, tmp_path: Path
 ) -> None:
-    """The parent's rounds, copies and storage writes continue after the child's close."""
+    """The parent's rounds, copies and storage writes continue after the child closes its cache."""
     told = RanksAsProcesses(tmp_path).run(partial(fork_with_a_cache, transport, tmp_path / "kv"), 2)
 
     expected = [REFUSED] * 5 + ["went well"] * 3
@@ -129,7 +129,7 @@ def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
 
 
 def beginnings(said: list[str]) -> list[str]:
-    """Cut each outcome to the length of the common refusal text, before the call's name."""
+    """Return the first characters of each outcome, as many as the common refusal text has."""
     return [each[: len(REFUSED)] for each in said]
 
 

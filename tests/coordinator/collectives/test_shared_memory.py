@@ -63,7 +63,7 @@ TROUBLE: dict[str, tuple[int, Any, str]] = {
     "the last rank cannot watch another": (2, os, "pidfd_open"),
     "the last rank has no futex": (2, shared_memory, "Futex"),
 }
-"""By case: the failing rank, then the module and name of the function that fails on it."""
+"""By case: the rank on which setup fails, and the module and name of the function that fails."""
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
@@ -208,7 +208,7 @@ def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:
-    """Let rank 0 write its lanes, and perhaps die, right after rank 1 has found them missing."""
+    """Let rank 0 write its lanes (and perhaps die) right after rank 1 did not find them."""
     collective: Any = over_shared_memory(group)
     if not group.rank:
         group.gather(b"looked", PATIENCE_S)
@@ -264,7 +264,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
             other.join(BLOCKED_S)
         return word
 
-    Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment] # private.
+    Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment]
     told.append(host.end(EndingCause.LATE, 0, 0).cause.name)
     other.join(PATIENCE_S)
     told.append(Ending.of(host.cells.ending).cause.name)
@@ -307,7 +307,7 @@ def interrupt_a_launch(
 
     def go_on() -> None:
         if collective.rank:
-            # The round in which the other rank was interrupted completes normally.
+            # The round that was running when the other rank was interrupted completes normally.
             rounds.close()
         open_one()
         rounds.close()

@@ -67,7 +67,7 @@ def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
 def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
     ranks: RanksAsProcesses, absent: list[int], named: str
 ) -> None:
-    """A start may hang because one rank of many is still opening its store."""
+    """If a rank does not join a gather, all others name it, so operators see why the start hangs."""
     told = ranks.run(partial(gather_without, absent), 4, late=absent)
 
     text = f"{named} did not join a gather within {SHORT_S} s"
@@ -111,7 +111,7 @@ def test_a_store_that_is_gone_names_nobody() -> None:
 def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_does(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a read of a request that the operator has deleted must fail fast."""
+    """Rule R10: reading a control request that was already deleted fails after two seconds."""
     [(error, value)] = ranks.run(read_what_is_not_there, 1)
 
     assert error.endswith("after 2000 ms")
@@ -134,7 +134,7 @@ def test_without_a_default_group_the_error_says_what_to_call() -> None:
 def test_close_is_safe_after_the_engine_has_begun_anew(
     ranks: RanksAsProcesses, tmp_path: Path
 ) -> None:
-    """The engine may destroy every process group and create others before it closes its cache."""
+    """Closing a cache is safe even if the engine has replaced torch's process groups since."""
     again = partial(close_after_a_new_start, f"file://{tmp_path / 'again'}")
 
     assert ranks.run(again, 1) == ["PeerLost"]
@@ -147,7 +147,7 @@ def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_ma
 
 
 def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
-    """Rule R10: otherwise a rank that leaves at once makes ranks fail that are still connecting."""
+    """Rule R10: no rank gets a group before all have connected: its exit would fail the others."""
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
@@ -267,7 +267,7 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return how many groups a rank keeps after rank 0 left the first, and after 20 more were made."""
+    """Return the number of groups kept after rank 0 left one, and after 20 more were created."""
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))

@@ -37,7 +37,7 @@ def ranks_over(transport: str, folder: Path) -> RanksAsProcesses:
 
 
 def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
-    """Run a round; return the error's name and text (or "vector"), and whether it was prompt."""
+    """Run a round; return the error's name and text (or "vector"), and whether it took little time."""
     started = time.monotonic()
     try:
         collective.launch(lanes_in(1, collective.rank)).wait(PATIENCE_S)
@@ -56,7 +56,7 @@ def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
 def test_a_child_that_has_all_files_of_a_rank_does_not_keep_it_alive(
     ending: str, text: str, tmp_path: Path
 ) -> None:
-    """Rule R10: engines fork, and the children outlive a rank."""
+    """Rule R10: a dead rank is noticed even if a forked child still has its file descriptors open."""
     with ranks_over("shm", tmp_path).start(partial(fork_and_end, ending), 3) as group:
         told = [group.result(rank) for rank in range(2)]
 
@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """Other hosts learn of a host leader's damaged cell one round later, and end the same way."""
+    """If a host leader's cell is damaged, other hosts end a round later, with the same error."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"

@@ -11,7 +11,7 @@ from tests.kit.sglang.tiny_models import make_lfm2, make_mellum
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with other weights, as after more training."""
+    """A copy of the tiny Llama model with different weights, as if it had been trained further."""
     folder = tmp_path_factory.mktemp("models") / "trained"
     tiny_llama.make(folder, seed=1)
     return folder

@@ -69,14 +69,14 @@ class Flushes:
 
 
 class Session:
-    """A session whose last activity was stamped with its rank's clock."""
+    """A client's session whose last activity has a timestamp of the rank's clock."""
 
     def __init__(self, active_s: float, timeout: float | None = TIMEOUT_S) -> None:
         self.last_active_time, self.timeout = active_s, timeout
 
 
 def without_agreed_time(session: Session) -> bool:
-    """Return SGLang's answer if its clock is far ahead: any session with a timeout has expired."""
+    """Return SGLang's answer with a clock far in the future: any session with a timeout has expired."""
     return session.timeout is not None
 
 
@@ -200,7 +200,7 @@ def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
 def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
     clocked: Clocked,
 ) -> None:
-    """Rounds in flight when the session became active still carry an earlier time."""
+    """A slow step expires no session that became active after it, although its agreed time is old."""
     sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1))
 
     reaped = [sessions.reap(0)]
@@ -261,7 +261,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
 
     hooks.around_session_begin(begin, updater, None)
     hooks.around_session_end(end, updater, None)
-    # Without a session, SGLang refuses to end one.
+    # SGLang refuses to end an update session that was never begun, so the hook passes the call on.
     hooks.around_session_end(end, updater, None)
 
     assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]

@@ -132,7 +132,7 @@ def test_host_memory_has_the_prompt_before_another_image_and_all_before_and_behi
 
     found = hits(below, image(2)), hits(below, image(1, name=9))
 
-    # A page holds fewer ids than 128 bits need, so the request has a namespace.
+    # A page holds four ids, too few for a 128-bit digest, so each image gets a separate namespace.
     assert PAGE_TOKENS == 4
     assert found == (0, len(TEXT))
 

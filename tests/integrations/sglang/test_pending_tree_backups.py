@@ -82,7 +82,7 @@ def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:
 
 
 def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> None:
-    """Back up a prefix that the tree keeps in slots from `first` on, under `lock`."""
+    """Back up a prefix that SGLang's tree keeps in the slots from `first` on, locked as `lock`."""
 
     def program(rank: RankBelow) -> None:
         pages = rank.slots.pages_of(rank.rows(len(tokens), first))
@@ -93,7 +93,7 @@ def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> 
 
 
 def pressed() -> RanksBelow:
-    """Return ranks whose host memory is full of an unwritten prompt, so that a second backup waits."""
+    """Return ranks whose host memory is full of one prompt, so that the backup of another one waits."""
     below = RanksBelow(host_pages=4)
     below.every(keep)
     for executor in below.ranks.executors:
@@ -111,7 +111,7 @@ def go_on(below: RanksBelow) -> None:
 
 
 def test_a_backup_that_finds_no_room_keeps_its_lock_until_it_is_on_the_host() -> None:
-    """sglang#39444: the backup was dropped, and the prompt was never found again."""
+    """Regression (sglang#39444): a backup that found no room was dropped instead of waiting."""
     below = pressed()
     before = below.every(lambda rank: list(rank.unlocked))
 

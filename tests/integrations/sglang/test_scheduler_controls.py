@@ -32,7 +32,7 @@ def batches(host: HostCache, *each: Sequence[Sent]) -> Computed:
 
 
 def test_ranks_that_differ_in_a_batch_are_named_before_any_of_them_computes_it() -> None:
-    """A rank with a smaller hit in its tree would compute a batch of another shape."""
+    """Ranks with different batches get an error before they compute, e.g. after unequal prefix hits."""
 
     def program(host: HostCache) -> str:
         controls = SchedulerControls(host, compare_batches=True)

@@ -68,7 +68,7 @@ def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
 
 
 def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() -> None:
-    """A backup is no lookup: it adds nothing to the counted tokens."""
+    """SGLang's cached tokens count as device hits, loaded tokens as host hits, backups as none."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", LONGER))
     assert below.every(lambda rank: rank.hit("r", PAGE_TOKENS)) == 3 * PAGE_TOKENS
@@ -179,7 +179,7 @@ def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> N
 def test_what_loads_brought_is_one_piece_where_each_continues_the_one_before(
     first: tuple[int, int], piece: tuple[int, int]
 ) -> None:
-    """Earlier loaded tokens may be evicted, or another request may have computed some in between."""
+    """Two loads are counted as one span only if the second starts where the first ended."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", PROMPT))
     begin, pages = (PAGE_TOKENS * each for each in first)

@@ -27,7 +27,7 @@ def change(
 def in_session(
     below: RanksBelow, *versions: str | None, taken: WeightsUpdate = WeightsUpdate.ALL
 ) -> None:
-    """Load weights on all ranks in one session, one part for each version."""
+    """Update the weights on all ranks in one session, with one change for each version."""
     below.every(lambda rank: rank.weights.begin_session())
     for version in versions:
         change(below, version, taken=taken)
@@ -44,7 +44,7 @@ def found(below: RanksBelow) -> int:
 
 
 def written(below: RanksBelow) -> set[bytes]:
-    """Let a request compute the prompt; return the keys under which it is persisted."""
+    """Let a request compute the prompt; return the page keys that it persists."""
     below.every(lambda rank: rank.compute("writes", PROMPT))
     below.ranks.obey()
     orders = [order for each in below.ranks.executors for order in each.given(Put)]

@@ -15,7 +15,7 @@ from tests.kit.sharing.peft_adapters import (
 FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
-    # Only vLLM reads these fields.
+    # Only vLLM reads the following fields of an adapter.
     "scaled by the root of the rank": {"use_rslora": True},
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},
@@ -69,7 +69,7 @@ def test_an_adapter_that_engines_may_apply_in_two_ways_counts_with_the_engine_an
 
 @pytest.mark.parametrize("kind", ["adapter_model.bin", "more.safetensors"])
 def test_an_adapter_with_other_files_of_weights_is_not_shared(tmp_path: Path, kind: str) -> None:
-    """VLLM reads one weight file, and SGLang reads all."""
+    """An adapter with several weight files is not shared, because vLLM reads one and SGLang all."""
     folder = write_adapter(tmp_path / "adapter")
     (folder / kind).write_bytes(b"\x01" * 100)
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 TOKENS = tuple(range(3, 403))
 PREFIX = 384
-"""Tokens in whole pages of the prompt, without its last token."""
+"""Number of prompt tokens in whole pages; a prompt's last token is always computed."""
 PLAIN = Prompt(TOKENS)
 LONGER = Prompt((*TOKENS[:PREFIX], *range(9, 41)))
 TENANT, ANOTHER = Prompt(TOKENS, "a tenant"), Prompt(TOKENS, "another")

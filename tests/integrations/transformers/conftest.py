@@ -18,7 +18,7 @@ collect_ignore = (
         "test_tensor_parallel.py",
     ]
 )
-"""Modules to skip without these packages; `test_settings.py` is not skipped and fails."""
+"""Test modules not collected without Transformers; `test_settings.py` is kept and then fails."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -43,7 +43,7 @@ def exact(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> lis
 
 
 def spoil(cache: Any) -> None:
-    """Fill the next sequence's memory with NaN, so that a page not restored spoils every sum."""
+    """Fill the cache's device memory with NaN, so that a page that is not restored spoils every sum."""
     for layer in cache._pages.layers():
         for memory in layer.memory:
             memory.fill_(torch.nan)
@@ -79,7 +79,7 @@ def test_full_attention_is_exact_to_the_bit_cold_warm_and_after_a_restart(
 def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_same_past(
     load: "Load", opened: "Open", store: str, kind: str
 ) -> None:
-    """Without a cached past, a window's sums are longer (by zeros) and may round differently."""
+    """Outputs with cached windows equal, to the bit, those of Transformers with the same past KV."""
     model = load(kind)
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -97,7 +97,7 @@ def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_sam
 def test_on_a_gpu_a_past_is_to_the_bit_what_transformers_makes_of_the_same_one(
     load: "Load", opened: "Open", store: str, kind: str, dtype: torch.dtype
 ) -> None:
-    """Without a cached past, the GPU kernels split the sums differently."""
+    """On a GPU, outputs with cached KV equal those of Transformers with the same KV, to the bit."""
     model = load(kind, dtype=dtype, device_map="cuda")
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -137,7 +137,8 @@ def test_a_conversation_takes_up_what_it_was_answered(
         came.append(reusing(cache, model, turn))
         turn = [*came[-1].tokens, *prompt(seed, 30, shared=0)]
 
-    # The last output token is computed in the next turn.
+    # Each turn reuses all whole pages of the previous turn but its last token, whose KV is not
+    # computed.
     assert [each.reused for each in came] == [0, 96, 144]
     asked = [each.tokens[:-NEW_TOKENS] for each in came]
     assert close(model, asked, came) == [True] * 3
@@ -158,7 +159,7 @@ def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
 def test_any_one_page_with_other_content_would_show(
     load: "Load", opened: "Open", kind: str, pages: range
 ) -> None:
-    """Equal logits prove that every page was right only if one wrong page changes them."""
+    """Any single wrong page changes the logits, so equal logits prove that every page was right."""
     model = load(kind)
     cache = opened(model)
     reusing(cache, model, PROMPT)
@@ -193,7 +194,7 @@ def test_any_one_page_that_the_store_has_damaged_is_computed_again(
 
     expected = alone(model, PROMPT)
     assert [one.near(expected) for one, _ in came] == [True] * pages
-    # Only the last pages of a window are read.
+    # A corrupt page goes unnoticed if it is not read: of a window's pages, only the last are read.
     assert {one.reused for one, corrupt in came if corrupt} == set(range(0, REUSED, PAGE))
     assert {one.reused for one, corrupt in came if not corrupt} <= {REUSED}
 

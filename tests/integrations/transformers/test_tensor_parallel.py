@@ -25,7 +25,7 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def phases(folder: Path) -> list[Phase]:
-    """Return phases of the same prompts: without a cache, and with pages from each tier."""
+    """Return the runs to compare: without a cache, and with pages in each tier."""
     shared, own = f"file://{folder}/shared", f"file://{folder}/own/{{rank}}"
     return [
         Phase([PROMPT, PROMPT]),
@@ -64,7 +64,7 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
 
 
 def exact(ran: Run, phase: int, reference: int) -> list[bool]:
-    """Return for each prompt of a phase whether its output matches the one without a cache."""
+    """Return for each prompt of a phase whether its output is close to that of the reference phase."""
     expected, came = (ran[1][at][0].said for at in (reference, phase))
     # On some processors, a pass over part of the prompt sums in another order.
     return [one.near(other) for one, other in zip(came, expected, strict=False)]
@@ -94,7 +94,7 @@ def test_what_is_said_is_exact_wherever_the_prefix_comes_from(
 def test_one_rank_finds_what_two_have_written_but_for_what_each_had_whole(
     ran: Run, folders: Callable[[str], Path]
 ) -> None:
-    """Transformers shards the heads of all models but gpt-oss."""
+    """One rank finds pages that two ranks wrote, except for gpt-oss, whose heads are not sharded."""
     folder, _ = ran
     kind = folder.name.rstrip("0123456789")
     model = load(folders(kind))

@@ -31,7 +31,7 @@ def test_weights_that_are_read_in_another_form_are_others(
 def test_an_adapter_whose_weights_change_under_a_running_engine_is_not_trusted(
     adapter: Path, known: AdapterWeights, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine may still have the old weights, and has KV of these under the same name."""
+    """If an adapter's files change under a running engine, the adapter is not cached any more."""
     one = loaded(Adapter("a", str(adapter)))
     assert known.identify(one) is not None
     assert known.trusted(one)

@@ -25,7 +25,7 @@ def hashes(told: PagesStored | PagesRemoved) -> list[bytes]:
 
 
 def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> set[bytes]:
-    """Return the hashes that a router believes a tier to have after these events."""
+    """Return the block hashes that a router would assume to be in a tier after these events."""
     known: set[bytes] = set()
     for each in events:
         if each.tier is tier:
@@ -121,7 +121,7 @@ def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
     events.saw(request, "", str.encode)
     tokens = b"".join(each.to_bytes(4, "little") for each in PROMPT)
 
-    # Pages of eight tokens, with two blocks in each.
+    # A page of eight tokens has two vLLM blocks, so its event lists two hashes.
     events.listen([Stored(Tier.HOST, KV_POOL, 2, Cause.BACKED_UP, b"", (b"1", b"2"), tokens)])
     [told] = events.take(str.encode)
 
@@ -134,7 +134,7 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """Pages from before a reset match no new request, so later events do not name them."""
+    """After a reset, events name no older page that a request still holds: no match can find it."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -148,7 +148,7 @@ def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -
 
 
 def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None:
-    """After a reset to earlier weights, new pages get the keys of pages that requests still hold."""
+    """If two pages have one key, evicting the first sends no removal: the second is still cached."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"")
     gone = Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))
@@ -163,7 +163,7 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
-    """An item of vLLM holds pixels, too, and each image has a namespace."""
+    """A namespace must not keep an image's pixels alive, because many images may have been served."""
     events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
     pixels = ref(image)
 
@@ -180,5 +180,5 @@ def test_salts_without_end_do_not_fill_memory() -> None:
 
     events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
 
-    # The namespace of the first page was dropped, so there is no event for that page.
+    # The namespace of the first page was dropped, so only the second page has an event.
     assert len([*events.take(str.encode)]) == 1

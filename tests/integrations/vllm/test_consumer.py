@@ -38,13 +38,13 @@ class Waiting:
         self.taken = taken
 
     def asks_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
-        """Return whether the request queries again in a pass so long after the engine woke up."""
+        """Return whether a pass `after_s` after the wake-up queries the request's source again."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
         return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
-        """Let a pass query while the prefetch runs; without a time, before the clock has advanced."""
+        """Run a pass during the prefetch; without `after_s`, the agreed clock has not advanced."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
@@ -94,7 +94,7 @@ def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiti
 
 
 def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:
-    """A host that does not answer costs one lookup, which lasts until its timeout."""
+    """The patience includes the lookup's time, so a host that does not answer is queried only once."""
     waiting.passes(0)
     waiting.passes(1)
 

@@ -78,7 +78,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
             listed = asked("list")
             asked("log-level", level="info")
             steps = asked("stats")["steps"]
-        # The engine keeps stepping until all pages are written.
+        # The engine keeps stepping until no write to the store is in flight.
         wait_for(lambda: asked("stats")["in_flight"] == {}, "an idle engine")
         with pytest.raises(LockstepError, match="queued: the engine is idle"):
             asked("unpin", name="p")
@@ -96,7 +96,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
         others.cached_tokens
         == sum((len(each) - 1) // BLOCK_TOKENS for each in PROMPTS) * BLOCK_TOKENS
     )
-    # The scheduler and both workers log this line in vLLM's format.
+    # The scheduler and both workers log the changed level, in vLLM's format.
     assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", said)) == 3
     assert (limited, flushed["unwritten"]) == ({"is_known": True}, {})
     assert pinned["tokens"] > 0

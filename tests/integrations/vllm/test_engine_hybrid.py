@@ -33,10 +33,10 @@ NEARLY = 0.05
 class Model:
     name: str
     few_blocks: int
-    """Number of device blocks, for the longest prompt and a part of `crowd`."""
+    """Number of device blocks: enough for the longest prompt, but too few for all of `crowd`."""
     block_tokens: int = 32
     longer: int = 1
-    """How often a prompt's text is repeated, so that it fills whole blocks."""
+    """Number of times that a prompt's text is repeated, so that prompts fill whole blocks."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -45,7 +45,7 @@ class Model:
 
     @property
     def crowd(self) -> list[Prompt]:
-        """Prompts four tokens short of a block: each is admitted, and then needs another block."""
+        """Prompts four tokens shorter than a block, so that each soon needs a second block."""
         texts = [tuple(range(3 + at, 451)) * 2 for at in range(24)]
         return [Prompt(each[: self.block_tokens - 4]) for each in texts]
 
@@ -60,8 +60,8 @@ MODELS = [
         engine={
             "dtype": "bfloat16",
             "max_model_len": 2048,
-            # The last bits of a token's state depend on where chunks began. Chunks of one block begin
-            # at the same positions wherever the prefix comes from.
+            # A chunk is one block long, because a state's last bits depend on where chunks begin.
+            # Chunks then begin at block boundaries, wherever the prefix comes from.
             "long_prefill_token_threshold": 544,
         },
     ),
@@ -70,7 +70,7 @@ EACH = pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
 
 
 def plans(model: Model, folder: Path) -> dict[str, Plan]:
-    """Return the engines of one rank to run for a model, by name and in order."""
+    """Return the one-rank engine runs for a model, by name and in order."""
     prompts, engine = model.prompts, dict(model.engine)
     roomy = lockstep_connector(f"file://{folder}/store", **QUICK)
     tight = lockstep_connector(f"file://{folder}/other", **QUICK | {"host_pages": 40})
@@ -188,9 +188,10 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
 
 
 def may_differ(model: Model, phase: PhaseResult) -> int:
-    """Return how many requests may differ in their last bits, as without a connector.
+    """Return how many requests may differ in their last bits, as they do without a connector.
 
-    A preempted request computes its output as part of its prompt, which changes the bits of a state.
+    A preempted request recomputes its output tokens as part of its prompt, which changes a state's
+    bits.
     """
     return phase.preemptions if "long_prefill_token_threshold" in model.engine else 0
 
@@ -207,7 +208,7 @@ def test_poison_beside_full_attention_shows_where_it_is_trusted(
 
 @EACH
 def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path, model: Model) -> None:
-    """The reference has no cache, and a scheduler on every rank."""
+    """Two ranks whose stores disagree return the outputs of an engine without a cache."""
     MAKERS[model.name](tmp_path / "model")
     group, prompts, engine = Group(tmp_path, tmp_path / "model"), model.prompts, dict(model.engine)
     connector = lockstep_connector(f"file://{tmp_path}/rank{{rank}}", **QUICK)

@@ -11,10 +11,10 @@ from tests.kit.vllm.tiny_models import make_llava
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 SYSTEM, WHOLE = 1_984, 2_080
-"""Tokens in whole blocks of the system prompt, and of a prompt with one image."""
+"""Tokens in whole blocks: of the system prompt, and of a prompt with one image."""
 
 UNDER_A_USED_UUID = 6
-"""The request whose image has another image's uuid; the next has the same image without a uuid."""
+"""Index of the request that reuses another image's uuid; the next request has no uuid."""
 
 
 def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
@@ -32,7 +32,7 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
     alone, cached = asked(""), asked(f"file://{tmp_path}/store")
 
     expected = [tokens for _, tokens in alone]
-    # Without Lockstep, vLLM answers about the image that it encoded earlier under the same uuid.
+    # Without Lockstep, vLLM answers this request wrongly, with the image first seen under the uuid.
     assert expected[UNDER_A_USED_UUID] == expected[0]
     expected[UNDER_A_USED_UUID] = expected[UNDER_A_USED_UUID + 1]
     assert [tokens for _, tokens in cached] == expected

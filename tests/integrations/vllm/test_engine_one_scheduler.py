@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()
 CROWDED = {"num_gpu_blocks_override": 40, "max_num_seqs": 80}
-"""Engine settings that admit requests until no block is left."""
+"""Engine settings with so few blocks that requests are preempted."""
 ROUNDING = 1e-5
-"""Tolerance for log-probabilities that depend on when a request is preempted."""
+"""Tolerance for log-probabilities, which vary slightly with the step at which a request is preempted.
+"""
 CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 
 
@@ -78,7 +79,7 @@ def filled_once(
 
 @pytest.fixture
 def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
-    """The URI of copies of the filled stores, which a test may damage."""
+    """The URI of this test's copies of the filled stores, so that it may damage them."""
     for rank in range(2):
         shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
     return f"file://{tmp_path}/rank{{rank}}"
@@ -117,7 +118,7 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
-    """A preempted request's output is computed again as part of its prompt, in another order."""
+    """A preempted request may differ by rounding: its output tokens are recomputed as prompt tokens."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)
@@ -138,7 +139,7 @@ def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
 def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """Pages that are intact on both ranks still come from the store."""
+    """If one store lost pages and the other has corrupt ones, all pages that both have still hit."""
     for path in objects(tmp_path, 1)[::2]:
         path.unlink()
     for path in objects(tmp_path, 0)[1::8]:
@@ -155,7 +156,7 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """With checksums off, a flipped page changes the output, so the comparison finds wrong pages."""
+    """Without checksums, a flipped page changes outputs: the comparison would notice a wrong page."""
     for path in objects(tmp_path, 1):
         flip_a_byte(path)
 

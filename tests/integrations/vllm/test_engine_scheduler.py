@@ -39,7 +39,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["step by step", "ahead"])
 def served(request: pytest.FixtureRequest, model: Path) -> "Served":
-    """A scheduler whose host memory has both prompts, and whose prefix cache is empty."""
+    """A scheduler with two cached prompts in host memory and an empty vLLM prefix cache."""
     kit = imported("tests.kit.vllm.real_scheduler")
     served: Served = kit.Served(model, BLOCKS, ahead=request.param)
     served.send("first", PROMPT)
@@ -50,7 +50,7 @@ def served(request: pytest.FixtureRequest, model: Path) -> "Served":
 
 
 def test_what_vllm_says_was_cached_is_what_is_counted_by_tier(served: "Served") -> None:
-    """The counts include hits in vLLM's own prefix cache, also if nothing is left to load."""
+    """Hit counts include vLLM's own prefix cache (as device hits), even if nothing is left to load."""
     for name, tokens in (("loads", PROMPT), ("has all", PROMPT), ("has some", [*PROMPT, *OTHER])):
         served.send(name, tokens)
         served.run()
@@ -85,7 +85,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_and_the_others_go_on(
 
 
 def test_loads_that_fail_whenever_they_are_tried_end_in_computing(served: "Served") -> None:
-    """vllm#49176: a request was offered the same failing load forever."""
+    """Regression (vllm#49176): a request was offered the same failing load forever."""
     free = served.free_blocks
     served.failing = {1}
     requests = [served.send(f"r{at}", tokens) for at, tokens in enumerate((PROMPT, OTHER))]
@@ -125,7 +125,7 @@ def next_pass(ranks: DecidedRanksInTurn) -> Any:
 
 
 def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
-    """VLLM 0.33 repeats the handshake on wake-up; a new scheduler process would restart its counts."""
+    """VLLM 0.33 repeats the handshake after a sleep; the scheduler keeps its cache and counts."""
     served.tell_of_workers()
     served.send("again", PROMPT)
 
@@ -153,7 +153,7 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
 
 
 def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:
-    """VLLM 0.32's model runner V2 calls early, so a step's backups start in the step after it."""
+    """VLLM 0.32's runner V2 calls before its drafter has run, so backups start with the next step."""
     ranks = DecidedRanksInTurn(1)
     worker, [executor] = half(ranks, drafts_last=True), ranks.executors
     ranks.scheduler_cache.back_up("r", TOKENS, range(2))

@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 PROMPTS = mixed_prompts(80)
 SLEEPS = 20
 ROUNDING = 1e-5
-"""Tolerance for log-probabilities: decoded tokens are computed again as part of their prompt."""
+"""Tolerance for log-probabilities: after a sleep, output tokens are recomputed as prompt tokens."""
 OUTPUT_TOKENS = 24
 
 
 def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
     group: Group, tmp_path: Path
 ) -> None:
-    """The last phase loads pages from host memory that were copied before and between the sleeps."""
+    """Outputs stay exact over twenty sleeps under load, and when pages copied meanwhile are loaded."""
     phases = [
         Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
         Phase(PROMPTS, "warm", OUTPUT_TOKENS),

@@ -23,7 +23,7 @@ class Seen:
     events: list[dict[str, Any]]
     metrics: dict[str, float]
     at_the_start: dict[str, float]
-    """Lockstep's metrics before the first request."""
+    """Values of Lockstep's metrics before the first request, by sample name."""
     names: list[str]
     stats: dict[str, Any]
 
@@ -49,7 +49,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
 
 
 def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:
-    """Hashes, parents, tokens and salts of the blocks equal those in vLLM's own events."""
+    """Blocks in host memory and in the store have the hashes and tokens of vLLM's own events."""
     named = {each[0]: each for each in seen.stored("GPU")}
 
     on_host, in_store = seen.stored("CPU"), seen.stored("STORAGE")
@@ -80,7 +80,7 @@ def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen)
 
 
 def test_what_alerts_count_stands_at_0_before_the_first_request(seen: Seen) -> None:
-    """Prometheus sees no increase in a counter whose first sample is not zero."""
+    """Counters used by alerts are 0 before the first request: Prometheus ignores the first sample."""
     reason = f"lockstep_missed_pages_total {LABELS}('rank', '0'), ('reason', '{{}}')]"
     corrupt = f"lockstep_corrupt_pages_total {LABELS}('rank', '0')]"
 

@@ -74,7 +74,7 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int
 ) -> None:
-    """The handoff stops before the last page, so a match needs only the window before that page."""
+    """A handoff of whole pages omits the last page, and the window pages that only that page needs."""
     prefill, decode = (
         stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
     )
@@ -92,7 +92,7 @@ def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """The prefill engine answers before its last copies complete."""
+    """A decode request waits for promised pages, whose copies complete after the prefill's answer."""
     sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
     promised = {
         "do_remote_prefill": True,
@@ -232,7 +232,7 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an engine that stops after one step, the agreed time is old, or there is none yet."""
+    """An engine that stops after one step still serves promised pages, although its clock is old."""
     sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
@@ -297,7 +297,7 @@ def test_a_copy_that_hangs_keeps_no_engine_stepping(
 def test_what_was_served_longest_gives_way_to_what_comes(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """Host memory may keep four of these prompts for other engines, and each is read at once."""
+    """New handoffs replace the pages served longest: host memory keeps four of these eight prompts."""
     prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
 
     found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]

@@ -37,7 +37,7 @@ GROUPS = (
 )
 PROMPT = list(range(4 * PAGE_TOKENS))
 TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
-"""The blocks of the four pages, by group: one block has left the window, and one state is kept."""
+"""The four pages' blocks in each group; 0 is a block that left the window, or a state not kept."""
 PASSING = {12: 1, 13: 1, 14: 1, 34: 1}
 
 
@@ -67,12 +67,12 @@ class Scripted:
             self.side.end_pass(Scheduled())
 
     def pass_by(self) -> PassResult:
-        """Run an empty pass in which cancelled copies complete."""
+        """Run an empty scheduler pass in which copies can only be cancelled, not completed."""
         self.executor.obey_only(Cancel)
         return self.side.end_pass(Scheduled())
 
     def filled(self) -> Sent:
-        """Let a request compute, back up and finish the prompt; return another one for it."""
+        """Serve and finish a request, with backups; return a new request for the same prompt."""
         first = self.arrive(PROMPT, "first")
         self.compute(first, len(PROMPT))
         self.settle()
@@ -101,7 +101,7 @@ def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
 def test_a_state_beyond_the_last_page_or_after_guessed_tokens_is_not_backed_up(
     tokens: list[int], computed: int
 ) -> None:
-    """The engine may discard speculative tokens."""
+    """A state past the last whole page, or after speculative tokens, is not backed up."""
     scripted = Scripted()
     request = scripted.arrive(tokens, "r")
 
@@ -175,14 +175,14 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
 
 
 def promised(scripted: Scripted, request: Sent) -> int:
-    """Return after how many tokens of a finished request another engine continues."""
+    """Return the length in tokens at which another engine continues a finished request."""
     request.kv_transfer_params = {"do_remote_decode": True}
     handoff = scripted.side.handoff(request)
     return 0 if handoff is None else handoff.tokens
 
 
 def test_another_engine_is_told_to_go_on_where_a_state_was_kept_for_it() -> None:
-    """The other engine always computes the last token, so it cannot use a state after that token."""
+    """A handoff ends at a kept state, never after the whole prompt: its last token is computed."""
     scripted = Scripted()
     whole, longer = scripted.arrive(PROMPT, "whole"), scripted.arrive([*PROMPT, 1], "longer")
     scripted.compute(whole, len(PROMPT))

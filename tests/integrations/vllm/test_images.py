@@ -35,7 +35,7 @@ def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, *
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """VLLM may compute a request whose uuid is reused with the other image's embeddings or KV."""
+    """A request whose uuid named another image is not cached: vLLM may use that image's embeddings."""
     with scripted(**BLOCKS) as engine:
         ask(engine, image("a cat", "logo"))
 
@@ -92,7 +92,7 @@ def test_a_request_whose_image_is_not_here_is_neither_stored_nor_looked_up(
 
 
 def test_an_item_that_is_not_among_the_prompt_s_tokens_keeps_a_request_from_the_cache() -> None:
-    """An encoder's item, to which all decoder tokens attend, keeps a request from the cache."""
+    """A request with an encoder's item is not cached, because all decoder tokens attend to the item."""
     with scripted(**BLOCKS) as engine:
         hits = [ask(engine, image("a cat", at=0, length=9_999)) for _ in range(2)]
 
@@ -100,7 +100,7 @@ def test_an_item_that_is_not_among_the_prompt_s_tokens_keeps_a_request_from_the_
 
 
 def test_an_engine_that_gets_embeddings_from_others_keeps_no_request_with_an_image() -> None:
-    """Embeddings from another process arrive by name, and their content is unknown."""
+    """Images whose embeddings come from another process are not cached: their content is unknown."""
     with scripted(own_embeddings=False, **BLOCKS) as engine:
         hits = [ask(engine, image("a cat")) for _ in range(2)]
         text = [ask(engine, tokens=SYSTEM) for _ in range(2)]
@@ -131,7 +131,7 @@ def test_which_placeholders_embeddings_stand_in_for_counts() -> None:
 
 
 def test_an_image_is_digested_once_for_all_requests_that_have_it() -> None:
-    """VLLM gives requests with one image the same object."""
+    """An image is hashed once for all its requests, because vLLM gives them the same object."""
     item = image("a cat")
     assert isinstance(item.data, Content)
     looked: list[str] = []

@@ -44,7 +44,7 @@ def drafting(rope: Pretrained) -> Engine:
 def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
     engines = [
         Engine(),
-        # Phi-3 with LongRoPE selects its short or long factors by `max_model_len`.
+        # Phi-3's LongRoPE factors depend on `max_model_len`, so the length is in the key.
         of_model(max_model_len=32768),
         of_model(dtype=torch.bfloat16),
         of_model(quantization="awq"),
@@ -63,7 +63,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """If operational settings were in the key, a restart or another TP size would find no pages."""
+    """Operational settings are not in the key, so a restart or another TP size finds the pages."""
     engines = [
         Engine(),
         Engine(instance_id="2"),
@@ -99,7 +99,7 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
 
 
 def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
-    """The draft model's layers may keep KV next to the model's."""
+    """A draft model's weights are in the key, because its layers may store KV in the same page."""
     target = of_model(model=str(weights))
     drafts = [replace(Model(), model="org/draft", revision=each * 40) for each in "ab"]
 

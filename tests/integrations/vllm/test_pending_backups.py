@@ -60,7 +60,7 @@ class Pressed:
 
 
 def test_a_request_that_has_ended_is_backed_up_once_there_is_room() -> None:
-    """sglang#39444: the backup was dropped, and the prompt was never found again."""
+    """Regression (sglang#39444): a backup that found no room was dropped instead of waiting."""
     pressed = Pressed()
     held = pressed.side.finished(pressed.second, NEWEST)
 
@@ -94,7 +94,7 @@ def test_blocks_are_freed_of_a_backup_that_is_given_up_as_its_first_copy_ends() 
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:
-    """While a backup waits, the prefix cache can be reset, and no request waits for its blocks."""
+    """A waiting backup holds no blocks, so vLLM can reset its prefix cache and finish requests."""
     pressed = Pressed()
     pressed.side.finished(pressed.second, NEWEST)
 
@@ -146,7 +146,7 @@ def abort(pressed: Pressed) -> None:
 def test_prompts_are_found_in_the_next_life(
     tmp_path: Path, window_tokens: int, last: list[int], host_pages: int, uri: str
 ) -> None:
-    """Prompts are found with another last token, even if host memory is smaller than a prompt."""
+    """After a restart, prompts are found again, even if host memory is smaller than a prompt."""
     prompts = [[first, *range(12 * PAGE_TOKENS - 1), *last] for first in (101, 102)]
     with scripted(
         uri.format(tmp_path), host_pages=host_pages, window_tokens=window_tokens

@@ -20,7 +20,7 @@ from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Statu
 from tests.kit.vllm.sides import side_of
 
 NOT_AT_ALL_S = 1e-4
-"""A time below the resolution of agreed time."""
+"""A time in seconds shorter than a tick of the agreed clock."""
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
 FULL = [PoolGroup("kv", 0, GroupKind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
@@ -46,7 +46,7 @@ def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int])
 
 
 def promised() -> tuple[HostRanksInTurn, SchedulerSide, Sent]:
-    """Return a request that was promised the four whole pages in host memory."""
+    """Return ranks, a scheduler side, and a request with a match of four whole host pages."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side = scheduler(ranks)
     [first] = backing_up(ranks, side, PROMPT)
@@ -65,12 +65,12 @@ def abort(side: SchedulerSide, request: Sent) -> None:
 
 
 def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
-    """Return the operations in the fences ordered from a rank since the last call."""
+    """Return the operations named in each new fence order of a rank."""
     return [order.operations or () for order in ranks.executors[rank].take(Fence)]
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """With `kv_consumer`, a preemption between two passes shows only in the second match query."""
+    """A preempted `kv_consumer` request may load again; only its second match shows preemption."""
     ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
@@ -86,7 +86,7 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
 
 
 def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_loading() -> None:
-    """A reset preempts all running requests; one pass may resume a request and name it as preempted."""
+    """A reset preempts a request that resumes in the same pass; the resumed request's load goes on."""
     ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
     side = scheduler(ranks)
     [request] = backing_up(ranks, side, PROMPT)
@@ -105,7 +105,7 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages: int) -> None:
-    """VLLM 0.33 loads less than the match if it lacks auxiliary outputs (`cap_external_hit`)."""
+    """An engine may load less than its match, as vLLM 0.33 does without auxiliary outputs."""
     ranks, side, request = promised()
 
     side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
@@ -121,7 +121,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """Loads bring whole pages, but the engine expects a partly loaded block to be filled."""
+    """A load of part of a page fails once, then computes: the engine expects a full block."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 
@@ -139,7 +139,7 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
 @pytest.mark.parametrize("own", [0, 1, 3, 4])
 @pytest.mark.parametrize("backs_up", [True, False])
 def test_what_the_engine_s_own_prefix_cache_has_is_a_hit(own: int, *, backs_up: bool) -> None:
-    """Device hits are counted even if nothing is left to load, or if backups are off."""
+    """Hits in vLLM's own prefix cache are counted, even with nothing to load or with backups off."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side, request = scheduler(ranks, backs_up=backs_up), Sent(PROMPT)
     side.arrived(request)
@@ -176,7 +176,7 @@ def test_a_hit_is_counted_once_it_is_loaded_and_none_that_failed_is() -> None:
 
 
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
-    """An engine that schedules ahead runs an empty pass next to the last one that computes."""
+    """An empty pass waits for copies only if no step is computing, as with scheduling ahead."""
     ranks = HostRanksInTurn(ranks=1)
     side, [executor] = scheduler(ranks), ranks.executors
     [request] = backing_up(ranks, side, PROMPT)
@@ -205,7 +205,7 @@ def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_ba
 
 
 def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
-    """The engine may compute the remaining tokens with other weights of the adapter."""
+    """A request whose adapter may have changed is no longer backed up: its KV is of unknown weights."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
@@ -230,7 +230,7 @@ def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
 
 
 def test_after_the_last_abort_no_copy_touches_any_block() -> None:
-    """The last abort also waits for copies of finished requests, whose blocks are still held."""
+    """After the last abort, no copy reads any block, not even of finished requests."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])
@@ -245,7 +245,7 @@ def test_after_the_last_abort_no_copy_touches_any_block() -> None:
 
 
 def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:
-    """The engine may unmap preempted blocks next, without another call."""
+    """After a reset, no copy reads preempted blocks, because the engine may unmap them at once."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     backing_up(ranks, side, PROMPT)
@@ -289,7 +289,7 @@ def test_a_pass_waits_one_step_while_other_requests_compute() -> None:
 
 
 def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
-    """A lookup's answer completes the pass's wait; the read of the pages may take longer."""
+    """A pass waits until a lookup is answered, but not until the pages are read."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
     side.arrived(request)
@@ -302,7 +302,7 @@ def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
 
 
 def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_in_it() -> None:
-    """Host memory is full, and the pages that the second request will match are the oldest."""
+    """A prefetch that a pass waits for evicts no page that another request matches in that pass."""
     ranks = HostRanksInTurn(ranks=1, host_pages=8)
     side = scheduler(ranks, waits_in_pass=True)
     known, nobody_s, stored = ([at, *PROMPT] for at in range(3))
@@ -320,7 +320,7 @@ def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_
 
 
 def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
-    """A finished request waits for no copy, and no block is overwritten while a copy reads it."""
+    """A finished request's blocks are free at once, and the next pass fences copies of them."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second, third = backing_up(ranks, side, PROMPT, [9, *PROMPT], [8, *PROMPT])
@@ -344,7 +344,7 @@ def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass
 
 
 def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
-    """An idle engine takes no step before the next request, so persists start by the last token."""
+    """Pages copied by the last token are persisted at once, because an idle engine takes no step."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -369,7 +369,7 @@ def test_what_was_copied_after_the_last_token_is_a_hit_for_the_next_request() ->
 
 
 def test_a_reset_of_an_engine_that_has_nothing_to_do_leaves_no_copy_under_way() -> None:
-    """The engine may unmap the freed blocks next, without another call."""
+    """After an idle engine's reset, no copy is in flight, because the engine may unmap freed blocks."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -403,7 +403,7 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
 
 
 def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
-    """An engine that continues after an error must not count its steps as agreed."""
+    """A pass that cannot begin raises, and so does the next; neither counts as an agreed step."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
     ranks.executors[0].ill = "a thread has died"

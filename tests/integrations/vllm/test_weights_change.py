@@ -39,7 +39,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # A pause drops all caches first, and then the weights change.
+        # This way of a change drops all caches before it replaces the weights.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:
@@ -81,7 +81,7 @@ def answer(engine: ScriptedEngine) -> None:
 
 
 def backed_up(engine: ScriptedEngine, name: str) -> int:
-    """Compute a request after one block cached by the engine; return how many pages are backed up."""
+    """Compute a request whose first block vLLM had cached; return the number of pages backed up."""
     [side], [memory] = engine.sides, engine.ranks.memories
     request, blocks = Sent(list(PROMPTS[0]), name), range(PROMPT_PAGES)
     side.arrived(request)
@@ -110,7 +110,7 @@ def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
 def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
     ranks: int, requests: int
 ) -> None:
-    """Versions are new, old or absent, with a reset before the change, after it, or none."""
+    """No request gets stale pages in twenty weight changes, with or without versions and resets."""
     engine = engine_of(ranks)
 
     counts = serve(engine, requests, preempting=True)
@@ -201,7 +201,7 @@ def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> N
 
 
 def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others() -> None:
-    """VLLM drops its blocks only while no request has one; the version may change long before."""
+    """KV computed after vLLM's blocks of former weights is not backed up until these are dropped."""
     engine = engine_of(1)
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"a": 1})
     engine.name("step-1")
@@ -215,7 +215,7 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
 
 
 def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
-    """With `prefix_match_unit`, vLLM matches parts of blocks but queries as if it had none."""
+    """KV after part of a former block is not backed up either, although vLLM hides that match."""
     engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
     engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)
@@ -231,7 +231,7 @@ def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -
 
 
 def test_vllm_s_own_blocks_are_of_new_weights_once_it_has_preempted_all_requests() -> None:
-    """A pause that keeps requests preempts them and drops the prefix cache before the change."""
+    """After vLLM has preempted all requests and dropped its blocks, new KV is backed up again."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "preempted")
     engine.lending[0].held.pool = pool = CountedBlocks()
     engine.sides[0].arrived(request)
@@ -263,7 +263,7 @@ def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_ha
 
 
 def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
-    """With one scheduler, a verdict comes with the previous outputs, even after the last pass."""
+    """With one scheduler, dropped vLLM blocks are noticed even if the pass's verdict came before."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     engine.name("step-1")

@@ -115,7 +115,7 @@ def nobodys_rights_in(folder: Path) -> Generator[None]:
 
 
 def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
-    """Without rights in a directory, removing the probe's file fails as creating it does."""
+    """The doctor reports a directory without access rights, in which its probe can remove no file."""
     with TemporaryDirectory(dir="/tmp") as folder, nobodys_rights_in(Path(folder)):
         direct = probe_direct(f"file://{folder}")
 

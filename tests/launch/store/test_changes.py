@@ -44,7 +44,7 @@ def in_terminal(*arguments: str, answer: str = "") -> tuple[int, str]:
         while some := os.read(ours, 65536):
             seen += some
     except OSError:
-        # A terminal returns an error after the last process has closed it.
+        # A pseudo-terminal raises an error once the last process has closed its other end.
         pass
     os.close(ours)
     return process.wait(timeout=60), seen.decode()
@@ -89,7 +89,7 @@ def test_gc_removes_the_least_recently_used_down_to_a_size(lockstep: Run, kept: 
 def test_gc_removes_the_end_of_a_prefix_before_its_root(lockstep: Run, kept: Kept) -> None:
     kept.fill(pages=range(10))
     for number in range(10):
-        # A batched write leaves these times: no page is newer than the page before it.
+        # A batched write leaves such mtimes: each page is slightly older than the page before it.
         kept.age(page_name(number), HOUR_S + number * 0.01)
 
     lockstep("gc", "--to-bytes", f"{13 * OBJECT_BYTES}B", kept.uri)

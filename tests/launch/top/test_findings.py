@@ -80,7 +80,7 @@ def damaged(stack: ExitStack, folder: Path) -> Window:
                 last = opened.read(1)[0]
                 opened.seek(-1, os.SEEK_END)
                 opened.write(bytes([last ^ 1]))
-    # With more requests, the rank that reads first would already have removed some corrupt pages.
+    # Serve one request only: with more, one rank could remove corrupt pages before others read them.
     return served(stack, store=store, requests=1)
 
 
@@ -118,7 +118,7 @@ def ended(stack: ExitStack, _: Path) -> Window:
 
 
 def killed(stack: ExitStack, folder: Path) -> Window:
-    """Return a window of an engine that killed all of its ranks after one was lost."""
+    """Return samples of a group whose engine killed all ranks after losing one, so none answers."""
     ended_group = ended(stack, folder)
     assert ended_group.before is not None
     silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
@@ -140,7 +140,7 @@ def diverged(stack: ExitStack, _: Path) -> Window:
 
 
 def unreadable(_: ExitStack, __: Path) -> Window:
-    """Return a window with pages that exist in every rank's store and that no rank can read."""
+    """Return samples of a group whose stores have pages that no rank can read."""
     ranks = RanksInTurn(2)
     before = seen_of(ranks.caches)
     ranks.every(lambda cache: cache.prefetch("fails", prompt(2)))
@@ -154,7 +154,7 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
-    """Watch a read that hangs in one rank's store, permanently or until it completes (`heals`).
+    """Sample a group in which one rank's store read hangs, permanently or until it heals (`heals`).
 
     With `is_too_much`, the group drops its store. With `detaches`, an operator detaches the store.
     """
@@ -260,9 +260,9 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
 
 
 def comparable(window: Window, alerts: set[str]) -> Window:
-    """Return a window without latencies, because any call may be slow on a busy machine.
+    """Return the samples without latencies, because any call may be slow on a busy machine.
 
-    A window of a slow store is returned unchanged.
+    Samples of a slow store are returned unchanged.
     """
     if "LockstepStoreSlow" in alerts:
         return window
@@ -385,7 +385,7 @@ def shown(*windows: Window) -> list[str]:
 
 
 def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
-    """`--once` samples twice within seconds, usually after the fault has happened."""
+    """`top --once` also shows a fault from before its two samples, and says when the fault happened."""
     ranks = {
         rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
         for rank in range(2)

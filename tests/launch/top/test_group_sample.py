@@ -43,7 +43,7 @@ def serve() -> Iterator[Serve]:
             return str(listening.getsockname()[1])
 
         yield begin
-        listening.shutdown(socket.SHUT_RDWR)  # Answers block if a test has failed.
+        listening.shutdown(socket.SHUT_RDWR)  # A failed test may leave it blocked.
 
 
 def raw(answer: bytes) -> Answer:
@@ -178,7 +178,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
     serve(raw(b"HTTP/1.0 500 "))
     history.look()
     (silent, *_) = findings(history.windows()[0])
-    # More tokens were requested than before, and fewer were hits.
+    # The rank answers again: it now reports more requested tokens and fewer hits than before.
     serve(exposed(1, rounds=8, asked_tokens=1000, hit_tokens=500))
     history.look()
     back = history.windows()

@@ -172,7 +172,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(TransferEnded(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
-    # The first call of the store was the write.
+    # The store's first call was the persist; wait for the second, the fetch.
     store.next_entered()
     store.next_entered()
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
@@ -212,7 +212,8 @@ def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
 
     tight_rank.executor.carry_out(fetches)
     began = [second.next_entered() for _ in range(2)]
-    # By the answer to a later order, each earlier order with room has entered its call.
+    # Orders start in turn, so once a later order is answered, earlier ones with room have called the
+    # store.
     happened(tight_rank.executor, [look_up], includes(Answered(6, 0)))
     assert second.bytes_running == 2 * PAGE_BYTES
     hung.let_go()
@@ -263,7 +264,7 @@ def test_a_store_that_never_opens_is_a_refusal_in_time(
 
 
 def test_stores_that_do_not_end_are_bounded(rank: Rank) -> None:
-    """Rule R10: each store that is still closing keeps a thread and its memory."""
+    """Rule R10: the number of closing stores is bounded, because each keeps a thread and memory."""
     slow = {f"slow {number}": SlowToOpen() for number in range(CLOSING_MAX)}
     one_too_many = SlowToOpen()
     rank.known |= {**slow, "one too many": one_too_many}
@@ -288,7 +289,7 @@ def _is_staged(rank: Rank, uri: str) -> bool:
 
 
 def test_to_refuse_a_uri_asks_no_store_and_imports_no_client() -> None:
-    """`attach_store` may run in an engine thread that must keep stepping, so it must not block."""
+    """`attach_store` refuses an invalid URI without I/O or imports: engine threads must not block."""
     lines = (
         "import sys, lockstep",
         "from lockstep.ranks.group.opening import store_access",

@@ -44,7 +44,7 @@ CONFIG = CacheConfig(
 
 
 def prompt(pages: int) -> npt.NDArray[np.int32]:
-    """Return a prompt of so many pages and one token; longer prompts continue shorter ones."""
+    """Return a prompt of `pages` pages and one token; a longer prompt starts with every shorter one."""
     return np.arange(pages * PAGE_TOKENS + 1, dtype=np.int32)
 
 
@@ -98,7 +98,7 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
 
 
 def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engine]) -> None:
-    """A refused URI leaves nothing pending, so the correct one can be attached next."""
+    """An invalid URI is refused at once and leaves nothing pending: another can be attached next."""
     running = engine()
 
     with pytest.raises(ConfigError, match="unknown scheme 'fle'"):
@@ -110,7 +110,7 @@ def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engi
 def test_a_scheme_of_another_package_is_loaded_in_the_background(
     engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The import of another package's client may be slow and may run any code."""
+    """A third-party client is imported in a background thread, because its import may block."""
     threads: list[str] = []
 
     def make(uri: StoreUri) -> MemoryBackend:

@@ -29,7 +29,7 @@ COLUMNS = (
     Column(name="k", layers=2, heads=4, elements=5, dtype="float32"),
     Column(name="v", layers=3, heads=6, elements=2, dtype="float32"),
 )
-"""Units of two heads of `k` and three of `v`; the replicated `index` is in no unit."""
+"""Columns split into units of two heads of `k` and three of `v`; `index` is replicated, not split."""
 LAYOUT = PageLayout(page_tokens=TOKENS, columns=COLUMNS).shard(0, 1)
 
 Tensors = Mapping[str, Sequence[torch.Tensor]]

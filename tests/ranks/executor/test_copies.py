@@ -68,7 +68,7 @@ UNITED = {
 KERNEL_CYCLES = 200_000_000
 """Cycles for a kernel that sleeps about 0.1 s, so that a copy that does not wait reads wrong bytes."""
 
-# Torch has no annotations for these; the last one, which its own tests use, is private.
+# Casts, because torch has no annotations for these names. `_sleep` is private; torch's tests use it.
 new_stream = cast("Callable[[], torch.cuda.Stream]", torch.cuda.Stream)
 new_event = cast("Callable[[], torch.cuda.Event]", torch.cuda.Event)
 sleep_on_the_device = cast(
@@ -472,7 +472,7 @@ def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
     monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
     monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
 
-    # In the other orders, all host pages would be adjacent.
+    # This order leaves gaps between the host pages, so no two copies can be merged.
     there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
 
     by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0

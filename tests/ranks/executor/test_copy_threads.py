@@ -8,7 +8,7 @@ from tests.kit.ranks.executor_parts import PATIENCE_S
 
 
 def refuse(job: object = None) -> None:
-    """Raise SystemExit: simulate a failing device, or a bug in a failure handler."""
+    """Raise SystemExit, as if the device had failed or a failure handler had a bug."""
     raise SystemExit("no device")
 
 

@@ -66,7 +66,7 @@ def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:
-    """Return the need for all pages of a pool from position `first` on, named as by `objects`."""
+    """Return a need for `count` pages of a pool from position `first` on, with `objects`' keys."""
     return Need(pool, first, keys(count, first), span)
 
 
@@ -156,7 +156,7 @@ def test_calls_to_the_store_never_mix_pools_and_are_bounded_by_each_pool_s_own_p
 def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_can_restore(
     start: Start,
 ) -> None:
-    """Rule R4: the answer lists restorable lengths, not the MIN of the pools' lengths."""
+    """Rule R4: a lookup returns the lengths that every pool can restore, not the MIN of the maxima."""
     executor = start(HeldStore())
     persist(
         executor,
@@ -226,7 +226,7 @@ class FaultyPool(MemoryBackend):
 
 
 def test_a_pool_that_the_store_cannot_tell_of_is_missing() -> None:
-    """Rule R9: if existence is unknown, the page is a miss, never an error."""
+    """Rule R9: a page is a miss, never an error, if the store cannot say whether the page exists."""
     executor = make_executor(grouped_layout(), components=COMPONENTS, backend=FaultyPool())
     persist(executor, objects(KV_POOL, 4))
     order = LookUp(2, 0, (need(KV_POOL, 4), need("state", 4, span=1)), LONG_S)
@@ -254,7 +254,7 @@ PAGES = 8
 
 @st.composite
 def drawn_lookups(draw: st.DrawFn) -> tuple[LookUp, list[list[bool]]]:
-    """Draw a lookup of a hybrid model, and for each need and key whether the store has it."""
+    """Draw a lookup for a hybrid model, and whether the store has each key of each need."""
     floor = draw(st.integers(min_value=0, max_value=3))
     span = draw(st.integers(min_value=1, max_value=4))
     all_needs: list[Need] = []

@@ -86,7 +86,7 @@ def test_a_fence_waits_for_copies_that_end_in_time(
 def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule R3: a late copy may have read pages that the engine has since overwritten."""
+    """Rule R3: a copy that outlives its fence has failed: it may have read pages overwritten since."""
     gate = Gate(monkeypatch)
 
     begin(executor, to_host(1, [0], [0]))
@@ -103,7 +103,7 @@ def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
 def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lockstep cannot quarantine pages that the engine owns, so a rank with a hanging load is lost."""
+    """A rank with a hanging load is lost: Lockstep cannot quarantine the engine's pages."""
     gate = Gate(monkeypatch)
     begin(executor, structs.replace(to_device(1, [0], [0]), timeout_s=0.01))
     waited(executor, includes(TransferEnded(1, ok=False)))

@@ -82,10 +82,10 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
     executors = [cache.inspection.executor for cache in with_draft.caches]
-    # A rank sees no missing page if its read was cancelled after the other rank's failed.
+    # At least one rank reports a missing page; a read cancelled by another rank's failure reports none.
     assert sum(key_outcomes(each, Call.READ)["lacking"] for each in executors) > 0
     assert not any(each.counts().pages_corrupt for each in executors)
-    # At most the mark of a group of this size exists in the store already.
+    # Nothing that this engine wrote was in the store already, except perhaps its group's mark.
     assert all(key_outcomes(each, Call.WRITE)["present"] <= 1 for each in executors)
 
 
@@ -170,7 +170,7 @@ def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
 
 
 def written_by(shard: ShardLayout) -> StoredObject:
-    """Return the store's description of an object: the parts that its writer holds."""
+    """Return an object as the store lists it: with the parts that its writer holds."""
     parts = tuple(shard.shape.parts[number] for number in shard.shape.held)
     written = ObjectShape(parts, tuple(range(len(parts))))
     name = ObjectName("ab", "cd", KV_POOL, shard.name)

@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 def after(calls: int, nbytes: int, seconds: float) -> int:
-    """Return the advised bytes per call after `calls` sequential calls of `nbytes` bytes each."""
+    """Return the bytes per call that `Pace` advises after `calls` calls of `nbytes` bytes in turn."""
     pace = Pace()
     for number in range(calls):
         pace.begin(number * seconds)
@@ -56,7 +56,7 @@ def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
 
 
 def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> None:
-    """Five concurrent calls share a store of 100 MiB/s and end within two milliseconds."""
+    """Calls that end shortly after the pace was measured must not count as a burst of fast calls."""
     pace = Pace()
     now = 0.0
     for _ in range(20):

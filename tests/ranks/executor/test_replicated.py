@@ -82,7 +82,7 @@ def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
         writer=WriterShare(rank=1, world_size=RANKS),
         host_pages=8,
     )
-    # Short keys start with zeros, so rank 0 writes all of them.
+    # A key's first bytes select its writer; short keys start with zeros, so rank 0 writes them all.
     transfers = tuple(
         ObjectTransfer(pool, keys(4, first), tuple(range(4)))
         for pool, first in ((KV_POOL, 0), ("latent", 100))

@@ -15,7 +15,7 @@ PAGES_MAX = 12
 
 @st.composite
 def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
-    """Draw a need with its first key near the floor, some empty keys and some pages on the host."""
+    """Draw a need that starts near the floor, with some empty keys and some pages in host memory."""
     keys = draw(st.lists(st.sampled_from([b"", b"key", b"key", b"key"]), max_size=PAGES_MAX))
     lowest = 0 if span is not None else floor
     first = draw(st.integers(min_value=lowest, max_value=floor + 2))

@@ -146,7 +146,7 @@ def persist(
 
 
 def looked_up(executor: RankExecutor) -> int:
-    """Return the number of leading pages that a lookup of the rank finds."""
+    """Return the number of pages that the rank's lookup finds, from the first one on."""
     need = Need(KV_POOL, 0, KEYS)
     (progress,) = happened(executor, [LookUp(2, 0, (need,), LONG_S)], bool)
     assert isinstance(progress, Answered)
@@ -230,7 +230,7 @@ def test_a_page_of_which_one_object_of_the_other_group_is_corrupt_is_a_miss(
     first, second = start(backend, 4)[:2]
     digest = object_of(1, "l0-4.h0-4")
     header, payload = shelf.objects[digest]
-    # The last bytes belong to the last head, which the second rank reads.
+    # The flipped byte belongs to the object's last head, which only the second rank reads.
     shelf.objects[digest] = (header, payload[:-1] + bytes([payload[-1] ^ 1]))
 
     assert looked_up(first) == looked_up(second) == PAGES
@@ -331,7 +331,7 @@ def test_one_call_asks_for_a_bounded_number_of_keys_of_other_groups(
     start: Start, shelf: Shelf, *, there: bool
 ) -> None:
     class Marked(RecordingStore):
-        """A store with the marks of other groups, and with all of their objects or none."""
+        """A store with marks of other groups, and either all of their objects or none."""
 
         calls: ClassVar[list[int]] = []
 
@@ -351,5 +351,5 @@ def test_one_call_asks_for_a_bounded_number_of_keys_of_other_groups(
     assert isinstance(progress, Answered)
     assert progress.pages == (LOOKUP_KEYS if there else 0)
     assert max(store.calls) <= LOOKUP_KEYS
-    # Full-attention lookups stop after the call with the first missing page.
+    # A full-attention lookup stops after the first store call that reports a missing page.
     assert there or len(store.calls) <= 1 + 1 + 3

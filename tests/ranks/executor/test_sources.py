@@ -1,4 +1,4 @@
-"""Groups that pages are read from: connections, and when a connection is idle."""
+"""Connections to the groups that a rank reads pages from, and when a connection counts as idle."""
 
 from typing import cast
 
@@ -14,7 +14,7 @@ from tests.kit.ranks.page_servers import objects_of
 
 
 class IdleLoop:
-    """The storage loop of a source with nothing to do."""
+    """A storage loop without work, which stands in for one peer connection."""
 
     def start(self, timeout_s: float, failed: object) -> None:
         """Open at once."""
@@ -46,7 +46,7 @@ def test_more_groups_than_may_be_connected_are_read_from_one_after_another() -> 
 
 
 def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_seen_that() -> None:
-    """If the loop looked idle, its connection could be replaced and the submitted orders lost."""
+    """A loop with submitted orders is never idle, or its connection might be replaced under them."""
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=4),))
     objects = objects_of(layout, ShardPlace.of(0, 1), pages=1)
     loop = StorageLoop(

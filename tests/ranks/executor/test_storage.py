@@ -322,7 +322,7 @@ def test_an_operation_that_has_ended_or_never_was_is_quiet_at_once(start: Start)
 
 
 class LoopWithAClockOfItsOwn(asyncio.SelectorEventLoop):
-    """An event loop whose clock differs from time.monotonic, as another implementation's may."""
+    """An event loop whose clock is far ahead of time.monotonic, as another loop's may be."""
 
     def time(self) -> float:
         return super().time() + 100 * LONG_S
@@ -490,7 +490,7 @@ def test_close_ends_in_time_although_the_store_hangs() -> None:
 
 @contextmanager
 def alarm_soon(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Call a handler by SIGALRM shortly after the `with` block begins."""
+    """Send SIGALRM to this process shortly after the block begins, and handle it by `handler`."""
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, SOON_S)
@@ -517,7 +517,7 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
 
 
 def three_mib(pace: Pace, nbytes: int, now: float) -> None:
-    """Set a fixed call size in place of the pace's estimate."""
+    """Advise a fixed call size of 3 MiB, instead of an estimate from past calls."""
     pace.call_bytes = 3 << 20
 
 
@@ -567,7 +567,7 @@ def test_a_wait_gathers_how_far_a_fetch_has_come(
 
 
 def test_a_wait_ends_soon_for_what_lands_after_the_fetch_was_capped(start: Start) -> None:
-    """No more progress can come after a cap, even if pages are missing, so the wait returns early."""
+    """A wait for a capped fetch returns early: no more pages can land, even if some are missing."""
     store = HeldStore()
     executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
     persisted(executor, 1)

@@ -46,7 +46,7 @@ def begin_backup(ranks: HostRanksInTurn) -> int:
 
 
 def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> None:
-    """Rule R3: page numbers of an engine are opaque arguments, so they may differ between ranks."""
+    """Rule R3: an engine's device page numbers are not in the digest: they may differ by rank."""
     ranks = HostRanksInTurn()
 
     for rank, cache in enumerate(ranks.caches):
@@ -150,7 +150,7 @@ def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
 
 
 def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
-    """Without a new version, keys from after a reset could not be found after a restart."""
+    """After a reset without a version, storage is not used: a restart could not find the new keys."""
     ranks = HostRanksInTurn()
 
     ranks.every(lambda cache: cache.reset())
@@ -222,7 +222,7 @@ def test_a_weights_version_must_be_text() -> None:
 
 
 def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
-    """An idle step has no forward pass to hide the round behind."""
+    """An idle step waits for its own verdict, because there is no forward pass to overlap with."""
     ranks = HostRanksInTurn(1, depth=1)
     cache = ranks.caches[0]
     cache.prefetch("r", PROMPT)
@@ -238,7 +238,7 @@ def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
 def test_one_line_names_the_rank_that_lacks_what_the_others_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A warning names the rank whose store lacks a page, unless all ranks' stores lack it."""
+    """One warning names the rank whose store lacks a page that the other ranks' stores have."""
     ranks = HostRanksInTurn()
     caplog.set_level(logging.INFO, logger="lockstep")
     for name, answers in (("missed by all", (2, 2)), ("lost\nby one", (3, 1))):
@@ -278,7 +278,7 @@ def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
 
 
 def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
-    """Rule R10: an engine that waits for pending frees instead of preempting must not wait forever."""
+    """Rule R10: pages of a quarantined copy are not pending frees, or an engine would wait forever."""
     ranks = HostRanksInTurn()
     backup = begin_backup(ranks)
     assert not ranks.every(lambda cache: cache.release("r"))

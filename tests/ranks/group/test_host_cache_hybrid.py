@@ -82,7 +82,7 @@ class Engine:
         pytest.fail("operations are still in flight after 200 steps")
 
     def content(self, kv: list[int], window: list[int], slot: int) -> list[torch.Tensor]:
-        """Return a copy of the content of some pages and one state slot."""
+        """Return copies of some full-attention pages, some window pages and one state slot."""
         parts = [each[kv].clone() for each in self.kv]
         parts += [each[window].clone() for each in self.window]
         return [*parts, *(each[[slot]].clone() for each in self.state)]
@@ -144,7 +144,7 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
 
 
 def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine: Engine) -> None:
-    """Incident E (wrong data after retract and resume), for engine-owned pages."""
+    """Incident E: a resumed request gets the bytes that were retracted, also in engine-owned pages."""
     tokens = [*PROMPT, 7, 8]
     held = engine.content([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], 2)
     gone = [NO_PAGE] * 4

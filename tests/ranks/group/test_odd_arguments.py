@@ -75,7 +75,7 @@ def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
 
 
 def cache_of(kind: type[RankCache]) -> RankCache:
-    """Return a cache of the facade with one request, `r`, that has pages."""
+    """Return a cache of the given class with one request, `r`, that has pages."""
     peers = Peers(address="127.0.0.1:0")
     if kind is Cache:
         owned = RanksInTurn(1, peers=peers)
@@ -89,7 +89,7 @@ def cache_of(kind: type[RankCache]) -> RankCache:
 
 
 def changed_by(kind: type[RankCache], name: str, parameter: str, odd: object) -> str:
-    """Pass an odd value to a call; return the change that a refused call made, or an empty string."""
+    """Pass an odd value to a call; return the state change if a refused call made one, else ""."""
     cache = cache_of(kind)
     call: Callable[..., Any] = getattr(cache, name)
     by_place: list[object] = []

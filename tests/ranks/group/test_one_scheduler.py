@@ -135,7 +135,8 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
     ranks.scheduler_cache.deliver(ranks.work(ranks.schedule()))
     ranks.scheduler_cache.begin_step()
 
-    # Both ranks' backups have ended, but only the repeated round reports that.
+    # Both backups completed during a round that got no verdict, so only the repeated round reports
+    # them.
     assert missed == (2, True)
     assert (
         ranks.scheduler_cache.inspection.rounds,
@@ -144,7 +145,7 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
 
 
 def test_a_step_that_begins_before_the_last_ballots_are_here_launches_no_round() -> None:
-    """An engine that schedules ahead has two steps in flight at once."""
+    """A step that starts before the last ballots arrive launches no round, as with scheduling ahead."""
     ranks = DecidedRanksInTurn(2)
     first = ranks.schedule()
     ranks.scheduler_cache.back_up("r", PROMPT, range(4))
@@ -186,7 +187,7 @@ def test_a_worker_waits_for_all_copies_before_its_memory_is_unmapped() -> None:
 
 
 def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_round() -> None:
-    """An engine takes the ballot before its drafter has written the last KV that backups read."""
+    """If backups begin after the ballot was taken, the next round's ballot reports them."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.back_up("r", PROMPT, range(4))
 
@@ -219,7 +220,7 @@ def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> 
 
 
 def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
-    """A pending storage read must not keep a paused engine stepping: its request waits for it."""
+    """A paused engine need not step for a pending storage read, because its request waits for it."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.prefetch("r", PROMPT)
     helps = [ranks.scheduler_cache.can_progress]
@@ -234,7 +235,7 @@ def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answere
 
 
 def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
-    """The pages of an aborted read are in use until it ends, and a detach waits for it."""
+    """An engine keeps stepping until an aborted read ends: its pages are in use, and a detach waits."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.prefetch("r", PROMPT)
     ranks.step()
@@ -319,7 +320,7 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
 def test_a_log_level_reaches_the_scheduler_the_workers_and_the_engine_s_handler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # vLLM's handler has a level, too, and drops every record below it.
+    # vLLM's logging handler has a level of its own, below which it drops records.
     log, handler = logging.getLogger("lockstep"), logging.NullHandler(logging.INFO)
     log.addHandler(handler)
     control = socket_in(tmp_path)

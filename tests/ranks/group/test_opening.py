@@ -50,7 +50,7 @@ def open_on(
 
 
 def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
-    """Close the caches; return their executors, whose pools and counters stay readable."""
+    """Close the caches and return their executors, whose pools and counters can still be read."""
     found: list[RankExecutor] = []
     for future in futures:
         executor = future.result().inspection.executor
@@ -104,14 +104,14 @@ def test_a_store_that_one_rank_cannot_use_stops_all(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_in_an_unforeseen_way_is_still_heard_by_the_others() -> None:
-    """A rank that fails with a foreign error, such as out of memory, must not leave others waiting."""
+    """If a rank fails with any error, such as out of memory, all ranks raise, and none waits."""
     (said,) = problems(open_on([CONFIG, CONFIG], ["cpu", "mps:0"]))
 
     assert said.startswith("rank 1: ")
 
 
 def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_has() -> None:
-    """Rule R2: the epoch separates ranks of an earlier start from ranks of this one."""
+    """Rule R2: each start of a group has a new epoch, so ranks of different starts cannot mix."""
     starts = [[each.result() for each in open_on([CONFIG] * 2)] for _ in range(3)]
 
     epochs = [{cache.inspection.epoch for cache in caches} for caches in starts]

@@ -49,7 +49,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 
 def voted(*staged: StagedLanes) -> Proposed | None:
-    """Return the verdict's proposal when each rank has staged the given value."""
+    """Return the proposal in the verdict of a round in which each rank staged one of the values."""
     shape = BallotShape(world_size=len(staged), prefetch_slots=1)
     layout = LaneLayout(epoch=1, round=1, state_digest=1, prefetch_slots=PrefetchSlots(1).freeze())
     vectors = [
@@ -157,13 +157,13 @@ def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) ->
 
 
 def test_what_does_not_become_ready_in_time_is_withdrawn(depth: int) -> None:
-    """Rule R10: the wait for the last rank has a deadline in agreed time."""
+    """Rule R10: a proposal that is not ready on all ranks by a deadline in agreed time is withdrawn."""
     ranks = RanksInTurn(2, depth=depth, store=False)
     outcomes = attach(ranks, 0, 1)
     say(ranks, 0, Readiness.READY)
     for _ in range(2):
         ranks.step()
-    # Agreed time is the smallest clock, so one rank's jump changes nothing.
+    # Agreed time is the lowest of all ranks' clocks, so one clock's jump does not reach the deadline.
     ranks.now_ms[0] += 500_000
     for _ in range(2):
         ranks.step()
@@ -284,7 +284,7 @@ def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int)
     assert ranks.every(lambda cache: cache.match(prompt(8))).host_tokens == 3 * PAGE_TOKENS
     assert taken(ranks, DetachStore) == []
 
-    # A new store may be proposed during the drain; its attach waits for the drain.
+    # A new store may be proposed while the old one drains, but is attached only after the drain.
     outcomes = attach(ranks, 0, 1)
     ready(ranks)
     busy.both(Quiesced(busy.persist))
@@ -339,7 +339,7 @@ def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
 
 
 def test_stores_that_keep_most_of_host_memory_let_no_other_be_attached(depth: int) -> None:
-    """Rule R10: each store's quarantine is bounded, but many stores together could keep all pages."""
+    """Rule R10: no store can be attached if quarantines of earlier stores keep most host pages."""
     ranks = RanksInTurn(2, depth=depth, host_pages=16, bounds=Bounds(quarantine_pages=3))
     hang(ranks, "first", 8, start=0)
     attach(ranks, 0, 1)
@@ -383,7 +383,7 @@ def test_an_error_that_is_raised_again_and_again_keeps_nothing_of_it() -> None:
 
 
 def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
-    """Publish pages of a request; return the number of pages written to the store for it."""
+    """Publish pages of a request; return the number of pages that are then written to the store."""
     ranks.publish(name, prompt(pages))
     written = 0
     for _ in range(8):
@@ -394,7 +394,7 @@ def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
 
 
 def test_what_was_in_host_memory_is_written_with_what_continues_it(depth: int) -> None:
-    """The store could not restore any of a prefix whose beginning it lacks."""
+    """Host pages from before an attach are written together with pages that continue them."""
     ranks = RanksInTurn(2, depth=depth, store=False)
     ranks.compute("before", prompt(3))
     attach(ranks, 0, 1)

@@ -23,7 +23,7 @@ counts = st.integers(0, 1 << 40)
 
 
 def voted(*requests: int | None) -> int:
-    """Return the verdict's request count, given each rank's count, or None for a rank without a log."""
+    """Return the agreed request count; a rank's count is None if that rank has no log."""
     shape = BallotShape(world_size=len(requests), prefetch_slots=1)
     vectors = [
         Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, requests=each))
@@ -49,7 +49,7 @@ def test_the_verdict_says_how_many_requests_the_last_of_the_ranks_has(
 def test_order_and_repetition_change_nothing_of_what_is_had(
     arrivals: tuple[list[int], list[int]],
 ) -> None:
-    """Rule R13: the number of consecutive requests is a level, whatever their order and repetition."""
+    """Rule R13: a log's count never falls, whatever the order and repetition of requests."""
     order, again = arrivals
     backlog = RequestLog()
     levels = [0]
@@ -70,7 +70,7 @@ def test_the_first_bytes_of_a_number_stay() -> None:
 
 
 def test_requests_far_beyond_those_that_are_here_are_not_kept() -> None:
-    """Rule R10: a sender of arbitrarily high numbers cannot fill memory."""
+    """Rule R10: requests numbered far ahead are dropped, so that a sender cannot fill memory."""
     backlog = RequestLog(beyond_max=4)
 
     assert [backlog.note(number, b"") for number in (5, 4, 1, 5)] == [False, True, True, True]
@@ -119,7 +119,7 @@ class Obeyed:
 
 
 def test_a_request_is_kept_until_it_was_carried_out() -> None:
-    """Rule R10: requests not yet executed count against the log's bound."""
+    """Rule R10: a request counts against the log's bound until it is executed."""
     group = Obeyed(1)
     assert group.ranks.logs is not None
     group.reach(0, 1, b"drop")
@@ -143,7 +143,7 @@ def test_no_rank_carries_out_what_another_does_not_have(depth: int) -> None:
 
 
 def test_an_idle_member_waits_until_a_request_comes(depth: int) -> None:
-    """The idle rank does not spin, and wakes when a request arrives."""
+    """An idle rank sleeps in its step until a request arrives."""
     group = Obeyed(1, depth=depth)
     assert group.ranks.logs is not None
     comes = threading.Timer(0.1, group.ranks.logs[0].note, (1, b"drop"))
@@ -168,7 +168,7 @@ def ended_in(cache: Cache) -> tuple[int, str]:
 def test_ranks_that_were_handed_different_bytes_are_told_apart_by_the_message(
     depth: int, others: bytes
 ) -> None:
-    """Rule R2: a message enters the digest as a hash of its bytes when it becomes a command."""
+    """Rule R2: if ranks receive different bytes, digests differ once the request becomes a command."""
     group = Obeyed(2, depth=depth)
     group.reach(0, 1, b"arrival")
     group.reach(1, 1, others)

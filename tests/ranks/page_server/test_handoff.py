@@ -21,14 +21,14 @@ LENDS = {
     "to lent pages": (False, True),
     "lent pages": LENT,
 }
-"""Whether the engine owns its device pages, on the prefill side and on the decode side."""
+"""Whether the engine owns its device pages (lends them): on the prefill side, on the decode side."""
 BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
 HALF, WHOLE = 4 * PAGE_TOKENS, 8 * PAGE_TOKENS
 TOKENS = keyed(1, WHOLE + 7, PAGE_TOKENS)
 
 
 def unused(cache: Cache) -> list[bool]:
-    """Return for each host pool whether only the tree has pages, all of which can be evicted."""
+    """Return for each host pool whether all its pages are free or evictable."""
     allocator = cache.inspection.prefixes.allocator
     return [
         pool.free + allocator.tree_pages[HOST][index] == pool.capacity
@@ -38,7 +38,7 @@ def unused(cache: Cache) -> list[bool]:
 
 
 def free_again(group: ServedGroup) -> list[bool]:
-    """Abort the request and wait until nothing is in flight; return `unused` of each rank."""
+    """Abort the request and wait until nothing is in flight; return each rank's `unused`."""
     group.ask(lambda cache: cache.abort(NAME))
     group.until(lambda cache: not cache.inspection.in_flight)
     group.ask(lambda cache: cache.inspection.check())

@@ -98,7 +98,7 @@ def begin(reader: RawReader, group: ServedGroup, count: int) -> ReadReply:
 
 
 def ended(quiet: "SimpleQueue[int]") -> list[int]:
-    """Wait for the first operation without readers; return it and all others reported by then."""
+    """Wait until an operation has no readers; return its id and those of others reported meanwhile."""
     first = [quiet.get(timeout=PATIENCE_S)]
     return first + [quiet.get_nowait() for _ in range(quiet.qsize())]
 
@@ -151,7 +151,7 @@ class TestOffers:
     def test_a_page_whose_slot_is_written_again_is_not_there_under_its_old_key(
         self, serve: Serve, connect: Connect
     ) -> None:
-        """Regression: a slot's new content was served under its old key, with valid new checksums."""
+        """Regression: after a slot was rewritten, its new page was served under the old page's key."""
         group = serve(SMALL)
         reader = connect(group)
         group.serve(KEYS[:2])
@@ -281,11 +281,11 @@ class TestWithdrawing:
 def pages_between_answers(
     reader: RawReader, group: ServedGroup, count: int
 ) -> tuple[list[bytes], int]:
-    """Query the server while pages arrive; return the pages and the number of answers among them."""
+    """Send a lookup before each receive; return the pages, and the number of lookup replies."""
     got: list[bytes] = []
     answers = 0
     while len(got) < count:
-        # The server may be in the middle of a frame when it receives this.
+        # The server may be sending a frame when it receives this lookup.
         reader.send(ask(group, 1))
         message, attached = reader.receive()
         if isinstance(message, LookupReply):
@@ -394,7 +394,7 @@ class TestReaders:
         )
 
         assert second.recv(1) == b"L"
-        # This read returns only because the server cuts off the first of two connections.
+        # This read ends only because the server closes the first connection when the second one opens.
         assert first.makefile("rb").read()[:1] in {b"", b"L"}
         connect(group)
 
@@ -454,7 +454,7 @@ class TestBinding:
 
 @contextmanager
 def speaking(address: str, *, greets: bool) -> Generator[socket.socket]:
-    """A connection that has greeted the server, or not."""
+    """A connection to the server, with or without a completed handshake."""
     if greets:
         with raw_reader(address) as reader:
             yield reader.sock

@@ -61,7 +61,7 @@ def steps(cache: Cache, done: Callable[[], bool]) -> None:
 
 
 def found(cache: Cache, source: str, request: str = "read") -> int:
-    """Prefetch the prompt from a source; return its number of tokens in host memory afterwards."""
+    """Prefetch the prompt from a source; return how many of its tokens are then in host memory."""
     cache.prefetch(request, PROMPT, source=source)
     steps(cache, lambda: cache.prefetch_done(request))
     cache.abort(request)

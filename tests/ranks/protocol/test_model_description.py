@@ -91,7 +91,7 @@ def test_a_kind_of_state_without_a_pool_is_refused_by_name(
     ids=["index", "window", "state"],
 )
 def test_a_pool_without_a_column_is_refused_by_name(changed: dict[str, Any], column: str) -> None:
-    """Without the sparse attention's index keys, a restored request produced fluent garbage."""
+    """A pool that lacks a column is refused; without index keys, restored requests produced garbage."""
     with pytest.raises(ConfigError, match=f"pages have no column '{column}'; add it to the layout"):
         replace(WHOLE, **changed, description=DESCRIPTION)
 

@@ -12,14 +12,14 @@ def prompt(first: int, pages: int) -> list[int]:
 
 
 def step(ranks: RanksInTurn) -> None:
-    """Run one step without the test kit's checks, which visit everything."""
+    """Run one step without the test kit's checks, because they visit the whole tree."""
     (cache,) = ranks.caches
     cache.open_round()
     cache.close_round()
 
 
 def with_pins(count: int, host_pages: int) -> RanksInTurn:
-    """Return a rank with `count` pins of device-only pages, with or without host memory."""
+    """Return a rank with `count` pinned prompts on the device, with or without host memory."""
     ranks = RanksInTurn(
         1,
         store=False,

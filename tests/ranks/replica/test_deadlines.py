@@ -1,4 +1,4 @@
-"""Deadlines in agreed time: the memory of a deadline set repeatedly, and which one counts."""
+"""Deadlines in agreed time: only the last one set counts, and setting it often uses no memory."""
 
 from lockstep.ranks.replica.core.deadlines import AgreedDeadlines
 

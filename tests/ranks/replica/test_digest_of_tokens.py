@@ -15,7 +15,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksI
 PROMPT = list(range(4 * PAGE_TOKENS))
 SHARED = PROMPT[: 2 * PAGE_TOKENS]
 SAMPLED = (SHARED + [100 + at for at in range(6)], SHARED + [200 + at for at in range(6)])
-"""Each rank's tokens: equal in length and in their first two pages."""
+"""The two ranks' tokens: of equal length, and equal in their first two pages only."""
 
 Command = Callable[[Cache, list[int]], object]
 HostCommand = Callable[[HostCache, list[int]], object]
@@ -64,7 +64,7 @@ def test_the_same_holds_where_the_engine_owns_the_device_pages(command: HostComm
 
 
 def test_a_load_of_other_tokens_that_are_cached_as_well_changes_the_digest() -> None:
-    """Both ranks have cached both prompts, so only the digest shows which one was loaded."""
+    """A load of different prompts on two ranks changes the digests, even if both are cached on both."""
     ranks = HostRanksInTurn()
     for name, tokens in zip("ab", SAMPLED, strict=True):
         ranks.every(partial(_backed_up, name=name, tokens=tokens))
@@ -99,7 +99,7 @@ def test_every_rank_raises_in_the_round_after_its_engine_brought_other_tokens(
 
 
 def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
-    """Check that the digests differ and that the first differing journal entry is one of tokens."""
+    """Check that the digests differ, first in a journal entry that records a command's tokens."""
     assert len({cache.inspection.digest for cache in ranks.caches}) == 2
     journals = [cache.inspection.journal.last(4096) for cache in ranks.caches]
     assert "(rank 0: tokens " in (first_difference(journals) or "")

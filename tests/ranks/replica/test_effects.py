@@ -1,4 +1,4 @@
-"""The replica's Effects: one value for each command or verdict, with nothing left for the next."""
+"""The replica's Effects: each command or verdict returns all of its own and leaves none for later."""
 
 from array import array
 
@@ -107,7 +107,7 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
 
 
 def test_naming_pages_changes_nothing_else() -> None:
-    """Events may name pages on one rank only, so this must not change digests."""
+    """Page names in events do not change the digest, because only some ranks may have them."""
     named, unnamed = new_replica(names=True), new_replica()
     for replica in (named, unnamed):
         compute(replica, "r", 2)
@@ -138,7 +138,7 @@ def test_statistics_are_what_the_events_add_up_to() -> None:
 
 
 def test_a_rank_lacks_only_what_the_others_have() -> None:
-    """If no rank could read a page, the first rank to report that is named but not counted."""
+    """A page that no rank could read is not counted as missing on one rank."""
     observer = Observer(1, new_replica().operation_table, None)
     for rank, reason in ((0, "could not be read"), (1, OTHERS_HAVE_IT)):
         observer.follow(Effects(events=(MissingOnRank(1, "r", rank, 0, b"key", reason),)))

@@ -1,4 +1,4 @@
-"""Device pages kept until they are copied: for a quota under write-back, and for pins."""
+"""Device pages that are kept until copied to the host: by write-back quotas, and by pins."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def kept_pages(ranks: RanksInTurn, tier: int) -> int:
 
 
 def copied_pages(ranks: RanksInTurn) -> int:
-    """Return the number of pages in copies to the host that no executor has applied."""
+    """Return the number of device pages in copy orders that no executor has carried out."""
     orders = ranks.executors[0].given(CopyToHost)
     return sum(len(transfer.sources) for order in orders for transfer in order.transfers)
 
@@ -66,7 +66,7 @@ def fail_copies(ranks: RanksInTurn) -> None:
 
 @pytest.mark.parametrize(("surplus", "copied"), [(1, 2), (2, 2), (3, 4)])
 def test_no_more_is_saved_than_has_to_leave_for_a_quota(surplus: int, copied: int) -> None:
-    """A run is split so that only the surplus leaves; the part above the split is copied, too."""
+    """Under a quota, a run is split and only its surplus evicted; the kept part is copied, too."""
     ranks = at_its_quota()
 
     publish(ranks, "more", prompt(PROMPTS, pages=surplus))

@@ -26,7 +26,7 @@ def journal_of(entries: Sequence[Sequence[object]]) -> Journal:
 
 
 def test_a_digest_that_is_read_on_the_way_ends_as_one_that_is_not() -> None:
-    """A rank may read its statistics at any time."""
+    """Reading the digest between entries changes nothing; a rank may read its statistics any time."""
     read = Journal()
     seen = [(read.digest, read.digest)]
     for entry in HISTORY:
@@ -58,7 +58,7 @@ def test_the_same_parts_divided_otherwise_have_another_digest() -> None:
 
 
 def test_equal_entries_have_one_digest_however_their_parts_are_shared() -> None:
-    """Equal texts may be one object on one rank and several on another."""
+    """Equal entries have equal digests, whether their texts are one object or several."""
     known, made = sys.intern("request seven"), b"request seven".decode()
     assert known is not made
 
@@ -92,7 +92,7 @@ def test_a_list_that_changes_after_it_was_recorded_counts_as_it_was() -> None:
 def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
     fact: object, named: str
 ) -> None:
-    """Rule R2: the fact's `repr`, and thus the digest, could differ between processes."""
+    """Rule R2: a fact without a canonical encoding is refused: its `repr` may differ between ranks."""
     ranks = HostRanksInTurn()
     before = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.journal.count))
 
@@ -131,7 +131,7 @@ def test_a_fact_that_changes_after_it_was_told_is_shown_as_it_was() -> None:
 
 
 def test_no_error_tells_a_tenant_s_namespace() -> None:
-    """A salt separates tenants, so it must not appear in errors or the journal."""
+    """Errors and journal never contain a namespace, because its salt separates tenants."""
     ranks = HostRanksInTurn()
     ranks.every(lambda cache: cache.prefetch("r", [1, 2, 3, 4], "s3kr1t"))
 

@@ -37,7 +37,7 @@ Sizes = tuple[int, int]
 
 
 def config(full: Sizes, other: Sizes, window: int | None, every: int | None) -> ReplicaConfig:
-    """Return a model's settings; if full attention has no host pages, no pool has any."""
+    """Return a replica's settings; without host pages for full attention, no pool has host pages."""
     components: list[ComponentSettings] = []
     for kind, pool, pages in (("sliding_window", "window", window), ("recurrent", "state", every)):
         if pages is not None:
@@ -74,7 +74,7 @@ class Driven:
         self.replica = Replica(self.config)
 
     def copies_end(self, *, failing: Queue | None = None) -> None:
-        """End every copy in flight with success, except the first of the `failing` queue."""
+        """Complete every copy in flight; the first copy of the queue named `failing` fails."""
         self.round += 1
         marks: list[Watermark] = []
         for queue in Queue:
@@ -105,7 +105,7 @@ class Driven:
         try:
             answer, effects = self.replica.load_back(name, "", tokens[:-4], total)
         except UsageError:
-            # The prompt is longer than a window's pool, so its admission is refused.
+            # The replica refuses a prompt that is longer than a window's device pool.
             return None
         check(self.replica)
         self.follow(effects)
@@ -220,7 +220,7 @@ def matches_on_the_way(
         if then != "keep" and kept:
             driven.replica.release(kept.pop(0))
             check(driven.replica)
-        # Prompts that end or branch off at any page of the served prompt.
+        # Prompts to match: each leaves the served prompt at a page, or ends there.
         turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
         ends = [tokens[:at] for at in range(0, len(tokens), PAGE_BYTES)]
         obvious = Obvious(driven)
@@ -235,7 +235,7 @@ def matches_on_the_way(
 def test_with_room_for_everything_what_was_served_is_found_again(
     model: tuple[int | None, int | None], served: list[bytes]
 ) -> None:
-    """KV and windows match to the last whole page; states to the last checkpoint before it."""
+    """With room for everything, all whole pages match, or those up to the last checkpoint."""
     driven = Driven(config((400, 400), (400, 400), *model))
     # The last token of a prompt is always computed, so the last checkpoint lies before it.
     uncached = 0 if model[1] is None else 4

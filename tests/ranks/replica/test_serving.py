@@ -71,7 +71,7 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
 
 
 def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:
-    """A pin backs up a window's pages above a node that is already on the host."""
+    """A pin's backup of window pages locks nothing below them, e.g. a node already on the host."""
     window = window_of(2, device_pages=10, host_pages=4)
     ranks = RanksInTurn(2, device_pages=8, host_pages=20, store=False, components=(window,))
     for tokens in ([1] * 8, [1] * 8 + [2] * 4, [50] * 4, [51] * 4, [52] * 4):
@@ -107,7 +107,7 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
 
 
 def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
-    """The window's pool must hold everything that is reserved, because nothing is cached."""
+    """A prompt longer than a window's device pool is refused, because it could wait forever."""
     window = window_of(4, device_pages=10, host_pages=50)
     ranks = RanksInTurn(2, device_pages=100, store=False, components=(window,))
 
@@ -186,7 +186,7 @@ def test_a_request_grows_page_by_page_until_there_is_no_room() -> None:
 
 
 def evict_from_device(ranks: RanksInTurn, pages: int) -> None:
-    """Evict everything by letting another request use the whole device."""
+    """Evict all other pages from the device, by computing a prompt of `pages` pages."""
     ranks.compute("filler", prompt(pages, start=5000))
 
 
@@ -261,7 +261,7 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
 
 
 def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
-    """Rule R3, found by simulation: a failed load unpinned pages that its copy was still reading."""
+    """Rule R3: a failed load keeps its host pages pinned until no rank's copy reads them."""
     ranks = RanksInTurn(2, device_pages=8, host_pages=12)
     ranks.compute("a", prompt(4))
     ranks.compute("longer", prompt(6))
@@ -292,7 +292,7 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
 
 
 def test_token_ids_that_int32_cannot_hold_never_match_another_prompt() -> None:
-    """Rule R9: a cast would wrap the ids and match another prompt's pages."""
+    """Rule R9: token ids that int32 cannot hold never match: a cast would wrap them to other ids."""
     ranks = RanksInTurn(1)
     ranks.compute("victim", prompt(2))
     cache = ranks.caches[0]

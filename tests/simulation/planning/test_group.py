@@ -51,7 +51,7 @@ def serve(group: InstantGroup, prompts: list[PagedPrompt]) -> list[int]:
 
 
 def hits_with_all_tokens(page_tokens: int, device_pages: int) -> Iterator[int]:
-    """Yield the hit pages of each request, on a replica with device memory only."""
+    """Yield each request's hit pages on a real replica with all tokens and only device memory."""
     replica = Replica(
         ReplicaConfig(
             page_tokens=page_tokens,

@@ -22,7 +22,7 @@ def prompt(ids: Sequence[int], *, partial: bool = True) -> PagedPrompt:
 
 
 def hits_of_the_best(prompts: list[tuple[int, ...]], pages: int) -> int:
-    """Return the maximum of hits, by trying every choice of pages to keep."""
+    """Return the largest possible number of hits, found by trying every choice of pages to keep."""
     chains = [[each[: end + 1] for end in range(len(each))] for each in prompts]
 
     @cache

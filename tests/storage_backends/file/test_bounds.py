@@ -36,7 +36,7 @@ NAME = object_name(1)
 
 
 def fill_places(store: FileStore, depth: int, files: int) -> None:
-    """Fill every place of the quarantine with directories that hold files at each level."""
+    """Fill every slot of the quarantine with nested directories that hold files at each level."""
     for number in range(PLACES):
         directory = store.root / "quarantine" / f"{number:02x}"
         for level in range(depth):
@@ -86,7 +86,8 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         fill_places(store, 2, files=6)
         await put(backend, NAME, page(1))
         store.spoil(NAME)
-        # If the quarantine is full, the corrupt file is removed, so its name is free at once.
+        # If the quarantine is full, a corrupt file is removed instead, so that its name is free at
+        # once.
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         make_directory_of(store, 1)
@@ -98,7 +99,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
 def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
     store: FileStore,
 ) -> None:
-    """Each opened store starts at a random place of the quarantine, so places could be reused early."""
+    """A file is quarantined into a free slot if there is one, although opens start at random slots."""
 
     async def quarantine_one() -> None:
         async with opened(store) as backend:
@@ -113,7 +114,7 @@ def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
 
 
 class Impatient(Stop):
-    """A stop signal that is due after it was checked a given number of times."""
+    """A stop signal that is raised after `left` checks."""
 
     __slots__ = ("left",)
 
@@ -187,7 +188,7 @@ def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_file
 
 
 def broken_open(broken: Path, error: int) -> Any:
-    """Return an `os.open` that fails for paths that end with the name of `broken`."""
+    """Return an `os.open` that fails for paths that end with the name of `broken`, as on a bad disk."""
     return open_refusing(
         lambda path, flags: path.endswith(broken.name) and not flags & os.O_PATH, error
     )

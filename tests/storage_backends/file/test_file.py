@@ -191,7 +191,7 @@ async def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
         assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
         assert aligned == page(1, nbytes)
         assert [bool(flag & os.O_DIRECT) for flag in flags if not flag & os.O_PATH][-1]
-        # A buffer that direct I/O cannot use is filled from the same file.
+        # An unaligned buffer, which direct I/O cannot use, is filled by an ordinary read.
         unaligned = memoryview(mmap.mmap(-1, nbytes + 1))[1:]
         reads = [reading(object_name(1), unaligned)]
         assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]

@@ -23,7 +23,7 @@ NAME = object_name(1)
 def after_the_next_look(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
-    """Call `act` right after a writer has checked the object's file."""
+    """Call `act` once, right after a writer has checked the object's file with `os.stat`."""
     real_stat = os.stat
 
     def look_and_lose_time(path: Any, **named: Any) -> os.stat_result:

@@ -48,10 +48,11 @@ ROOM = SIZE + BLOCK_BYTES
 """Disk space of one object, rounded up to whole blocks."""
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=2, heads=4, elements=8),))
 NOW = time.time() + 1e6
-"""A virtual time later than the real mtime of any file here, for passes that are given the time."""
+"""A virtual time far later than the mtime of any file here, for sweeps that take the time as argument.
+"""
 YEARS_S = 1e8
 PATIENCE_S = 30.0
-"""Timeout for joining the sweeper's thread in seconds, shorter than the sweeper's sleep."""
+"""Timeout in seconds for joining the sweeper's thread; shorter than the sweeper's sleep."""
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def root_of(store: FileStore) -> Generator[int]:
 
 
 def fill(store: FileStore, ages_s: list[float]) -> None:
-    """Write one object per age, with an mtime that many seconds ago."""
+    """Write one object for each age in seconds, and set its mtime that far back."""
     shape = ObjectShape.whole(SIZE)
     with store.files() as files:
         for number, age_s in enumerate(ages_s):
@@ -99,12 +100,12 @@ def sweep(store: FileStore, limits: SweepLimits, stop_after: int | None = None) 
 
 
 def no_turns(sweeper: Sweeper) -> None:
-    """Replaces `Sweeper.start` because the test runs the sweeper's turns directly."""
+    """Replaces `Sweeper.start` by nothing, because the test runs the sweeps itself."""
 
 
 @contextmanager
 def sweeping(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
-    """A sweeper whose turns the test runs directly, by the filesystem's clock."""
+    """A sweeper without a thread; the test runs its sweeps, by the filesystem's clock."""
     with store.files() as files:
         sweeper = files.sweeper(limits)
         try:
@@ -189,7 +190,7 @@ def test_no_link_is_followed_and_nothing_outside_goes(store: FileStore, tmp_path
 
 
 def test_what_has_no_name_of_ours_stays_where_our_objects_lie(store: FileStore) -> None:
-    """Every store is swept by default, and its directory may also contain a user's project."""
+    """A sweep removes only files with names of objects: the directory may also hold a user's files."""
     fill(store, [1e5])
     ours = store.path(object_name(0))
     others = [ours.with_name("notes.txt"), store.root / "objects" / "shaders" / "ab" / ("cd" * 32)]
@@ -268,7 +269,8 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
         assert first.turn(wanted=False) is not None
         assert second.turn(wanted=False) is None
         assert second.turn(wanted=True) is not None
-        # A process that only checks for a due pass does not delay the next pass.
+        # A check whether a sweep is due must not change the lock file's mtime, or it would delay the
+        # sweep.
         ended = (store.root / LOCK).stat().st_mtime_ns
         assert second.turn(wanted=False) is None
         assert (store.root / LOCK).stat().st_mtime_ns == ended
@@ -305,7 +307,7 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     async with using(FileBackend(store.root, FileOptions(ttl_s=1e9))) as backend:
         assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
         assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-        # An object may be removed after it was read; recording its use must do nothing.
+        # Recording the use of a removed object does nothing: it may be removed after it was read.
         sweeper_of(backend).used([object_name(77)])
         sweeper_of(backend).turn(wanted=True)
     with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
@@ -358,7 +360,8 @@ def test_what_was_marked_by_a_clock_that_was_years_ahead_is_as_good_as_new_and_a
 
     assert sweep(store, SweepLimits(ttl_s=100)) == 0
 
-    # The filesystem wrote the new mtime, and its clock is far behind the virtual one.
+    # The first sweep set the future mtimes to the filesystem's time, which is far behind the virtual
+    # time.
     assert sweep(store, SweepLimits(ttl_s=100)) == 2
     assert left(store) == [1]
 
@@ -402,14 +405,14 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
         written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
         assert written == {WriteOutcome.OK}
         await eventually(is_kept)
-    # Sizes may still fall, because a pass evicts below the quota, down to its low watermark.
+    # The sweeper may still evict here, because a sweep goes on to a low watermark below the quota.
     async with opened(store) as reader:
         assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
 
 @contextmanager
 def all_swept_away(store: FileStore) -> Generator[None]:
-    """Sweep everything repeatedly inside the context, with a time that also expires directories."""
+    """Sweep all objects and empty directories repeatedly while the context is open."""
     ended = threading.Event()
 
     def sweep_all() -> None:
@@ -428,7 +431,7 @@ def all_swept_away(store: FileStore) -> Generator[None]:
 
 
 async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
-    """While passes remove objects, each read is right or a miss, and each write succeeds."""
+    """During sweeps that remove objects, each read is right or a miss, and each write succeeds."""
     batches = [range(start, start + 20) for start in range(0, 200, 20)]
     async with opened(store) as backend:
         with all_swept_away(store):
@@ -502,7 +505,7 @@ async def test_limits_come_from_the_uri_and_are_said_when_the_store_opens(
 
 
 def filesystem_of(store: FileStore, objects: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a filesystem with room for `objects` objects, those in the store included."""
+    """Simulate a filesystem with room for `objects` objects, including those already in the store."""
 
     def statvfs(_: object) -> os.statvfs_result:
         used = sum(each.stat().st_blocks for each in store.root.rglob("*") if each.is_file())
@@ -560,7 +563,7 @@ async def test_a_store_without_a_quota_never_fills_its_filesystem(
 async def held_after(
     backend: FileBackend, store: FileStore, number: int, wanted: threading.Event
 ) -> int:
-    """Write an object, run the turn that this requests, and return how many objects are left."""
+    """Write an object, run the sweep that the write requests, and return the number of objects left."""
     assert await put(backend, object_name(number), page(number, SIZE)) is WriteOutcome.OK
     if wanted.is_set():
         wanted.clear()
@@ -617,7 +620,7 @@ def test_the_room_of_records_counts_and_is_not_taken_for_room_that_can_be_had(
     sweep(store, SweepLimits(quota_bytes=30 * ROOM))
 
     assert all(path.exists() for path in kept)
-    # Twelve manifests and two marks take nearly as much room as thirteen pages.
+    # Twelve manifests and two marks take the room of about thirteen pages, so fewer pages fit.
     assert left(store) == list(range(14))
 
 

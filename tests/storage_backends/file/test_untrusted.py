@@ -67,7 +67,7 @@ def in_place_of(store: FileStore, make: Callable[[Path], object]) -> None:
 
 
 def bind_socket(path: Path) -> None:
-    # A socket's path may have at most 108 bytes.
+    # Bind with a relative path, because a socket's path is limited to 108 bytes.
     here = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -81,7 +81,7 @@ def make_device(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
     except PermissionError:
-        # Only the superuser may create a device; a link to one tests the same.
+        # Without the right to create a device, use a link to one: the store must not follow it either.
         path.symlink_to("/dev/zero")
 
 
@@ -123,7 +123,7 @@ async def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_wr
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         in_place_of(store, strange)
-        # Listing must not hang, and may report an object whose header is valid.
+        # A listing must not hang on a foreign entry; it may include it if its header is a valid one.
         assert len(await listed(backend)) <= 1
         assert await put(backend, NAME, page(2)) is WriteOutcome.OK
         assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
@@ -248,7 +248,7 @@ def test_in_a_sticky_directory_what_others_made_first_is_refused(
 
 
 async def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
-    """Every directory of the store has foreign entries, and file descriptors run short."""
+    """Foreign entries in every directory of a store do not stop its opening, even with few free fds."""
     for below in (".", "objects", "temporary", "quarantine"):
         directory = store.root / below
         directory.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Return a function whose first call writes pages with these columns."""
+    """Return a function that, when first called, writes one object for each column mask in `others`."""
     waiting = list(others)
 
     def write() -> None:
@@ -63,7 +63,7 @@ def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
 def late(
     engine: Engine, happens: Callable[[], None]
 ) -> Callable[[list[str], list[int]], list[int]]:
-    """Wrap `begin` of the engine's client so that `happens` is called before it."""
+    """Return the client's `begin`, changed to call `happens` before each write begins."""
     begin = engine.client.begin
 
     def begin_late(keys: list[str], sizes: list[int]) -> list[int]:
@@ -74,7 +74,7 @@ def late(
 
 
 class TestOvertakenWriters:
-    """A writer has checked the object; before it begins, others replace and remove the object."""
+    """Others replace or remove an object after a writer has checked it, and before its write begins."""
 
     @pytest.mark.parametrize(
         ("standing", "others"),
@@ -128,7 +128,7 @@ class TestOvertakenWriters:
 
 
 class SlowLook:
-    """Checks the keys of a query in the worst order, and calls `happens` after one of them."""
+    """An existence check that queries keys one by one, last first, and calls `happens` in between."""
 
     def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
         self._presence = engine.client.presence

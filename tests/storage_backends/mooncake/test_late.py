@@ -23,7 +23,7 @@ from tests.kit.servers.processes import until
 from tests.kit.storage.calls import KIB, get, object_name, opened, page, put, reading, run, soon
 
 OLD = bytes([0xAA]) * (16 * KIB)
-"""The content of a buffer that no read has filled."""
+"""Initial content of a buffer, which shows that no read has filled it."""
 
 
 class GivingUp(LentClient):

@@ -51,7 +51,7 @@ class TestMooncakeContract(StorageContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> StoreUnderTest:
         if request.param == "straight":
-            # The suite's buffers are not registered, and TCP needs no registration.
+            # The contract's buffers are not registered; over TCP, Mooncake can use them anyway.
             monkeypatch.setattr(RegisteredMemory, "covers", anything)
         return shared
 
@@ -109,7 +109,7 @@ class TestMemory:
 
 
 class TestLeases:
-    """The master leases an object to a reader, and the library drops reads that outlast the lease."""
+    """The master leases an object to a reader; the library drops reads that outlast this lease."""
 
     @pytest.mark.parametrize(
         ("nbytes", "part", "parts"),
@@ -197,7 +197,7 @@ class TestWriters:
         async with opened(shared) as backend:
             await put(backend, object_name(1), page(1))
             await get(backend, object_name(1))
-            # Without force, the reader's lease would prevent the removal.
+            # An unforced removal fails with -706 while a reader's lease lasts.
             assert shared.owner.remove(shared.key(object_name(1))) == -706
             assert await backend.remove([object_name(1)], deadline=soon()) == [True]
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING

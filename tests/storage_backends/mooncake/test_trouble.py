@@ -50,13 +50,13 @@ from tests.kit.storage.calls import (
 
 @pytest.fixture(scope="module")
 def mooncake_store() -> Generator[MooncakeStore]:
-    """One store for all tests here. It fills up, because written objects stay leased for a minute."""
+    """One store for all tests of this module. It fills up, because objects stay leased for a minute."""
     with a_store("--default_kv_lease_ttl=60000", segment_bytes=32 << 20) as store:
         yield store
 
 
 class Lonely(NamedTuple):
-    """A store without memory of ours, and the process that owns all of its memory."""
+    """A store in which a single other process owns all memory, and that process."""
 
     store: MooncakeStore
     owner: "subprocess.Popen[str]"
@@ -70,7 +70,8 @@ def lonely() -> Generator[Lonely]:
             patch.setenv(name, "1")
         prepare_for_mooncake()
         assert {os.environ[name] for name in MOONCAKE_TIMEOUTS} == {"1"}
-        # By default the master would drop an owner that is stopped for so long.
+        # A long client TTL, because the master would otherwise drop an owner that is stopped for so
+        # long.
         with a_store("--client_ttl=60", segment_bytes=0) as store, process("own", store) as owner:
             yield Lonely(store, owner)
 
@@ -104,7 +105,7 @@ class TestManyProcesses:
             before = [await backend.read(some, deadline=soon()) for backend, some, _ in calls]
             assert before == [[ReadOutcome.OK] * 4] * 2
             with stopped_process(lonely.owner.pid):
-                # This deadline is shorter than the library's timeout for the owner.
+                # This deadline expires before the library's timeout for the stopped owner.
                 late = time.monotonic() + 0.8
                 read, written = await asyncio.gather(
                     asyncio.gather(*[one.read(some, deadline=late) for one, some, _ in calls]),
@@ -126,7 +127,8 @@ class TestManyProcesses:
                 outcomes = [(await get(backend, name))[0] for name in names]
                 assert outcomes == [ReadOutcome.FAILED] * 4
                 assert await put(backend, names[0], page(9)) is WriteOutcome.FAILED
-                # The object was not removed as corrupt, because the owner may only be unreachable.
+                # An object that cannot be read is not removed as corrupt: its owner may only be
+                # unreachable.
                 assert await backend.exists(names, deadline=soon()) == [True] * 4
 
     @pytest.mark.slow
@@ -170,7 +172,7 @@ class TestFullStore:
         async with opened(shared) as backend:
             outcomes = await put_many(backend, range(40), 1 << 20)
             assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
-            # Failed writes leave nothing that obstructs a later write.
+            # A failed write leaves nothing behind that blocks a later write of the same object.
             late = object_name(outcomes.index(WriteOutcome.FAILED))
             shared.clear()
             assert await put(backend, late, page(1)) is WriteOutcome.OK
@@ -219,7 +221,7 @@ class TestMaster:
                 call = asyncio.create_task(put(backend, object_name(1), content))
                 await begun.wait()
                 call.cancel()
-                # A cancelled call returns only when nothing uses its buffer any more.
+                # A cancelled call returns only once the library no longer uses the call's buffer.
                 await asyncio.wait([call], timeout=0.1)
                 assert not call.done()
             with pytest.raises(asyncio.CancelledError):
@@ -250,8 +252,7 @@ class TestMaster:
         owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
         await owner.open()
         with shared.master.stopped():
-            # The library would block all threads of the process for a minute, the event loop's among
-            # them.
+            # The close must not wait for the stopped master: that would block all threads for a minute.
             async with asyncio.timeout(25):
                 await owner.close()
                 with pytest.raises(ConfigError, match="no master answers"):

@@ -75,7 +75,7 @@ def test_what_is_no_network_and_no_host_is_refused(entry: str, said: str) -> Non
 async def test_nobody_is_connected_to_whose_address_is_not_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The address of a host name is known only after it is resolved."""
+    """The allow list applies to the address that a host name resolves to, not to the name."""
     with serving_keys(1, LAYOUT) as group:
         uri = group.uri.replace("127.0.0.1", "localhost")
         async with opened_at(f"{uri}?allow_sources=127.0.0.0/8"):

@@ -51,7 +51,7 @@ async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobod
 
 
 async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() -> None:
-    """A peer without a secret could be anybody and could forge pages with correct checksums."""
+    """Without a secret, only loopback peers are allowed: others could forge pages and checksums."""
     assert "192.0.2.1, which is not a loopback address" in await refusal("peer://192.0.2.1:7001")
 
 
@@ -59,7 +59,7 @@ NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
 
 
 async def no_greeting(reader: Impostor) -> None:
-    """Send no greeting, so that the bytes under test take its place."""
+    """Send nothing instead of the greeting; the bytes under test are sent next."""
 
 
 @pytest.mark.parametrize(

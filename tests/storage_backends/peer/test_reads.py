@@ -72,7 +72,7 @@ ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "cannot be read"),
 ]
-"""Answers to a fetch of one object under some number, and the expected log line of each."""
+"""Invalid replies to read request number `n` for one object, and the expected log line of each."""
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -72,7 +72,7 @@ def served(**options: object) -> Generator[ServedGroup]:
 async def read_all(
     group: ServedGroup, settings: TransferEngineSettings = BY_ENGINE
 ) -> list[ReadOutcome]:
-    """Return the outcomes of all pages, after checking the bytes of those that are OK."""
+    """Read all pages; return the outcomes, after checking the bytes of pages read as OK."""
     async with using(PeerBackend(group.servers[0].address, engine=settings)) as backend:
         reads, buffers = reads_of(group, COUNT)
         outcomes = await backend.read(reads, deadline=soon())
@@ -163,7 +163,7 @@ class TestWhereThereIsNone:
 def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make the library impossible to import for readers in this process."""
     with served():
-        # The test's serving rank must load the library before it is made impossible to import.
+        # Load the library for the serving rank first, because the next lines prevent any import.
         pass
     monkeypatch.setattr(transfer_engine, "_shared", {})
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
@@ -174,7 +174,7 @@ NUMBERS = {object_name(number).key: number for number in range(3)}
 
 
 class Keeper:
-    """A process with pages for transfer engines, and an impostor that announces their addresses."""
+    """A process that keeps pages in memory, and a false rank that announces these pages' addresses."""
 
     def __init__(self, process: "subprocess.Popen[str]", pages: int) -> None:
         assert process.stdout is not None
@@ -266,7 +266,7 @@ class TestTheOtherProcess:
                 again = await get(backend, object_name(1))
 
         assert outcome is ReadOutcome.FAILED
-        # The page is requested over the connection, where this impostor has none.
+        # The reader requests the page again over the connection, where this false rank has none.
         assert again[0] is ReadOutcome.MISSING
         (line,) = [each.getMessage() for each in caplog.records]
         assert "(a read has failed); they come over the connection from now on" in line

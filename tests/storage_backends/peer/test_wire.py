@@ -72,7 +72,7 @@ def test_a_frame_says_how_long_its_parts_are(message: Message) -> None:
 
 
 def test_the_bytes_are_those_of_this_version() -> None:
-    """A change of the wire format requires a new `VERSION`."""
+    """The encoded bytes are fixed: a change of the wire format requires a new `VERSION`."""
     assert MESSAGES.encode(MESSAGES_SENT[1]) == msgspec.msgpack.encode(
         [2, 1, "kv", "l0-4.h0-2", ["00" * 32, "11" * 32]]
     )

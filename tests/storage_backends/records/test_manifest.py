@@ -239,7 +239,7 @@ async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_wi
         "store file:///kv: model 'm' with weights version 'files 01', pool 'kv': page"
     )
     assert "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in said
-    # Each engine has a different name for the page size option, so the error lists all.
+    # The error lists every option for the page size, because each engine names it differently.
     assert "--page-tokens, --block-size, --page-size" in said
 
 
@@ -275,7 +275,7 @@ def test_a_namespace_does_not_depend_on_the_order_of_its_pools() -> None:
 
 
 def test_a_namespace_is_what_it_was() -> None:
-    """Stores outlive versions: a different digest would orphan every page written before."""
+    """A namespace's digest is fixed: another digest would orphan all pages written before."""
     assert Namespace(model="m", weights_version="1", layouts=KV_ONLY, name="t").digest() == (
         "5aa4f5e6c54afb03a78f5ba311e9763cbbbebed839a8e55b1b7425092cd5c1b7"
     )

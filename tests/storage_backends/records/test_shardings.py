@@ -125,7 +125,7 @@ async def test_stages_look_for_groups_with_the_same_stages_only(shelf: Shelf) ->
         ours = shardings(rank, 4, 2)
         await ours.look(backend, 1.0, soon())
         found.append(ours.order(KV_POOL))
-    # The rank that wrote the mark belongs to the first pipeline stage.
+    # Only rank 0, in the first pipeline stage, finds a mark: a rank of the same stage wrote it.
     assert found == [[OWN, 4], [OWN]]
 
 
@@ -152,7 +152,7 @@ async def test_groups_of_all_sizes_whose_ranks_hold_all_alike_leave_one_mark(she
         ours = shardings_of(size, LATENT_DRAFT, ["narrow"])
         await ours.look(backend, 100.0, soon())
         found.append(len(ours.elsewhere(KV_POOL)))
-    # Groups of 4 and of 8 ranks use the same object names.
+    # Groups of 4 and 8 ranks have no other object to look for, because both use the same names.
     assert found == [1, 1, 0, 0]
 
 
@@ -192,7 +192,7 @@ async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
         each.cancel()
     await asyncio.wait(lookups)
     assert slow.stopped == 1
-    # The next search starts at once, because the cancelled one has learnt nothing.
+    # The next search starts at once, because the cancelled one read no marks.
     slow.may_answer.set()
     await ours.look(slow, 100.0, soon())
     assert len(slow.asked) == 2

@@ -45,7 +45,7 @@ def store(bucket: BucketStore) -> StoreUnderTest:
 
 
 class TestS3Contract(StorageContract, ListingContract):
-    # 150 pages are still several times the number of requests that may be in flight.
+    # S3 is slow in tests; 150 pages are still several times the limit of requests in flight.
     large_batch = 150
     races = 4
 
@@ -176,7 +176,7 @@ async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answ
         silent = proxy.fall_silent_at(silent_at)
         listing = asyncio.create_task(listed(backend))
         await silent.wait()
-        # The store and its client have timeouts longer than 30 s.
+        # A close ends a hanging listing at once; the client's timeouts are longer than these 30 s.
         async with asyncio.timeout(30):
             await backend.close()
             with pytest.raises(StorageError, match="was closed while it was listed"):
@@ -200,7 +200,7 @@ async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_mem
         await put(backend, object_name(1), page(1))
         proxy.swells = True
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        # The connection's buffers hold some of the oversized answer.
+        # Reading stops early in an oversized answer, except for what the connection has buffered.
         assert proxy.bytes_back < 64 << 20
         proxy.swells = False
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
@@ -211,7 +211,7 @@ async def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_o
 ) -> None:
     obstore.put(bucket.client, "trial/0123", b"1")
     async with opened(bucket):
-        # The trial object may belong to a process that is opening the store now.
+        # A new trial object is kept, because another process may be opening the store with it.
         assert bucket.paths() == ["trial/0123"]
     monkeypatch.setattr(s3, "_TRIAL_OLD_S", 0.0)
     async with opened(bucket):

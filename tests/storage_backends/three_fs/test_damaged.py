@@ -108,7 +108,7 @@ async def test_a_listing_that_cannot_read_a_part_says_so(
             with pytest.raises(StorageError, match="could not be listed"):
                 await listed(backend)
         (store.root / "slots-000000").unlink()
-        # A removed file's objects are no longer in the store.
+        # Objects whose slot file was removed are no longer listed.
         assert await listed(backend) == []
 
 

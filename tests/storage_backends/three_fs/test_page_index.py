@@ -27,7 +27,7 @@ from lockstep.storage_backends.three_fs.page_index import (
 from tests.kit.storage.three_fs import alter
 
 LONG_S = 3600.0
-"""A lease that does not expire while a test runs."""
+"""A lease in seconds that does not expire while a test runs."""
 PATIENCE_S = 60.0
 Connect = Callable[[], PageIndex]
 """Opens one more connection to the index under test, as another process would."""
@@ -152,7 +152,7 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert commit(index, 1, one, replaces=old.generation, present=1) is CommitOutcome.DONE
     assert commit(index, 1, two, replaces=old.generation, present=2) is CommitOutcome.STANDS
     assert index.look_up([key(1)]) == [entry(1, one, present=1)]
-    # The slots of the old entry and of the late writer are free, and nothing is evicted.
+    # The old entry's slot and the late writer's slot are free again, so two reservations evict nothing.
     assert len(index.reserve(2, LONG_S)) == 2
     assert index.look_up([key(1)]) != [None]
 
@@ -176,7 +176,7 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     confirmed: list[Entry | None] = []
     for number in range(1, 9):
         put(index, number)
-        # The page was just used, so it is not evicted, whenever the use is recorded.
+        # The page was just used, so it is not evicted, even if its use is not yet in the file.
         confirmed += index.confirm([key(0)])
     assert confirmed == [record] * 8
     told = {used.entry.key: used.age_s for some in index.entries() for used in some}
@@ -304,7 +304,7 @@ def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said
 
 @pytest.fixture
 def full(connect: Connect) -> PageIndex:
-    """An index with entries 0 to 3 in all of its slots."""
+    """An index of four slots, all of them used by entries 0 to 3."""
     index = connect()
     index.provide(4)
     for number in range(4):
@@ -336,7 +336,7 @@ def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reserva
 def test_a_reader_does_not_wait_behind_a_writer_whom_another_process_holds_up(
     full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each use should go into the file at once, but the other process holds the write lock.
+    # Without a delay, each use is written to the file, but another process holds the write lock.
     monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
     with writer_held_up(full, tmp_path / "pages.db"):
         found = [
@@ -419,7 +419,7 @@ def test_an_input_or_output_error_is_one_of_a_full_disk_only_where_the_disk_is_f
 
 
 def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:
-    """SQLite returns "locked" without waiting if two connections change the journal mode."""
+    """A change of the journal mode is retried if SQLite returns "locked" for another writer."""
     path = tmp_path / "full.db"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE there (x)")

@@ -120,7 +120,7 @@ async def test_a_store_with_other_sizes_is_refused_by_name(
         await put(backend, object_name(1), page(1))
     with pytest.raises(ConfigError, match=f"{name} is .* in the store"):
         await again.backend().open()
-    # A process that sets no sizes uses those of the store.
+    # A process that sets no sizes uses the sizes recorded in the store.
     async with using(ThreeFsBackend(store.root, store.make_index())) as backend:
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
@@ -212,7 +212,7 @@ async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buf
         assert buffer == bytearray(page(1))
         buffer[:] = bytes([0xEE]) * len(buffer)
         stand_in.gate.set()
-        # The ring is used again only after its operations in flight have completed.
+        # The ring is used for a new read only after its earlier operations have completed.
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
         assert buffer == bytes([0xEE]) * len(buffer)
 

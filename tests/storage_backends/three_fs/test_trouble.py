@@ -73,7 +73,7 @@ CALLS = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def held_up(folder: Path, method: str, held: str) -> AsyncGenerator[asyncio.Task[list[Any]]]:
-    """Run a call on an index that does not answer in the context; check that later calls succeed."""
+    """Start a call, and let the index hang inside the context; check that later calls succeed."""
     async with watched(small_store(folder)) as (backend, index):
         await put(backend, object_name(1), page(1))
         with index.holding(held):
@@ -195,7 +195,7 @@ def test_a_store_that_is_only_looked_at_says_so_and_stays_as_it_was(
 
     async def fill_up() -> None:
         async with opened(store) as backend:
-            # No read has used the first page, so it is still the oldest.
+            # The read-only store recorded no use of page 0, so this page is the oldest and is evicted.
             await put(backend, object_name(8), page(8))
             assert (await get(backend, object_name(0)))[0] is ReadOutcome.MISSING
 

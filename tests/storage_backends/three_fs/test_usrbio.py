@@ -73,7 +73,7 @@ def block(number: int) -> slice:
 def test_a_wait_returns_at_its_deadline_with_what_there_is(ring: UsrbioRing, fd: int) -> None:
     assert ring.wait(1, time.monotonic() - 1.0) == []
     ring.prepare(block(0), fd, 0, 1)
-    # The operation was not submitted, so no wait may count its completion.
+    # A prepared operation that was not submitted must not be counted as completed.
     assert ring.wait(1, time.monotonic() - 1.0) == []
     ring.submit()
     assert wait_for_all(ring) == {1: BLOCK}

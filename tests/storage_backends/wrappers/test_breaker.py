@@ -115,7 +115,7 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     read: Read, write: Write
 ) -> None:
     store = await a_store()
-    # The answers of a store to requests that it cannot even attempt.
+    # Requests that the store refuses before any I/O, because they are invalid, do not open the breaker.
     store.failing.down = True
     own_fault = [
         (
@@ -127,7 +127,7 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     ]
     assert own_fault == [(FAILED, [WriteOutcome.FAILED], [False])] * 5
     assert store.state() is BreakerState.CLOSED
-    # With one valid key in the call, the failure counts as the store's.
+    # If a failing call contains one valid key, the failure counts as the store's.
     both = [await store.backend.read([read, *reads_of(1)], deadline=a_while()) for _ in range(3)]
     assert both == [FAILED * 2] * 3
     assert store.state() is BreakerState.OPEN

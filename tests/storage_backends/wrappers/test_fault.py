@@ -143,7 +143,7 @@ def test_equal_seeds_inject_the_same_faults_and_other_seeds_other_ones() -> None
 
 
 async def kinds_that_come(backend: StorageBackend) -> set[Fault]:
-    """Make enough calls that each fault that this backend can inject occurs; return their kinds."""
+    """Call a backend often enough that every fault it can inject occurs; return these faults."""
     assert isinstance(backend, FaultBackend)
     await backend.open()
     for number in range(600):

@@ -26,7 +26,7 @@ REQUESTS = mixed_requests()
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine with Lockstep, and stock SGLang's answers on as many ranks."""
+    """An engine with Lockstep, and the answers of stock SGLang on the same number of ranks."""
 
     engine: RunningEngine
     stock: Stock
@@ -37,7 +37,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Generator[Served]:
-    """An engine of one rank, then one of two, each with a file store."""
+    """An engine with a file store, on one rank and then on two."""
     tp: int = request.param
     folder = tmp_path_factory.mktemp(f"lockstep{tp}")
     store = folder / "store"

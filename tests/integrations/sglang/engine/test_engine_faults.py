@@ -18,7 +18,7 @@ SIZES_DIFFER = "Received data size doesn't match expected size"
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A folder with one filled store for each of two ranks."""
+    """A directory with a file store for each of two ranks, filled by one engine run."""
     folder = tmp_path_factory.mktemp("written")
     with lockstep_engine(folder, model, store=f"file://{folder}/{{rank}}") as engine:
         engine.generate(REQUESTS)
@@ -46,9 +46,10 @@ def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
 def test_ranks_that_compute_different_batches_are_named_beside_the_error_of_their_own_collective(
     tmp_path: Path, model: Path
 ) -> None:
-    """With `compare_batches`, ranks are named before they compute; see `test_hooks.py`."""
+    """If ranks compute different batches, the log names each rank's batch, beside SGLang's error."""
     with lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}) as engine:
-        # Rank 1 finds no hit for the second request.
+        # The injected fault hides rank 1's hit for the second request, so its batch differs from rank
+        # 0's.
         with pytest.raises(EngineEndedError):
             engine.generate([LONG, LONG], together=False)
         log = engine.log()

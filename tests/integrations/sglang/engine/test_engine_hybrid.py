@@ -50,10 +50,10 @@ class Kind:
     plugin: str
     requests: list[Request]
     decoding: int
-    """Number of requests that together outgrow the device pools of the tight engine."""
+    """Number of concurrent requests whose KV does not fit into the device pools of the tight engine."""
     arguments: dict[str, Any]
     tight: dict[str, Any]
-    """Settings that leave little room on the device."""
+    """Engine settings that make the device pools small."""
 
 
 KINDS = {
@@ -82,7 +82,7 @@ KINDS = {
             "disable_overlap_schedule": True,
             "chunked_prefill_size": 64,
             "max_mamba_cache_size": 30,
-            # With half as many bits, another division into chunks would give another answer.
+            # In 16 bits, the answer would depend on how a prompt is divided into chunks.
             "environment": {"SGLANG_MAMBA_CONV_DTYPE": "float32"},
         },
         tight={
@@ -129,7 +129,7 @@ def run_stock(folder: Path, model: Path, kind: Kind) -> Stock:
 def tight_engine(
     folder: Path, model: Path, kind: Kind, tp: int, store: Path | None = None, **faults: int
 ) -> RunningEngine:
-    """Return an engine with Lockstep and little room on the device, not started."""
+    """Return an engine, not yet started, with Lockstep and small device pools."""
     return lockstep_engine(
         folder,
         model,
@@ -197,7 +197,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
     left = [(each.state["loading"], each.state["keeping"]) for each in engine.ranks()]
     engine.generate(requests)
     engine.flush()
-    # The cached prompts could be loaded, but the requests are aborted as soon as they are sent.
+    # The requests match cached prompts, but are aborted before any load of these prompts begins.
     engine.generate([Request(tokens=each.tokens, abort_after=0) for each in requests])
     engine.flush()
     answers = engine.generate(requests, together=False)
@@ -246,7 +246,7 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
 def test_what_was_shared_is_written_with_the_window_before_its_end(
     tmp_path: Path, windowed_model: Path
 ) -> None:
-    """Under `write_through_selective`, a backup of a shared prefix ends before the prompt does."""
+    """With `write_through_selective`, a shared prefix is backed up with the window before its end."""
     shared = [*range(2, 194)]
     tails = [Request(tokens=[*shared, *range(at, at + 70)]) for at in range(200, 400, 40)]
     engine = lockstep_engine(

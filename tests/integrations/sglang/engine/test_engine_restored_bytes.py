@@ -42,9 +42,9 @@ def four_on_the_host(rig: Rig) -> list[list[int]]:
 
 
 def left_for_two(rig: Rig, request: Any) -> int:
-    """Return the tokens reserved for others when there is room for two such requests.
+    """Return how many tokens to reserve, so that the pool has room for just two such requests.
 
-    Each request counts with its output tokens and one page that may stay partial.
+    A request needs its prompt and output tokens, and a page more because its last page may be partial.
     """
     tokens: int = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     return rig.size - 2 * (tokens + rig.page_tokens)

@@ -31,7 +31,7 @@ def stateful(ranks: int = 1, **settings: Any) -> Rigs:
 
 
 def computed(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> Any:
-    """Return a request after chunks up to these ends have been computed."""
+    """Admit a request and compute it in chunks that end at `ends`; return the request."""
     request = rig.admitted(rig.request(tokens))
     for end in ends:
         rig.extend(request, end)
@@ -121,7 +121,7 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
 
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
-    """SGLang raises if no slot is free, although the pool covers each request and its copies."""
+    """Slots held by copies are freed before SGLang finds no free slot, because it would raise."""
     with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle
@@ -172,7 +172,7 @@ def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRi
 def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
     rig: StatefulRig,
 ) -> None:
-    """HiCache's load starts at once, so HiCache reports no branching point; a waiting load needs it."""
+    """SGLang learns the branching point of a request that waits for a load; HiCache reports none."""
     tokens = [*range(1, 25)]
     rig.serve(tokens[:16])
     rig.insert([*tokens[:16], *rig.pages(500, 2)])

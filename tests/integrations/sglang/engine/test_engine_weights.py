@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 PROMPT = Request(tokens=range(3, 211), output_tokens=4)
 KEPT = 192
-"""Tokens of the prompt that can be a hit: whole pages, and less than the whole prompt."""
+"""Tokens of the prompt that a hit can cover: whole pages, without the prompt's last token."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def engine(tmp_path: Path, model: Path) -> Generator[RunningEngine]:
 
 
 def answer(engine: RunningEngine) -> Answer:
-    """Answer the prompt with an empty device cache."""
+    """Flush the device cache and answer the prompt."""
     engine.flush()
     return engine.generate([PROMPT])[0]
 
@@ -54,7 +54,7 @@ def test_what_half_of_the_new_weights_have_computed_is_never_found(
     assert differences([trained] * 2, [whole, again], tolerance=TOLERANCE) == []
     assert (whole.cached_tokens, again.cached_tokens) == (0, KEPT)
 
-    # The same version in another session: a hit must be KV of complete weights.
+    # A second update session sends the same weights and version: only KV of complete weights may hit.
     assert engine.update_weights(model)[0]
     engine.ask("begin_update")
     send(engine, other_model)

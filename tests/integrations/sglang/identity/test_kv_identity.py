@@ -49,7 +49,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """If operational settings were in the key, a restart or another TP size would find no pages."""
+    """Operational settings are not in the key, so a restart or another TP size finds the pages."""
     engines = [
         engine(),
         engine(parallel__tp_size=1, parallel__nccl_port=1),
@@ -114,7 +114,7 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
 
 
 def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
-    """The draft model's layers may keep KV next to the model's."""
+    """A draft model's weights are in the key, because its layers may store KV in the same page."""
     engines = [engine(model__model_path=str(weights))] + [
         engine(
             model__model_path=str(weights),

@@ -1,4 +1,4 @@
-"""Slots of SGLang's pools map to Lockstep's pages, and go to the tree or are freed as allocated."""
+"""SGLang's token slots as Lockstep's pages: their numbers, reservations, and which are freed."""
 
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from lockstep.ranks.protocol.orders import KV_POOL
@@ -9,7 +9,7 @@ PAGE = 4
 
 
 def no_room(tokens: int, window_tokens: int, states: int) -> None:
-    """Evict nothing."""
+    """Evict nothing, so a reservation without enough free slots fails."""
 
 
 def windowed(full_pages: int = 8, window_pages: int = 8) -> tuple[WindowedAllocator, WindowSlots]:

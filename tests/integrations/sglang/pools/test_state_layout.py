@@ -1,4 +1,4 @@
-"""SGLang's pool of recurrent states as columns: shared by all TP sizes if possible, else of one."""
+"""SGLang's recurrent states as columns: readable by groups of any TP size, or only of the same one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -91,7 +91,7 @@ def test_what_is_not_said_to_be_divided_belongs_to_one_tp_size(tp: int) -> None:
 
 
 def test_with_more_ranks_than_heads_a_state_belongs_to_one_tp_size() -> None:
-    """SGLang copies heads to each rank that needs them."""
+    """With more ranks than heads, only groups of one TP size share states: SGLang duplicates heads."""
     of_a_rank = pool(10, 2, conv_shard_groups=[8, 8, 16])
 
     assert set(described(of_a_rank, 4)) == {"conv0 of a rank in 4", "temporal of a rank in 4"}

@@ -1,4 +1,4 @@
-"""A slot of a recurrent state moves with the token slots that it covers, or without tokens."""
+"""Slots of recurrent states: reserved, moved and freed together with the token slots they cover."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,7 @@ def no_room(tokens: int, window_tokens: int, states: int) -> None:
 
 
 def tracked(**kv: Any) -> tuple[int, int | None]:
-    """Return a request's tracked state: the number of tokens it covers, and its slot."""
+    """Return the number of tokens that a request's tracked state covers, and the state's slot."""
     row = Row(mamba_ping_pong_track_buffer=TRACKED, mamba_pool_idx=torch.tensor(9), **kv)
     count, slot = stateful(Rows(enable_mamba_extra_buffer=True))[1].computed(Sent(kv=row))
     return count, None if slot is None else int(slot)
@@ -70,7 +70,7 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> 
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
-    # The tree already has a state for these tokens and takes only the tokens.
+    # The tree already has a state for these tokens, so it takes the token slots but not the state slot.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
     slots.free_state(reserved)
@@ -118,10 +118,12 @@ def test_a_request_s_own_state_stands_for_all_that_it_has_computed() -> None:
     ("last", "before", "found"),
     [
         (8, 4, (8, 22)),
-        # The request has computed more tokens than are committed.
+        # More tokens are computed than committed, so the last state may cover tokens that are
+        # discarded.
         (12, 8, (8, 21)),
         (12, 4, (4, 21)),
-        # No state is tracked, or none at a length that a key can name.
+        # No state is tracked, or the tracked state does not end at a whole page, so no page key can
+        # name it.
         (None, None, (0, None)),
         (12, None, (0, None)),
         (16, 12, (0, None)),

@@ -48,7 +48,7 @@ def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bflo
 def described(
     kv_caches: dict[str, torch.Tensor], spec: FullAttentionSpec | None = None, *backends: str
 ) -> EngineLayout:
-    """Describe layers with the named backends; the last name applies to all further layers."""
+    """Return the layout of layers with the named backends; remaining layers have the last backend."""
     alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
     layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}
@@ -58,7 +58,7 @@ def described(
 def test_a_page_is_a_block_with_keys_and_values_apart_and_its_heads_are_those_of_all_ranks() -> (
     None
 ):
-    """The layout equals SGLang's, so that each engine reads pages that the other wrote."""
+    """A page has keys and values separate, as under SGLang, so each engine reads the other's pages."""
     layout = described(tensors()).layout
 
     assert layout == PageLayout(

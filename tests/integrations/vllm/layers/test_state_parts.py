@@ -18,7 +18,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 INPUTS = [drawn(2, size, ROWS) for size in (KEYS, KEYS, VALUES)]
-"""Two blocks of the whole model: queries, keys and values, each [blocks, channels, inputs]."""
+"""The convolution's inputs of the whole model in two blocks: for queries, for keys, and for values."""
 RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 
@@ -31,7 +31,7 @@ def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]
         mamba_type=Mixer.GDN_ATTN, shapes=(tuple(inputs.shape[1:]), tuple(recurrence.shape[1:]))
     )
     content = torch.cat([inputs.flatten(1), recurrence.flatten(1)], 1).view(torch.int8)
-    # Blocks are longer than their content.
+    # Like vLLM's, these blocks have padding after their content.
     block = torch.zeros(2, content.shape[1] + 64, dtype=torch.int8)
     block[:, : content.shape[1]] = content
     view = block[:, : content.shape[1]].view(2, 1, 1, -1)

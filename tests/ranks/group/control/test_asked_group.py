@@ -184,7 +184,7 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(
 
     with pytest.raises(UsageError, match="there is a pin 'p' already"):
         group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
-    # The refusal is logged, too, because a queued request may outlive its client.
+    # The refusal is also logged, because the client of a queued request may be gone by then.
     assert "pin is refused: there is a pin 'p' already" in caplog.text
     with pytest.raises(UsageError, match="ttl_s is 0"):
         group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)
@@ -204,7 +204,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path
 
 
 def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path: Path) -> None:
-    """The socket is gone after the close, so a new client fails at once instead of waiting."""
+    """After the close, waiting clients get an error, and new ones fail at once: the socket is gone."""
     control = socket_in(tmp_path)
     group = InProcessGroup(1)
     cache = Cache.open(config_with(control), group.member(0))
@@ -224,7 +224,7 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
 
 
 def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
-    """Open a group whose config must be refused; return the refusal."""
+    """Open a group with this config, which must be refused; return the error's text."""
     with pytest.raises(ConfigError) as refused:
         AskedGroup(config_of(folder))
     return [str(refused.value)]

@@ -78,7 +78,7 @@ def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
     others: list[Future[ControlPort]] = []
 
     def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
-        """Let the other group start right after the first has found no listener at the path."""
+        """Start a second group just after the first found no listener, and before it binds."""
         monkeypatch.setattr("lockstep.ranks.group.control.port.connected", connected)
         others.append(pool.submit(ControlPort, path))
         with suppress(TimeoutError):
@@ -134,7 +134,7 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> 
 
 
 def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the folder belong to neither this user nor root, the only trusted owners."""
+    """Give the folder a foreign owner: only folders of this user or of root are trusted."""
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 4711)
     else:
@@ -217,7 +217,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_without_end(path: Path) 
 
 
 def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes) -> None:
-    """Send the same bytes repeatedly until the client has its result or has closed the connection."""
+    """Send the same bytes repeatedly until the client returns or closes the connection."""
     with suppress(OSError):
         while not asking.done():
             connection.sendall(piece)
@@ -227,7 +227,7 @@ def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes
 def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
 ) -> None:
-    """The client limits the answer by its deadline and by a maximum of bytes."""
+    """A client stops reading an endless answer at its deadline or at a maximum of bytes."""
     monkeypatch.setattr("lockstep.ranks.group.control.client.ANSWER_BYTES_MAX", 1 << 20)
     with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
         server.bind(str(path))

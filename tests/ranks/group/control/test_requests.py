@@ -94,7 +94,7 @@ class ForgingStore(MemoryStore):
 
 
 class Asked:
-    """Ranks run in turn; a thread sends control requests to the first rank."""
+    """Ranks that take steps in turn, while a thread sends control requests to the first rank."""
 
     def __init__(self, *, idle_s: float = 60.0) -> None:
         self.ranks = RanksInTurn(2, logs=True)

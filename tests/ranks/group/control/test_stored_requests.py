@@ -1,4 +1,4 @@
-"""Control requests in the ranks' common store: rank 0 writes; others read the numbers they learn."""
+"""Control requests stored in the ranks' common store: rank 0 writes them, and other ranks read them."""
 
 import threading
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
 
 
 def test_a_store_that_does_not_answer_holds_nobody() -> None:
-    """Rule R10: the engine's thread calls `learn`, so it must not block."""
+    """Rule R10: `learn` does not block on a store that hangs, because the engine's thread calls it."""
     store = Store()
     first, other = StoredRequests(store, KEY), StoredRequests(store, KEY)
     store.answers.clear()
@@ -120,7 +120,7 @@ def test_what_is_in_the_store_cannot_be_read_and_is_gone_with_the_group() -> Non
 
 
 def test_a_store_that_does_not_answer_does_not_keep_a_group_from_ending() -> None:
-    """Rule R10: the deletion of the last request must not delay the close."""
+    """Rule R10: a close does not wait for a store that hangs while it deletes the last request."""
     store = Store()
     requests = StoredRequests(store, KEY, again_s=0.0)
     requests.submit(b"a")
@@ -193,7 +193,7 @@ def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
 def test_a_process_that_can_start_no_thread_reads_later_and_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Threads cannot start at interpreter shutdown or at the process's thread limit."""
+    """A process that can start no thread, as at shutdown, reads requests later and still closes."""
     store = Store()
     first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
     first.submit(b"a")

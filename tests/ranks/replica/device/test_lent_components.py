@@ -71,12 +71,12 @@ def brought(ranks: HostRanksInTurn) -> dict[str, list[int]]:
 
 
 def known(ranks: HostRanksInTurn) -> None:
-    """Make the request known to the cache, with nothing of it in host memory."""
+    """Match the prompt, so that the cache knows the request; host memory has no page of it."""
     assert ranks.every(lambda cache: cache.match_host("r", PROMPT)) == 0
 
 
 def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
-    """Found by simulation: the host pins stayed, because the lock handles were dropped."""
+    """A resume unpins the saved host pages; found by simulation, lost lock handles kept the pins."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, PROMPT, [0, 1, 2, 3, 4, 5])
@@ -93,7 +93,7 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
 
 
 def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
-    """Found by simulation: the engine reused pages that a failed backup was still reading."""
+    """A request is saved only when no earlier copy reads its pages, not even a failed backup."""
     ranks = hybrid()
     back_up(ranks, "r", PROMPT[:8], [0, 1])
     backup = ranks.take_operation(CopyToHost)
@@ -112,7 +112,7 @@ def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
 
 
 def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> None:
-    """Found by simulation: the state was LOADING until the failed copy had stopped reading."""
+    """A failed retract is reported as SAVING, not LOADING, until its copy has stopped reading."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
@@ -142,7 +142,7 @@ WRONG: dict[str, Callable[[HostCache], object]] = {
 def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
     wrong: Callable[[HostCache], object],
 ) -> None:
-    """Found by simulation: a backup raised an internal error, and a load was accepted."""
+    """A retracted request accepts no backup and no load before it is resumed."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, PROMPT, range(6))
@@ -153,7 +153,7 @@ def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
 
 
 def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
-    """Found by simulation: one run of tokens held both the window's pages and the missing ones."""
+    """A request whose window has left pages behind can be retracted and resumed."""
     ranks = hybrid()
     known(ranks)
 
@@ -166,7 +166,7 @@ def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
 
 
 def test_a_begun_page_needs_less_of_the_window_than_a_match_does() -> None:
-    """Found by simulation: the retract was refused, and so was a resume without that window page."""
+    """A partial last page needs fewer window pages for a retract and resume than a match would."""
     ranks = hybrid()
     known(ranks)
 
@@ -235,7 +235,7 @@ def test_a_request_whose_backup_has_failed_is_lost_when_it_is_resumed() -> None:
 
 
 def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
-    """Found by simulation: the run was split after it was counted, so its first half was left out."""
+    """A backup copies a whole run of pages, even if the window's first page splits the run."""
     ranks = hybrid()
 
     back_up(ranks, "r", PROMPT, [*GONE * 4, 8, 9])
@@ -245,12 +245,12 @@ def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
 
 
 def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
-    """Found by simulation: the retained part of a window was counted as evictable room."""
+    """A backup counts the window pages that it keeps as kept, even if they are part of a longer run."""
     ranks = hybrid(window_pages=3, window_host_pages=3)
     prefix, other, longer = PROMPT[:20], [99] * PAGE_TOKENS, [*PROMPT, 1, 2, 3, 4]
     back_up(ranks, "first", prefix, range(5))
     ranks.settle()
-    # A hit in the middle splits the run, so the other prefix evicts no more of it than it needs.
+    # A match in the middle splits the run, so that a later eviction takes only the pages it needs.
     ranks.every(lambda cache: cache.match_host("second", prefix, device_tokens=12))
     ranks.every(lambda c: c.load("second", prefix, lent(2, window=[0, 1]), device_tokens=12))
     begin(ranks)
@@ -267,7 +267,7 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
 
 
 def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_found_too() -> None:
-    """The model has only a window: a state would exist only at the end and allow no shorter match."""
+    """All lent window pages are backed up, so that shorter prefixes match, too (window-only model)."""
     window = SlidingWindow(
         window_tokens=2 * PAGE_TOKENS, layout=LAYOUT, device_pages=0, host_pages=16
     )
@@ -287,7 +287,7 @@ def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_f
 
 
 def window_sources(ranks: HostRanksInTurn) -> set[int]:
-    """Return the window pages that the copies in flight read; let these copies finish."""
+    """Return the window pages read by the copies in flight, after letting these copies finish."""
     orders = ranks.executors[0].given(CopyToHost)
     transfers = [each for order in orders for each in order.transfers if each.pool == "window"]
     ranks.settle()
@@ -356,17 +356,17 @@ def after_a_fence(ranks: HostRanksInTurn) -> None:
     [
         (after_a_load, set[int]()),
         (after_two_loads, set[int]()),
-        # The request has computed the pages that the second load did not fill.
+        # Pages that the failed second load left unfilled were computed by the request.
         (after_a_load_that_failed_behind_another, {3, 4, 5}),
         (after_a_resume, set[int]()),
-        # The request has recomputed everything.
+        # After the fence, the request has recomputed all its pages.
         (after_a_fence, {0, 1, 2, 3}),
     ],
 )
 def test_what_a_load_has_left_unfilled_of_a_lent_window_is_never_backed_up(
     before: Callable[[HostRanksInTurn], None], copied: set[int]
 ) -> None:
-    """Regression: a backup wrote unfilled pages under valid keys, and other requests read them."""
+    """Regression: window pages left unfilled by a load were backed up, and other requests read them."""
     ranks = hybrid()
     before(ranks)
 

@@ -29,7 +29,7 @@ STATE = PageLayout(
 )
 POOLS = (KV_POOL, "window", "state")
 TOKENS = np.arange(19, dtype=np.int32)
-"""Four pages, and three tokens of a fifth."""
+"""Tokens of four whole pages, and three tokens of a fifth."""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cach
     settle(cache)
 
     assert cache.load_state("a") is LoadState.READY
-    # Compare only the pages that the request filled; newly reserved pages follow them.
+    # Compare only the pages filled before the retract; newly reserved pages follow them.
     pairs = zip(before, contents(cache, "a"), strict=True)
     assert all(torch.equal(was, now[:, : was.shape[1]]) for was, now in pairs)
     cache.inspection.check()
@@ -144,7 +144,7 @@ def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:
 
 
 def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None:
-    """Restored state is verified by content, and recomputed if it has changed."""
+    """A resume verifies the saved bytes, and fails if they have changed."""
     compute(cache, "a", TOKENS)
     cache.retract("a", TOKENS)
     settle(cache)
@@ -175,7 +175,7 @@ def test_only_a_retracted_request_can_be_resumed(cache: Cache) -> None:
 
 
 def test_a_request_that_has_computed_nothing_can_be_retracted_and_resumed(cache: Cache) -> None:
-    """Found by simulation: the load back pinned the root of an otherwise empty tree."""
+    """A request without tokens can be retracted and resumed, and leaves no pin on the empty tree."""
     cache.load_back("a", [], reserve_tokens=8)
     assert cache.retract("a", [])
     settle(cache)

@@ -23,7 +23,7 @@ def replica() -> Replica:
 
 
 def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> None:
-    """Found by simulation: the request was registered before its pages were validated."""
+    """A refused backup registers no request, because its pages are validated first."""
     with pytest.raises(UsageError, match="lends 3 device pages for 4 pages of tokens"):
         replica.back_up("r", "", TOKENS, [page_run(range(3))])
 
@@ -31,7 +31,7 @@ def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> N
 
 
 def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> None:
-    """Found by simulation: the prefetch was ended before the load was validated."""
+    """A refused load does not end the request's prefetch, because the load is validated first."""
     started, _ = replica.prefetch("r", "", TOKENS)
     assert started
     before = replica.digest
@@ -44,7 +44,7 @@ def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> N
 
 
 def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Replica) -> None:
-    """Found by simulation: the prefetch's anchor root no longer existed."""
+    """A fence ends a prefetch whose anchor was dropped by a reset."""
     replica.prefetch("r", "", TOKENS)
     replica.back_up("r", "", b"", [page_run()])
     replica.reset()

@@ -22,7 +22,7 @@ def prompt(number: int) -> list[int]:
 
 
 def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
-    """Let a request's backup hang on rank 1; the caller's next step applies this."""
+    """Let a backup hang on rank 1; the quarantine takes effect in the caller's next step."""
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
@@ -36,7 +36,7 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
 
 
 def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
-    """Let a copy fail and its I/O outlive the deadline on all ranks; the next step applies this."""
+    """Let a copy fail and exceed its quiesce deadline on all ranks; the next step applies this."""
     ranks.report(TransferEnded(copy, ok=False))
     ranks.step()
     ranks.report(QuiesceExpired(copy))
@@ -115,7 +115,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
-    """The hanging load keeps one device page; the pages above it can still be evicted."""
+    """A hanging load back keeps one device page; the prefix that it pins can still be evicted."""
     ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
     long = list(range(12 * PAGE_TOKENS))
     ranks.compute("a", long)
@@ -134,7 +134,7 @@ def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_
 
 
 def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
-    """The engine cannot reuse pages lent to hanging backups; no pool of the replica counts them."""
+    """Hanging backups may keep at most half of the engine's pages; then the epoch ends."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
     words = [hang_lent(ranks, number) for number in range(2)]
 
@@ -143,7 +143,7 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 
 
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
-    """A request with a hanging retract continues: an engine that waited for it would wait forever."""
+    """A request whose retract hangs goes on as failed, because the engine would wait for it forever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
     ranks.every(lambda cache: cache.match_host("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
@@ -181,7 +181,7 @@ def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
 
 
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
-    """A hanging write of one page pins the whole prefix above it in host memory."""
+    """A hanging store is detached before the prefixes that its writes pin fill host memory."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
     for number in range(3):
         shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))

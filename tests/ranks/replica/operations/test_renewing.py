@@ -95,7 +95,7 @@ def test_pages_count_as_seen_when_those_were_that_they_continue() -> None:
     puts(ranks, "b", LONGER)
     write_others(ranks, 1, first=100)
 
-    # Later turns of a chat must not postpone the renewal of its first pages.
+    # The prompt's first pages are written again, although later turns of the chat were just stored.
     assert pages_of(puts(ranks, "c", LONGER)) == 5
 
 

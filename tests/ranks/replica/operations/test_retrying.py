@@ -66,7 +66,7 @@ def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
 
 
 def test_a_write_that_failed_is_tried_again_after_a_pause_though_nobody_asks() -> None:
-    """Mooncake#3331, #2997: keys that were rejected once were never written."""
+    """Regression (Mooncake#3331, #2997): a key that a store rejected once was never written again."""
     ranks = RanksInTurn()
     ranks.publish("a", prompt_of(1, 3))
     fail_writes(ranks)
@@ -129,7 +129,7 @@ def test_all_that_is_put_off_is_tried_at_once_where_somebody_asks() -> None:
 
 
 def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
-    """sglang#39444: the host had room milliseconds after the backup was refused."""
+    """Regression (sglang#39444): a refused backup was dropped; the host had room milliseconds later."""
     ranks = RanksInTurn(host_pages=4, device_pages=64)
     ranks.publish("a", prompt_of(1, 3))
     ranks.publish("b", prompt_of(2, 3))
@@ -141,7 +141,7 @@ def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
 
 
 def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
-    """sglang#28614: the start of the prompt was pinned by the rest, so it could not be evicted."""
+    """Regression (sglang#28614): a long prompt's start was pinned by its rest and never evicted."""
     ranks = with_a_window(host_pages=4)
     ranks.publish("a", prompt_of(1, 11))
 
@@ -150,7 +150,7 @@ def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
 
 
 def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
-    """Regression: the node was not split, so a prompt larger than host memory was not written whole."""
+    """A window larger than its host pool is written in parts, because its node is split."""
     ranks = with_a_window(span_pages=4, host_pages=6, window_pages=5)
     ranks.publish("a", prompt_of(1, 7))
 
@@ -159,7 +159,7 @@ def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
 
 
 def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
-    """Regression: each retry renewed the pages stored so far, so the rest was never written."""
+    """Regression: each retry wrote the stored pages again, so a slow store never got the rest."""
     ranks = RanksInTurn(host_pages=8, device_pages=64)
     ranks.publish("a", prompt_of(1, 60))
     keys: list[bytes] = []
@@ -173,7 +173,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
 
 
 def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_store() -> None:
-    """Regression: nodes without pages leave the tree, so the record of their writes was lost."""
+    """Regression: a prompt larger than host memory forgot which of its pages were already written."""
     ranks = HostRanksInTurn(host_pages=8)
     tokens, pages = prompt_of(1, 60), {KV_POOL: range(60)}
     ranks.every(lambda cache: cache.match_host("a", tokens))
@@ -219,7 +219,7 @@ def test_pages_that_leave_memory_unwritten_are_counted() -> None:
 def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
     pages: int, more: int
 ) -> None:
-    """vllm#57610: no match was found for a repeated prompt, or one with a different ending."""
+    """Regression (vllm#57610): too few window pages were written to match a different ending."""
     ranks = with_a_window()
     ranks.publish("a", prompt_of(1, pages) + [7] * more)
 
@@ -256,7 +256,7 @@ def test_of_a_window_matches_at_the_ends_of_earlier_turns_are_written_under_writ
 
 
 def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store() -> None:
-    """Regression: backups of two ends of one path evicted each other forever."""
+    """Regression: two prompts that end on one path evicted each other's window backups forever."""
     ranks = with_a_window(span_pages=3, window_pages=4, store=False)
     for number, (end, steps) in enumerate([(6, 2), (9, 0), (6, 2), (4, 0), (10, 1), (9, 2)]):
         ranks.publish(f"r{number}", prompt_of(1, end))
@@ -276,7 +276,7 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
 def test_a_retry_for_one_end_of_a_path_leaves_no_other_end_unwritten(
     span_pages: int, window_pages: int, ends: tuple[int, int]
 ) -> None:
-    """Regression: the retry used the room of the extra page that another end's match needs."""
+    """A retry for one prompt leaves host room for the window page that another's match needs."""
     ranks = with_a_window(span_pages=span_pages, window_pages=window_pages)
     first, second = ends
     ranks.publish("a", prompt_of(1, first))

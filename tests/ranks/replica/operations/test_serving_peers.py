@@ -14,7 +14,7 @@ PROMPT = list(range(6 * PAGE_TOKENS))
 
 
 def serving(window_host_pages: int = 10) -> RanksInTurn:
-    """Return ranks that computed and backed up a prompt page by page, with a window and states."""
+    """Return two ranks that have backed up a prompt with a window, and with a state at every page."""
     window = window_of(2, device_pages=40, host_pages=window_host_pages)
     state = Recurrent(checkpoint_tokens=PAGE_TOKENS, layout=STATE, device_pages=20, host_pages=20)
     ranks = RanksInTurn(2, store=False, components=(window, state), peers=Peers())
@@ -32,7 +32,7 @@ def compute(ranks: RanksInTurn, name: str, tokens: list[int]) -> None:
 
 
 def serve(ranks: RanksInTurn, pages: int) -> int:
-    """Serve the first pages with the window and state of a match there; return the number served."""
+    """Serve a prefix of the prompt for 60 s, with its window and state; return the pages served."""
     tokens = PROMPT[: pages * PAGE_TOKENS]
     served = ranks.every(lambda cache: cache.serve("served", tokens, ttl_s=60))
     return served // PAGE_TOKENS
@@ -65,7 +65,7 @@ def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("ends", [(6, 3), (3, 6), (2, 5, 3), (6, 4, 1)], ids=str)
 def test_no_served_page_is_written_however_many_ends_are_served(ends: tuple[int, ...]) -> None:
-    """Regression: only the farthest end was pinned, so window pages of the others were overwritten."""
+    """Regression: serving several prefixes of a prompt pinned only the longest one's window pages."""
     ranks = serving()
     answers = tuple(serve(ranks, end) for end in ends)
     served = served_pages(ranks)

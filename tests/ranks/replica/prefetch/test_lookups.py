@@ -1,4 +1,4 @@
-"""The reads of a prefetch when host memory has less room than the agreed length."""
+"""Prefetches that read only as many pages as host memory has room for."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ PAGES = 24
 
 
 def replica_with_room(window: int, host_pages: int, slots: int) -> Replica:
-    """Return the replica of a model with a window and a state, with limited host pages for both."""
+    """Return a replica with limited host pages for a window and limited host slots for a state."""
     components = tuple(
         ComponentSettings(kind=kind, pool=kind, device_pages=4, host_pages=pages, every_pages=every)
         for kind, pages, every in (

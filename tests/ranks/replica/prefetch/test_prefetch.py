@@ -23,7 +23,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn, prompt
 
 
 def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make rank 1 vote for a goal of each prefetch that is one page shorter."""
+    """Make rank 1 vote for a prefetch goal one page shorter than that of rank 0."""
     vote = OperationTable.vote
     others = ranks.caches[1]._replica.operation_table  # pyright: ignore[reportPrivateUsage]
 
@@ -40,7 +40,7 @@ def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyP
 def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Invariant 10: the digests differ before any page lands, although both read the same pages."""
+    """Invariant 10: if ranks chose different lengths to restore, their digests differ at once."""
     ranks = RanksInTurn(2)
     let_the_second_vote_for_less(ranks, monkeypatch)
     assert ranks.every(lambda cache: cache.prefetch("7", prompt(4)))
@@ -109,7 +109,7 @@ def test_pages_computed_meanwhile_are_kept_and_the_prefetched_copies_given_back(
 
 
 def test_one_store_that_is_never_quiet_does_not_keep_the_pages_of_others() -> None:
-    """Rule R10, found by simulation: quarantined operations could end only in order of entry."""
+    """Rule R10: a quarantined operation can end before one that was quarantined earlier."""
     ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=64))
     hung, slow = Started(ranks, "hung"), Started(ranks, "slow")
     for each in (hung, slow):

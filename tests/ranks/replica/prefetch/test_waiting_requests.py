@@ -8,7 +8,7 @@ OLD, NEW, OTHER, LAST = (list(range(at, at + PAGES * PAGE_TOKENS)) for at in ran
 
 
 def full_of_two_prompts(*, store: bool = True) -> HostRanksInTurn:
-    """Return ranks whose host memory is full with the old prompt and the new one."""
+    """Return ranks whose host memory is full with two prompts, `OLD` and `NEW`."""
     ranks = HostRanksInTurn(host_pages=2 * PAGES, store=store)
     for tokens in (OLD, NEW):
         back_up(ranks, tokens)

@@ -42,7 +42,7 @@ def serve(
 
 
 def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
-    """Retry the admission of a request; pages that must leave are copied between two tries."""
+    """Try to admit a request of `pages` pages; between tries, let write-back copies complete."""
     for _ in range(tries):
         answer = ranks.every(
             lambda cache: cache.load_back(name, [], reserve_tokens=pages * PAGE_TOKENS)
@@ -67,7 +67,7 @@ def host_pages(ranks: RanksInTurn) -> int:
     [(Eviction.LRU, 1), (Eviction.LFU, 2), (Eviction.SLRU, 2), (Eviction.PRIORITY, 3)],
 )
 def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, leaves: int) -> None:
-    """Prompt 1 has a hit but is least recent, prompt 2 has high priority, prompt 3 is newest."""
+    """Prompt 1 had a hit but is oldest, prompt 2 has the highest priority, and prompt 3 is newest."""
     ranks = RanksInTurn(2, device_pages=7, host_pages=0, store=False, eviction=eviction)
     serve(ranks, "a", prompt(1), priority=1)
     serve(ranks, "a again", prompt(1), priority=1)
@@ -84,7 +84,7 @@ def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, l
 def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy(
     write_policy: WritePolicy,
 ) -> None:
-    """Regression: under write-back, a pin kept an idle group's device pages until it expired."""
+    """Regression: under write-back, a pinned prompt kept its device pages until the pin expired."""
     ranks = RanksInTurn(2, device_pages=4, host_pages=4, store=False, write_policy=write_policy)
     tokens = prompt(1)
     ranks.every(lambda cache: cache.load_back("a", tokens[:-1], reserve_tokens=len(tokens)))
@@ -144,9 +144,9 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
 
 
 def half_saved_to_leave() -> RanksInTurn:
-    """Return a rank with a run of pages copied to meet a quota, whose end stays on the device.
+    """Return a rank that copied a run's start to meet a quota, while the run's end stays on the device.
 
-    The run was split during the copy. By the end of the copy, the namespace is within its quota.
+    The run was split during the copy, and the namespace is within its quota when the copy ends.
     """
     limits = (NamespaceLimit(namespace="small", device_pages=5),)
     ranks = RanksInTurn(
@@ -186,7 +186,7 @@ def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
 
 
 def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
-    """A copied run stays while its child is on the device, and the quota still holds."""
+    """Copied pages stay on the device if pages that continue them are there, and the quota is met."""
     ranks = half_saved_to_leave()
 
     ranks.step()
@@ -208,7 +208,7 @@ def test_a_run_of_which_a_part_was_saved_to_leave_is_one_again_when_it_is_used()
 def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
     write_policy: WritePolicy,
 ) -> None:
-    """A run that exceeds its quota by a page is split, not evicted whole."""
+    """A run longer than its quota is split, so that only the surplus pages are evicted."""
     limits = (NamespaceLimit(namespace="small", device_pages=5, host_pages=3),)
     ranks = RanksInTurn(2, store=False, limits=limits, write_policy=write_policy)
     tokens = prompt(1, pages=6)
@@ -329,7 +329,7 @@ def test_a_policy_of_another_package_is_chosen_by_its_name(newest_first: str) ->
 
 @pytest.mark.parametrize("host", [1, 4, 8])
 def test_write_back_ends_where_host_memory_is_smaller_than_what_has_to_leave(host: int) -> None:
-    """Regression: copies of pages to be evicted evicted each other forever."""
+    """Regression: with too little host memory, write-back copies evicted each other forever."""
     ranks = RanksInTurn(
         2, store=False, device_pages=16, host_pages=host, write_policy=WritePolicy.WRITE_BACK
     )

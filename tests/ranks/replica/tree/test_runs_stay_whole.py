@@ -30,13 +30,13 @@ def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -
 
     decode(ranks, 12)
 
-    # The request's lock starts at the first page and ends at the last, so it splits nothing.
+    # The request locks the whole run, so its lock splits no node.
     assert nodes(ranks) == 1
 
 
 @pytest.mark.parametrize("store", [False, True])
 def test_each_state_that_is_kept_divides_the_run_once(store: bool) -> None:
-    """A state in the store says nothing about the pages above it, so they stay one node."""
+    """A state splits a run into nodes only on the device and host, not if it is only in the store."""
     layout = PageLayout(page_tokens=1, columns=(Column(name="s", layers=1, heads=1, elements=1),))
     state = Recurrent(
         checkpoint_tokens=4 * PAGE_TOKENS, layout=layout, device_pages=8, host_pages=8
@@ -68,7 +68,7 @@ def test_when_it_was_saved_to_leave_divides_no_run_once_it_was_used_again() -> N
 
 
 def make_room(ranks: RanksInTurn, pages: int) -> None:
-    """Evict so many pages from the device; they must be saved first."""
+    """Evict `pages` pages from the device, after write-back has copied them to the host."""
 
     def admit() -> Admission | Wait:
         tokens = pages * PAGE_TOKENS
@@ -119,7 +119,7 @@ def test_another_child_and_the_end_of_a_lock_divide_a_run_until_they_are_gone() 
 
 
 def test_what_was_used_at_another_time_stays_apart_and_so_leaves_on_its_own() -> None:
-    """The unused end of a prompt must not be kept by its more recently used beginning."""
+    """Runs used at different times are separate nodes, so that the older end is evicted first."""
     ranks = RanksInTurn(2, host_pages=0, store=False)
     decode(ranks, 4)
     ranks.every(lambda cache: cache.release("r"))
@@ -144,7 +144,7 @@ def test_the_pages_of_a_run_that_grew_are_its_pages_in_their_order() -> None:
 
 
 def lending(pages: int) -> HostRanksInTurn:
-    """Return a rank to whose cache the engine has lent so many pages of a request, one by one."""
+    """Return a rank to which the engine lent and backed up `pages` pages of a request, one by one."""
     ranks = HostRanksInTurn(1, host_pages=2 * pages, store=False)
     tokens, lent = np.arange(pages * PAGE_TOKENS, dtype=np.int32), np.arange(pages, dtype=np.int32)
     for page in range(1, pages + 1):
@@ -180,7 +180,7 @@ def test_the_last_page_of_a_long_request_is_inserted_in_as_many_calls(policy: Wr
 
 @pytest.mark.parametrize("count", ["begins", "ends"])
 def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
-    """A wrong count of lock ends splits neighbours forever, or merges nodes across a lock's end."""
+    """`check()` finds a wrong count of lock ends, which would split or merge nodes wrongly."""
     ranks = RanksInTurn(1, host_pages=0, store=False)
     decode(ranks, 2)
     (node,) = ranks.caches[0].inspection.prefixes.tree.nodes()

@@ -14,10 +14,10 @@ from tests.kit.left_behind import nothing_left_behind
 if TYPE_CHECKING:
     from tests.kit.launch.in_process import Run
 
-# One cluster for all modules, because its start takes seconds.
+# Start one Ray cluster for all test modules, because its start takes seconds.
 __all__ = ["two_nodes"]
 
-# The same examples on every run, without a deadline, because a shared machine may stall.
+# Hypothesis draws the same examples in every run, and has no deadline, because the machine may stall.
 settings.register_profile("lockstep", derandomize=True, deadline=None)
 settings.load_profile("lockstep")
 
@@ -40,7 +40,7 @@ def _nothing_left_behind() -> Generator[None]:
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> "Iterator[Run]":
     """Run the `lockstep` command in this process."""
-    # Imported here because most tests need no command, and some run without torch.
+    # Import the command only here, because most tests do not need it, and some run without torch.
     from tests.kit.launch.in_process import run_lockstep
 
     yield from run_lockstep(monkeypatch, capfd)

@@ -47,7 +47,7 @@ def test_that_needs_no_gpu(): ...
 
 
 def finding_first(folder: Path, **modules: str) -> dict[str, str]:
-    """Return an environment in which these modules precede all others on Python's path."""
+    """Return an environment in which these fake modules precede all others on Python's path."""
     for name, source in modules.items():
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
     return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kit.source_tree import Module, absolute_names, matches, neighbours, read_library
 
-# Modules whose results can differ between ranks, or that can load such modules.
+# Modules whose results can differ between ranks, and modules that can load such modules.
 IMPURE = (
     "_thread",
     "asyncio",
@@ -127,7 +127,7 @@ def ways_from(
 
 
 def impure_names(module: Module) -> list[str]:
-    """Return the impure names that a module reaches, each only in its longest form."""
+    """Return the impure names that a module imports; of nested names, only the longest."""
     impure = {n for n in absolute_names(module) if any(matches(n, prefix) for prefix in IMPURE)}
     return sorted(n for n in impure if not any(matches(other, n) for other in impure - {n}))
 

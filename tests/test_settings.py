@@ -58,7 +58,7 @@ OTHERS: dict[str, Any] = {
     "StorageSettings": {"store": "memory://"},
     "_AttachSettings": {"store": "memory://"},
 }
-"""Other fields that a class requires, by class."""
+"""Values of other fields that a class needs to be valid, by class name."""
 WRONG: list[Any] = [
     *(None, True, 5, -1, 1 << 70, 0.5, nan, inf, 1j, b"x", object(), type),
     *("", "x", "\0", "a:b", "tcp://", "peer://", "7", "half \ud800", f"a:{'1' * 5000}"),
@@ -80,7 +80,7 @@ def kinds() -> list[Any]:
 
 
 def names_of(kind: Any) -> dict[str, bool]:
-    """Return the fields of a class by name, and whether each is required."""
+    """Return each field's name, and whether the class requires the field."""
     if is_dataclass(kind):
         return {each.name: not _has_default(each) for each in fields(kind)}
     return {each.name: each.required for each in msgspec.structs.fields(kind)}
@@ -91,7 +91,7 @@ def _has_default(each: Any) -> bool:
 
 
 def refusal(kind: Any, given: dict[str, Any]) -> str:
-    """Return the refusal of the settings, or all field names if they are accepted."""
+    """Return the error's text if the settings are refused, else all field names."""
     try:
         kind(**given)
     except ConfigError as refused:

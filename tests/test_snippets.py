@@ -28,7 +28,7 @@ SMALLER = (
     ("benchmarks.copies", "benchmarks.copies --megabytes 16"),
     ("bench tree", "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --repetitions 3"),
 )
-"""Replacements that shorten slow commands."""
+"""Replacements that make slow commands of the docs shorter."""
 
 STORES = ("mnt/kv", *(f"disk{rank}/kv" for rank in range(4)))
 """Store paths that the docs assume on an operator's machine."""

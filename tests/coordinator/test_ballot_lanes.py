@@ -115,9 +115,9 @@ class Kept:
     settled: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(Queue, 0))
     queue_index: int = 0
     expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
-    """Progress reported for each operation since it was expected."""
+    """Progress reported for each operation since the ballot expects it."""
     names: dict[int, int] = field(default_factory=dict[int, int])
-    """Map a test's operation number to its current id: forgetting an operation assigns a new id."""
+    """Current id of each operation of a test, by its number: a forgotten operation gets a new id."""
 
     def operation(self, number: int) -> int:
         return self.names.get(number, number)
@@ -148,7 +148,7 @@ class Kept:
         return lanes
 
     def seen(self, operation: int) -> OperationProgress | None:
-        """Return the progress that the reports add up to, or None if the operation was forgotten."""
+        """Return the progress that all reports amount to, or None if the operation was forgotten."""
         reports = self.expected.get(operation)
         if reports is None:
             return None
@@ -217,7 +217,7 @@ class Kept:
 @given(data=st.data())
 @settings(max_examples=300)
 def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObject) -> None:
-    """Rule R13, for any interleaving of replica commands and executor reports."""
+    """Rule R13: ballots are levels, in any order of replica commands and executor reports."""
     votes = votes_of_a_walk(data)
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes]

@@ -1,8 +1,8 @@
 """Depth 0 and depth 1 keep the same guarantees, in every order of events.
 
-One prefetch of three pages runs on two ranks. A round has two sides in each step: before its first
-half, and between its halves. Each schedule counts in sides: the delay from an order to a rank's report,
-the time at which rank 0 sees the deadline pass, and the time of the abort.
+One prefetch of three pages runs on two ranks. Events are timed in half steps ("sides"), two for each
+round: the delay from an order to a rank's report, the time at which rank 0 sees the deadline pass, and
+the time of the abort.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SIDES_MAX = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Times of events, in sides of rounds. Rank 0 can read every page, rank 1 only the first two."""
+    """Times of events, in half steps. Rank 0 can read every page, rank 1 only the first two."""
 
     answers: tuple[int, int]
     """Delay from the lookup order to each rank's answer."""
@@ -42,15 +42,15 @@ class Outcome(NamedTuple):
     """The result of one schedule, equal on every rank."""
 
     cached: int
-    """Pages that a match finds on the host."""
+    """Number of pages that a match finds in host memory."""
     landed: int
-    """Pages that landed on every rank."""
+    """Number of pages that landed on every rank."""
     disturbed: bool
     """Whether a deadline passed or an abort was issued."""
     free: int
-    """Free host pages."""
+    """Number of free host pages."""
     ended: int
-    """Prefetches that ended, with any outcome."""
+    """Number of prefetches that ended, with any outcome."""
     fetches: int
     """Number of read orders that no executor has processed."""
     steps: int

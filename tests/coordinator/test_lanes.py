@@ -125,7 +125,7 @@ def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_
 
 
 def test_a_vector_that_was_given_away_is_not_written_again() -> None:
-    """The transport owns a vector after launch, and may still be reading it."""
+    """A vector must not change after launch, because the transport may still be reading it."""
     ballot = Ballot(SHAPE, RANK)
     ballot.assign_slot(5, 0, Phase.TRANSFER)
     first = ballot.fill(layout(), VOTER)

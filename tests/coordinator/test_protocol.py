@@ -63,7 +63,7 @@ def prompt(number: int, pages: int = 3) -> list[int]:
 def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
     depth: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, R1: counted on every rank, with random storage delays per rank."""
+    """P1, R1: each step runs one collective of one length on all ranks, whatever the storage delays."""
     ranks = RanksInTurn(3, depth=depth, host_pages=2000)
     exchanges = Exchanges(ranks.group, monkeypatch)
     assert all(prefetch_everywhere(ranks, number) for number in range(wanted))
@@ -129,7 +129,7 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     text = r"rank 2 did not join round 1 .*; a round may take 0.05 s \(timeouts.round_s\)$"
     with pytest.raises(CollectiveTimeout, match=text):
         ranks.caches[0].close_round()
-    # Rank 0 has left by now, so rank 1 gets an error without waiting for the deadline.
+    # Rank 0 has left the group before this, so rank 1 gets an error without waiting for the deadline.
     with pytest.raises(GroupError):
         ranks.caches[1].close_round()
     ranks.caches[2].open_round()

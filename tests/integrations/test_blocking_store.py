@@ -1,4 +1,4 @@
-"""A store behind blocking calls: which calls wait, their timeouts, and the errors."""
+"""Blocking calls to an asynchronous store: which of them wait, their timeouts, and their errors."""
 
 import asyncio
 import logging

@@ -80,7 +80,7 @@ class OwnSet(set[int]):
 
 
 class OwnText(str):
-    """Text whose `__str__` returns other text."""
+    """A text subclass whose `__str__` returns a different text."""
 
     __slots__ = ("__dict__",)
 
@@ -98,7 +98,7 @@ class OwnPath(PurePosixPath):
 
 @dataclass
 class HeldDict(OwnDict):
-    """A mapping with fields."""
+    """A mapping that is also a dataclass with fields."""
 
     size: int = 1
 
@@ -109,7 +109,7 @@ class Window(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """A tuple with the fields of `Window` in another order."""
+    """A named tuple that has the same fields as another class, `Window`, in another order."""
 
     sink: int
     window: int
@@ -126,7 +126,7 @@ def own(value: OwnT, **attributes: object) -> OwnT:
 
 
 def module_function() -> None:
-    """A named function."""
+    """A function that is not a lambda."""
 
 
 def worth(value: object) -> str:

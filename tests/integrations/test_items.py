@@ -51,7 +51,7 @@ class Drawn:
     one: Items
     other: Items
     differs_at: int
-    """Position of the first placeholder of the item in which the prompts differ."""
+    """Position of the first placeholder of the multimodal item in which the prompts differ."""
 
 
 def drawn(random: Random) -> Drawn:

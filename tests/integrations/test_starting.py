@@ -22,7 +22,7 @@ def ours() -> Iterator[logging.Logger]:
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """The output of an engine's logger, `engine`."""
+    """Everything that a logger named `engine` writes."""
     engine, handler = logging.getLogger("engine"), logging.StreamHandler(io.StringIO())
     handler.setFormatter(logging.Formatter("%(process)d %(levelname)s %(name)s: %(message)s"))
     engine.addHandler(handler)

@@ -10,7 +10,7 @@ import pytest
 from lockstep.integrations.weights import FileDigests, commit_of, is_commit, weights_digest
 
 LATER_NS = 3_600_000_000_000
-"""A clock one hour ahead, so that files just written count as settled."""
+"""A clock one hour ahead, so that files written just now count as unchanged for long enough."""
 
 
 def later() -> int:
@@ -34,7 +34,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 def again(digests: FileDigests) -> FileDigests:
-    """Return the digests of a process that starts later."""
+    """Return the object that computes digests in a process started later."""
     return FileDigests(digests.record, clock_ns=later)
 
 

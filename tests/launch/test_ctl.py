@@ -45,7 +45,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 Said = tuple[list[str], dict[str, object], dict[str, object], str]
-"""The command line, the request, the answer, and the command's output."""
+"""For each case: the command line, the request, the answer, and the command's output."""
 
 SAID: list[Said] = [
     (

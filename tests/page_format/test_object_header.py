@@ -149,7 +149,7 @@ def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
 
 
 def flipped(raw: bytes, bits: Iterable[int]) -> Iterator[tuple[int, memoryview]]:
-    """Yield each bit number with the bytes in which it is flipped; the view is reused."""
+    """For each bit, yield its number and the bytes with that bit flipped; the bytes are reused."""
     changed = bytearray(raw)
     for bit in bits:
         changed[bit // 8] ^= 1 << (bit % 8)

@@ -1,4 +1,4 @@
-"""A bounded store keeps the most recently served pages, including those found only in memory."""
+"""A bounded store keeps the most recently used pages, even if engines found these in memory only."""
 
 import json
 from collections import OrderedDict

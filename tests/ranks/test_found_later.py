@@ -32,7 +32,7 @@ STATE = PageLayout(page_tokens=1, columns=(Column(name="state", layers=1, heads=
 IDLE_S = 0.002
 STEPS_MAX = FLUSHES_MAX = 2_000
 REFUSES = "fault+{}fault.seed=3&fault.error=0.1"
-"""Wraps a store so that each call fails one key in ten at random."""
+"""Wrapper options for a store: each call fails for one key in ten, at random."""
 
 _NAMES = count()
 

@@ -75,7 +75,7 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
 
 
 def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
-    """Incident D, related bug: a host insert refreshed the recency of full attention only."""
+    """Incident D, related bug: a host insert refreshed the recency of full-attention pages only."""
     # Window host pages for two of the three prompts; each prompt needs matches at two lengths.
     ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
     other = prompt_of(7, 4)
@@ -91,7 +91,7 @@ def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
 
 
 def test_a_chunked_insert_says_that_it_is_one() -> None:
-    """Incident D, related bug: ranks that disagree on whether an insert is a chunk have diverged."""
+    """Incident D, related bug: digests differ if one rank inserts a chunk and another the last part."""
     ranks = windowed_ranks()
     ranks.every(lambda cache: cache.load_back("a", END, reserve_tokens=len(END)))
 

@@ -33,7 +33,7 @@ OTHERS = {
 
 
 def tables() -> Iterator[str]:
-    """Yield attributes and fields that are collections with integer keys or elements."""
+    """Yield the names of attributes that are collections with integer keys or elements."""
     for path in sorted(each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]

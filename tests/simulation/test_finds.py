@@ -311,7 +311,7 @@ def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
     assert_found(violations(build, faults="storage", seeds=seeds), "has been in TRANSFER")
 
 
-# Planted bugs of an executor: the replica trusts its reports, so only the symbolic memory shows them.
+# Planted bugs of an executor: replicas trust its reports, so only simulated memory contents show them.
 
 
 class _Impatient(SimulatedExecutor):

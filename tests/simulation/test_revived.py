@@ -16,7 +16,7 @@ from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 from tests.kit.launch.in_process import Run, refusal
 
 SEEDS_MAX = 200
-"""A tenth of the schedules that each bug may take."""
+"""A tenth of the number of schedules within which each bug must be found."""
 
 FINDINGS = {
     "A": ("belongs to", "the tree offers"),

@@ -1,4 +1,4 @@
-"""Chunk ends, the room reserved for a chunk, and when a decoding request publishes pages."""
+"""Prompt chunks: where they end, the pages reserved for them, and when decoding publishes pages."""
 
 import pytest
 

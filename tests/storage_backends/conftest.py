@@ -27,7 +27,7 @@ VIRTUAL_TIME = "virtual_time"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark that makes a module or a test run on virtual time."""
+    """Register the pytest mark that makes a module or a test run on virtual time."""
     config.addinivalue_line("markers", f"{VIRTUAL_TIME}: the clock jumps to what is waited for")
 
 

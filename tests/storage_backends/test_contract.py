@@ -1,4 +1,4 @@
-"""Every backend keeps the same promises."""
+"""Every storage backend keeps the same contract."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from lockstep.telemetry.kept_events import RankEvents
 
 ROUNDS = 4000
 DRIFT = 40e-6
-"""Relative drift of a quartz clock."""
+"""Relative drift of a computer's clock."""
 AHEAD_S = 1e6
 
 

@@ -72,7 +72,7 @@ class TestOneRankToAHost(CollectiveContract):
 def test_a_transport_can_be_made_again_in_processes_that_have_closed_one(
     name: str, tmp_path: Path
 ) -> None:
-    """A group that is rebuilt after an error must not meet the addresses of the previous group."""
+    """A group that is rebuilt after an error must not connect to addresses of the previous group."""
     assert RanksAsProcesses(tmp_path).run(partial(open_again, name), 4) == [[3, 3, 3]] * 4
 
 

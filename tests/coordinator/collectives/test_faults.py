@@ -41,12 +41,14 @@ pytestmark = pytest.mark.distributed
 SEED = 7
 
 TRIES = 3
-"""Attempts to bring a victim to one point: whether it gets there depends on the other ranks' timing."""
+"""Number of attempts to stop a victim at one point, which it may miss because of other ranks' timing.
+"""
 
 NEVER_CAME = ["the victim did not come there in any round"]
 
 AT_ONCE = 4
-"""Groups with a stopped rank that run concurrently; they mostly wait for a deadline."""
+"""Number of groups with a stopped rank that run concurrently, because they mostly wait for a deadline.
+"""
 
 ON_ONE_HOST = [Victim(1, rank, "main", arrives) for rank in (0, 2) for arrives in ("first", "last")]
 """Ranks to kill: the one that created the shared memory, and one that did not."""
@@ -66,7 +68,7 @@ def named(victim: Victim) -> str:
 
 
 class Trial:
-    """Kills or stops one victim at points of its rounds, on ranks of one kind."""
+    """Runs groups of ranks, and kills or stops one victim rank at a given point of a round."""
 
     def __init__(self, folder: Path, join: Callable[[Member], Opening], victim: Victim) -> None:
         self._ranks = RanksAsProcesses(folder, join=join)
@@ -186,7 +188,7 @@ def test_a_rank_killed_or_stopped_anywhere_in_a_round_ends_all_others_alike(
 ) -> None:
     """Rules R10 and R13: all survivors report the same error, and no rank waits past its deadline.
 
-    A stopped rank is continued afterwards, in the middle of its call, and must report the same.
+    A rank that was stopped by SIGSTOP is continued later in its call, and must report the same error.
     """
     trial = trial_on(tmp_path, victim)
 

@@ -1,4 +1,4 @@
-"""A process that a rank has forked inherits all its files, but is no part of the group."""
+"""A process forked from a rank inherits all its files, but does not belong to the group."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 pytestmark = pytest.mark.distributed
 
 REFUSED = "UsageError: this process was forked from process PARENT, and only that process is in the"
-"""The error of every call in a forked child that would need the group."""
+"""The error text of every call that a forked child makes and that would need the group."""
 
 
 @pytest.mark.parametrize("transport", BUILDS)
@@ -108,7 +108,7 @@ def fork_with_a_cache(
 
 
 def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
-    """Fork; return each call's outcome in the child, or one line if the child hung."""
+    """Fork; return the outcome of each of the child's calls, or one line if the child hung."""
     ours, theirs = os.pipe()
     parent = str(os.getpid())
     child = os.fork()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 SEED = 93
 
 SPIN_S_MAX = 0.0003
-"""Longest delay of a rank: the duration of many rounds."""
+"""Longest random delay of a rank in seconds, long enough for many rounds."""
 
 WRONG_MAX = 5
 
@@ -93,7 +93,7 @@ def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> li
 
 
 def delay(delays: random.Random) -> None:
-    """Busy-wait for a random time, in one round out of four."""
+    """Busy-wait for a random time in one of four rounds."""
     if delays.random() < 0.25:
         until = time.perf_counter() + delays.uniform(0, SPIN_S_MAX)
         while time.perf_counter() < until:
@@ -117,5 +117,5 @@ def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) 
 def test_all_transports_give_the_identical_vector_in_thousands_of_rounds(
     world_size: int, rounds: int, tmp_path: Path
 ) -> None:
-    """Rule R10: ranks make progress even with several ranks per processor."""
+    """Rule R10: ranks make progress even if several of them share a processor."""
     hold_to(tmp_path, world_size, {LANES: rounds})

@@ -40,7 +40,7 @@ NOBODY = 65534
 """The user id of `nobody`, who has no rights here."""
 
 BLOCKED_S = 0.3
-"""Seconds in which an unblocked thread certainly finishes."""
+"""Seconds within which a thread that is not blocked certainly finishes."""
 
 
 @pytest.fixture
@@ -86,7 +86,8 @@ def meet_in_trouble(trouble: str, group: Piped, hold: Hold) -> tuple[str, list[b
     with patch.object(module, name, done), pytest.raises(ConfigError) as raised:
         over_shared_memory(group)
     gathered = group.gather(str(group.rank).encode(), PATIENCE_S)
-    # Count open resources while the error is kept: its traceback must not keep them open.
+    # Count open resources while the raised error still exists, because its traceback could keep them
+    # open.
     return str(raised.value), gathered, before.left_over()
 
 
@@ -243,12 +244,12 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
 
 
 def test_two_threads_of_a_rank_tell_of_one_ending(ranks: RanksAsProcesses) -> None:
-    """A rank's own wait and its host-leader thread may end the epoch at the same moment."""
+    """Two threads of a rank may end the epoch at once: its own wait, and its host-leader thread."""
     assert ranks.run(end_twice, 1) == [["LATE", "LATE", "LATE"]]
 
 
 def end_twice(group: Piped, hold: Hold) -> list[str]:
-    """Return the cause that each of two threads reports, and the cause that other ranks will read."""
+    """Return the cause that each of two threads reports, and the cause recorded for other ranks."""
     collective: Any = over_shared_memory(group)
     host = collective._host
     told: list[str] = []
@@ -273,7 +274,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
 
 
 def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: other ranks may already have this rank's ballot, so the rank must not send a second one."""
+    """R13: an interrupted rank does not vote again in the round: others may have its first ballot."""
     outcomes = RanksAsThreads().run(partial(interrupt_a_launch, monkeypatch), 2)
 
     assert outcomes[0] == ("PeerLost", "this rank was interrupted in round 2: KeyboardInterrupt")

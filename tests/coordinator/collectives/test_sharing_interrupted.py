@@ -1,6 +1,6 @@
 """Close a cache from a signal handler at every instruction of a round over shared memory."""
 
-# The tests build the first of two ranks alone, out of private parts.
+# These tests create rank 0 of 2 without rank 1, and use private classes for that.
 # pyright: reportPrivateUsage=false
 
 import sys
@@ -25,7 +25,7 @@ COLLECTIVES = str(Path("coordinator", "collectives"))
 
 
 class HandlerError(Exception):
-    """Raised by a signal handler after it has closed the cache."""
+    """Error raised by a signal handler after it has closed the cache."""
 
 
 @pytest.mark.parametrize("other_has_come", [False, True])
@@ -111,7 +111,7 @@ def outcomes_of(
 
 
 class Interrupt:
-    """Closes a collective at one instruction of the transports' code."""
+    """Traces a program, and closes a collective at a chosen instruction of the transports' code."""
 
     def __init__(
         self, instruction: int, collective: SharedMemoryCollective, error: type[Exception] | None
@@ -121,7 +121,7 @@ class Interrupt:
         self._error = error
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Trace frames of the transports; a function for `sys.settrace`."""
+        """Trace function for `sys.settrace`, which traces only frames of the transports' modules."""
         del event, arg
         if COLLECTIVES not in frame.f_code.co_filename:
             return None
@@ -141,7 +141,7 @@ class Interrupt:
 
 
 def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
-    """Return the collective of rank 0 of 2; no rank 1 runs, but its lanes of round 1 may be written."""
+    """Return the collective of rank 0 of 2 without a rank 1, whose lanes of round 1 may be written."""
     fd = shared_memory._new_memory(Cells.size(2, LANES))
     cells = Cells(fd, 2, LANES, Futex())
     cells.stamp()

@@ -204,25 +204,25 @@ def die_before_a_gathering(collective: Collective, hold: Hold) -> str:
 
 
 class SilentStore:
-    """A store whose process is stopped: it accepts writes and does not answer reads."""
+    """A torch store whose server process is stopped: it accepts writes, and reads get no answer."""
 
     def __init__(self, answers: threading.Event) -> None:
         self._answers = answers
 
     def set(self, key: str, value: str) -> None:
-        """Accept the value."""
+        """Accept the value, as the operating system's socket buffer would."""
 
     def check(self, keys: list[str]) -> bool:
         """Block until the store's process is continued."""
         return self._answers.wait(PATIENCE_S)
 
     def get(self, key: str) -> bytes:
-        """Return a placeholder value."""
+        """Return an arbitrary value."""
         return b"0"
 
 
 class GoneStore(SilentStore):
-    """A store whose process has ended."""
+    """A torch store whose server process has ended."""
 
     def __init__(self) -> None:
         super().__init__(threading.Event())

@@ -176,7 +176,7 @@ ENDINGS = {
     "raise": (1, "[rank0]: RuntimeError: raised by the test", "PeerLost"),
     "pending": (0, "", ""),
 }
-"""By way of ending: exit code, last line on stderr, and the error that the other rank prints."""
+"""For each way in which rank 0 ends: its exit code, its last line on stderr, and rank 1's error."""
 
 
 @contextmanager
@@ -262,7 +262,7 @@ def test_a_process_that_ends_is_held_by_no_host_leader_and_the_others_learn(
 def test_the_host_leader_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
     tmp_path: Path,
 ) -> None:
-    """Rule R10: another engine thread may keep the process alive after its main thread has ended."""
+    """Rule R10: other threads may keep a process alive after its main thread has ended."""
     with two_programs(tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
         first,
         second,

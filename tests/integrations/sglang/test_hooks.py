@@ -42,7 +42,7 @@ class Scheduler:
 
 
 class Flushes:
-    """SGLang's flushes that wait until the engine is idle, on a rank with a separate clock."""
+    """Stand-in for SGLang's deferred flushes, which wait for an idle engine, on a rank's clock."""
 
     def __init__(self, scheduler: Any, clock_s: float) -> None:
         self.scheduler, self.clock_s = scheduler, clock_s
@@ -113,7 +113,7 @@ class Clocked:
         self.schedulers = [Scheduler(each) for each in self.controls]
 
     def step(self, *seconds: float) -> None:
-        """Run a round with the ranks' clocks at these times."""
+        """Run one round at which the two ranks' clocks show these times."""
         self.ranks.now_ms[:] = [int(each * 1000) for each in seconds]
         self.ranks.step()
 
@@ -336,7 +336,7 @@ def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None
 
 
 def files(streamer: object) -> str:
-    """Return SGLang's name for a HiCache store."""
+    """Return `file`, the name that SGLang reports for a HiCache store."""
     return "file"
 
 

@@ -107,7 +107,7 @@ def test_a_request_whose_image_is_not_known_is_not_cached(request_: Sent) -> Non
 
 
 def test_the_content_is_read_once_and_kept_as_long_as_the_request_has_it() -> None:
-    """SGLang drops an image once it is computed; a retracted request needs its digest again."""
+    """The digest of an image is kept for a retracted request, because SGLang drops the image itself."""
     prompts, request = PromptsWithItems(PAGE), sent(image(1))
     first = prompts.of(request)
     assert request.multimodal_inputs is not None

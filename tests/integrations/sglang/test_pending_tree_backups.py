@@ -104,7 +104,7 @@ def pressed() -> RanksBelow:
 
 
 def go_on(below: RanksBelow) -> None:
-    """Complete all I/O for some steps."""
+    """Run some steps in which all I/O completes."""
     for _ in range(4):
         below.ranks.obey()
         below.every(lambda rank: rank.backups.collect())

@@ -22,7 +22,7 @@ FORMS = ["FLASH_ATTN", "CPU_ATTN vec", "CPU_ATTN amx"]
 
 
 def in_order() -> torch.Tensor:
-    """Random KV, [side, layer, block, head, token, element]."""
+    """Random KV with the axes [key or value, layer, block, head, token, element]."""
     return torch.rand(2, LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS).to(torch.bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""The example: three prompts on two ranks without a cache, with one, and with one after a restart."""
+"""The Transformers example: outputs on two ranks without a cache, with one, and after a restart."""
 
 import re
 import sys

@@ -50,7 +50,7 @@ def test_the_reasons_were_read_in_the_version_that_is_installed() -> None:
 def test_every_field_is_known_to_be_in_the_key_or_proven_out(
     config: PreTrainedConfig, keyed: set[str]
 ) -> None:
-    """An unlisted field is in the key: list it above, or prove that it cannot change KV."""
+    """Configuration fields are in the key unless excluded; exclude one only if it cannot change KV."""
     assert set(vars(config)) - names_of(OPERATIONAL) == keyed
 
 

@@ -88,7 +88,7 @@ def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
 
 
 def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had() -> None:
-    """Without the removal events, a router would send requests to an engine that has lost their KV."""
+    """A reset sends removal events for all blocks, so that routers do not expect them here."""
     with scripted() as engine:
         request = engine.serve(PROMPT)
         engine.told()

@@ -11,7 +11,7 @@ from lockstep.ranks.protocol.network_config import Peers
 
 PATIENCE_S = 5.0
 AN_HOUR_MS = 3_600_000
-"""The agreed time when an engine wakes up that was idle, with its clock stopped, for an hour."""
+"""The agreed time in ms at which an engine wakes up after an idle hour, during which it stood still."""
 PARAMS = {
     "do_remote_prefill": True,
     "remote_host": "10.0.0.4",

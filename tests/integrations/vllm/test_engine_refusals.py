@@ -34,7 +34,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but LockstepConnector needs 1"),
     ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "set it to 'recompute'"),
 ]
-"""Engine arguments that Lockstep does not support."""
+"""Engine arguments that Lockstep refuses, because it does not support them."""
 
 
 def test_what_is_wrong_is_the_last_line_before_any_process_is_started(

@@ -19,7 +19,7 @@ from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
 TOKENS = list(range(1, 6 * PAGE_TOKENS + 3))
-"""Six whole pages, and half a page."""
+"""Tokens of six whole pages and half a page."""
 WHOLE = 6 * PAGE_TOKENS
 FOR_ANOTHER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
 """The parameters that vLLM's routers send with a prompt to compute for another engine."""
@@ -252,7 +252,7 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
 
 
 def in_one_pass(engine: ScriptedEngine) -> Sent:
-    """Let a request be computed for another engine in one pass."""
+    """Compute a request for another engine in a single scheduler pass."""
     sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
     engine.side.arrived(sent)
     assert engine.side.hit(sent, 0) == 0

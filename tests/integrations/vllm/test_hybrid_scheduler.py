@@ -61,7 +61,7 @@ class Scripted:
         self.side.cache.begin_backups()
 
     def settle(self) -> None:
-        """Complete all I/O, and report it in passes."""
+        """Complete all I/O in the next passes, which report it."""
         for _ in range(3):
             self.executor.obey()
             self.side.end_pass(Scheduled())

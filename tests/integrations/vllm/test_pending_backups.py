@@ -46,7 +46,7 @@ class Pressed:
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
-        """Complete all I/O; return the blocks that are copied meanwhile."""
+        """Complete all I/O over some passes; return the blocks that are backed up in these passes."""
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)

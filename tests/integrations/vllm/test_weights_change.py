@@ -49,7 +49,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
 
 
 def serve(engine: ScriptedEngine, requests: int, *, preempting: bool = False) -> Counts:
-    """Send requests while the weights change, until all are answered; a failure shows the seed."""
+    """Send requests while the weights change, until all are answered; a failed test shows its seed."""
     seed = engine.counts.seed = time_ns() % 100_000
     conversations, drawn = Conversations(seed), Random(seed)
     for number in range(CHANGES):

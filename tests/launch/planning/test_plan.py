@@ -23,7 +23,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def write_trace(folder: Path, requests: int) -> Path:
-    """Write a trace whose prompts share 10 blocks, and each have 100 further ones."""
+    """Write a trace in which all prompts start with the same 10 blocks and end with 100 others."""
     path = folder / "trace.jsonl"
     lines = (
         {

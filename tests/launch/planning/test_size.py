@@ -26,7 +26,7 @@ def test_a_token_of_llama_takes_128_kib_that_ranks_divide(lockstep: Run, tmp_pat
     assert found["pages"]["page_tokens"] == 64
     assert device["tokens"] == (30 << 30) // (16 << 10)
     assert host["wanted_gib"] == pytest.approx(2e6 * (16 << 10) / (1 << 30), rel=1e-4)
-    # In a store, each rank has one object with a header per page.
+    # A store has a header of 4 KiB for each page and rank, in addition to the page.
     assert storage["wanted_gib"] == pytest.approx(8 * host["wanted_gib"] * (1 + 4096 / (1 << 20)))
 
 

@@ -256,7 +256,8 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
         {"LockstepGroupEnded", "LockstepReplicasDiverged"},
     ),
 }
-"""How a group is watched, its first finding, and exactly the alerts that fire."""
+"""For each fault: how a group is watched, the first finding of `top`, and exactly the alerts that fire.
+"""
 
 
 def comparable(window: Window, alerts: set[str]) -> Window:

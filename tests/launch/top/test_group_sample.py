@@ -195,7 +195,8 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
 
 def test_ranks_that_a_group_has_no_more_are_not_missed(serve: Serve) -> None:
     history = GroupHistory([serve(exposed(2))])
-    serve(exposed(2))  # A newly found port is scraped at once.
+    # A port that was just found is scraped at once, without waiting for the next interval.
+    serve(exposed(2))
     history.look()
     missed = [len(each.now.silent) for each in history.windows()]
     for _ in range(2):

@@ -50,7 +50,7 @@ from tests.kit.waiting import wait_for
 
 
 class SlowToOpen(HeldStore):
-    """A store whose open blocks until the test releases it, or fails."""
+    """A store whose open blocks until the test lets it succeed or fail."""
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
         super().__init__(stubborn=stubborn, shelf=shelf)

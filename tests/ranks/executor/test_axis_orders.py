@@ -41,7 +41,8 @@ ORDERS: dict[str, tuple[AxisOrder, Callable[[torch.Tensor], torch.Tensor]]] = {
         lambda each: each.transpose(1, 2).contiguous().transpose(1, 2),
     ),
 }
-"""The declared axis order, and the conversion from tensors with heads first."""
+"""Per engine: the axis order that it declares, and a function that makes its tensors from heads-first
+ones."""
 
 
 def content(seed: int, device: str = "cpu") -> Tensors:

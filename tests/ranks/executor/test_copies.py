@@ -64,7 +64,8 @@ UNITED = {
     "four of eight units": REFERENCE_LAYOUTS["replicated between"].shard(1, 2),
     "one stage": REFERENCE_LAYOUTS["divided"].shard(2, 4, stages=2),
 }
-"""Pages of several units: the heads of each unit follow each other, with all its columns."""
+"""Layouts with several units per page: a unit has all columns of its heads, and units follow each
+other."""
 KERNEL_CYCLES = 200_000_000
 """Cycles for a kernel that sleeps about 0.1 s, so that a copy that does not wait reads wrong bytes."""
 
@@ -445,7 +446,7 @@ def test_neighbouring_pages_are_copied_together() -> None:
 
 
 FORCED = {"copy engine": 0, "kernel": 1 << 60}
-"""Minimum bytes of a run of host pages for the copy engine: 0 sends every run there, 2^60 none."""
+"""Minimum bytes of a run of host pages that the copy engine moves: 0 for all runs, 2^60 for none."""
 SCATTERED = LAYOUTS | UNITED | {f"{size} bytes": plain_layout(size) for size in (8 << 10, 3 << 20)}
 
 

@@ -17,10 +17,10 @@ class IdleLoop:
     """A storage loop without work, which stands in for one peer connection."""
 
     def start(self, timeout_s: float, failed: object) -> None:
-        """Open at once."""
+        """Open at once, without a thread."""
 
     def stop(self, timeout_s: float, *, opening: bool) -> None:
-        """Stop at once."""
+        """Stop at once, without a thread."""
 
     def submit(self, orders: object) -> bool:
         return True

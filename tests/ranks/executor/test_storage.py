@@ -57,7 +57,7 @@ from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
 ONE_CALL_BYTES = 4 << 20
-"""A page so large that each needs its own store call."""
+"""Bytes of a page so large that a store call moves one page only."""
 
 Start = Callable[..., RankExecutor]
 

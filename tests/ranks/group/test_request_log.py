@@ -105,7 +105,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 
 
 class Obeyed:
-    """Ranks in turn that accept requests, and a record of the requests each has executed."""
+    """Ranks that take steps in turn and accept requests, and the requests that each has executed."""
 
     def __init__(self, ranks: int, *, depth: int = 0) -> None:
         self.ranks = RanksInTurn(ranks, depth=depth, logs=True)

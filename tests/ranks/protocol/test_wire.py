@@ -140,7 +140,7 @@ HUGE = (
     b"\xc6\xff\xff\xff\xff",
     b"\xdb\xff\xff\xff\xff",
 )
-"""Headers that announce huge arrays, bytes and texts, without content."""
+"""Invalid encodings whose headers announce huge arrays, bytes or texts that do not follow."""
 ODD = (
     b"\xcb\x7f\xf8" + bytes(6),
     b"\xc0",
@@ -150,7 +150,7 @@ ODD = (
     b"\xff",
     b"\x91" * 5000,
 )
-"""NaN, null, true, a map, an extension, -1, and nested arrays."""
+"""Encodings of valid values of wrong types: NaN, null, true, a map, an extension, -1, nested arrays."""
 
 
 @pytest.mark.parametrize(("form", "value"), SENT)

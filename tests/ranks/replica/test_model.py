@@ -29,11 +29,11 @@ NOT_YET = 1 << 50
 TIERS = (DEVICE, HOST)
 
 Pages = set[bytes]
-"""Pages, named by the prefix that ends with each."""
+"""A set of pages; the prefix that ends with a page is its name."""
 
 
 Sizes = tuple[int, int]
-"""Number of device pages and of host pages."""
+"""A pool's numbers of device pages and host pages."""
 
 
 def config(full: Sizes, other: Sizes, window: int | None, every: int | None) -> ReplicaConfig:
@@ -95,7 +95,7 @@ class Driven:
         check(self.replica)
 
     def follow(self, effects: Effects) -> None:
-        """Keep the fork orders, which the engine executes on its own stream."""
+        """Record the fork orders (copies of state slots on the device) among the effects."""
         self.forks += [order for order in effects.orders if isinstance(order, Fork)]
 
     def serve(self, tokens: bytes, chunk: int) -> str | None:
@@ -206,7 +206,7 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
 def matches_on_the_way(
     driven: Driven, served: list[tuple[bytes, int, str]], asked: bytes
 ) -> list[tuple[Match, Match]]:
-    """Serve prompts and match many prompts after each; return (found, expected) pairs."""
+    """Serve prompts, and match many prompts after each; return pairs (found, expected by the model)."""
     kept: list[str] = []
     found: list[tuple[Match, Match]] = []
     for tokens, chunk, then in served:
@@ -259,7 +259,7 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
     sizes: tuple[Sizes, Sizes],
     served: list[tuple[bytes, int, str]],
 ) -> None:
-    """Copy on write: a state slot of the tree is written only when it is created."""
+    """A state slot in the tree is never written again: requests copy states from and to other slots."""
     driven = Driven(config(*sizes, *model))
 
     shared = [shared_slots(driven, tokens, chunk) for tokens, chunk, _ in served]
@@ -269,7 +269,7 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
 
 
 def shared_slots(driven: Driven, tokens: bytes, chunk: int) -> set[int]:
-    """Serve and release a request; return its working slots that the tree also owns."""
+    """Serve a request; return the state slots that it may write although the tree owns them."""
     name = driven.serve(tokens, chunk)
     if name is None:
         return set()

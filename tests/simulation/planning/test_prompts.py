@@ -1,4 +1,4 @@
-"""Prompts of a trace, divided into pages of any size that the trace's blocks can distinguish."""
+"""Prompts of a trace, cut into pages; page sizes must suit the size of the trace's blocks."""
 
 import pytest
 

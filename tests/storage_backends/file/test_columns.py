@@ -1,4 +1,4 @@
-"""Replacement of an object's file by one with more columns."""
+"""An object's file is replaced by one with more columns."""
 
 import fcntl
 import mmap

@@ -26,7 +26,7 @@ from tests.kit.storage.files import FileStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """A store with pages 1 and 2, the second one corrupt."""
+    """A file store with two objects, the second one corrupt."""
     store = FileStore(tmp_path / "store")
 
     async def fill() -> None:

@@ -25,7 +25,7 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.files import FileStore, descriptors_open, failing, files_open_below
 
 MANY = range(150)
-"""More objects than one group of reads holds."""
+"""Number of objects that exceeds one group of reads."""
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:

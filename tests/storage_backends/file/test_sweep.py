@@ -458,7 +458,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     assert files_open_below(store.root)
     await backend.close()
     assert files_open_below(store.root) == []
-    # The thread releases its descriptors last, before it exits.
+    # The sweeper's thread closes its descriptors just before it ends.
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
@@ -572,7 +572,7 @@ async def held_after(
 
 
 def records(namespace: str, models: int) -> list[Write]:
-    """Return writes of one manifest per model and of the marks of two groups."""
+    """Return writes of `models` manifests, and of marks of groups with two TP sizes."""
     writes: list[Write] = []
     for number in range(models):
         manifest = Manifest(model=f"m{number}", weights_version="1", layouts={"kv": LAYOUT})

@@ -21,7 +21,7 @@ NAME = object_name(1)
 
 
 class Engine(NamedTuple):
-    """A process's client, reader and writer of the store, called in the caller's thread."""
+    """One process's client, reader and writer of a Mooncake Store, all called in the test's thread."""
 
     client: MooncakeClient
     reader: ObjectReader

@@ -27,7 +27,7 @@ OLD = bytes([0xAA]) * (16 * KIB)
 
 
 class GivingUp(LentClient):
-    """Abandons every transfer; its bytes arrive when the test says so, as with RDMA."""
+    """A client that abandons every transfer; the test decides when the bytes arrive, as RDMA might."""
 
     asked = 0
     pending: tuple[BufferPiece, ...] = ()

@@ -102,7 +102,7 @@ class TestMemory:
     async def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
         memory = pool(64 * KIB)
 
-        # The second backend borrows the client of the first.
+        # The second backend uses the same client as the first.
         for _ in range(2):
             async with opened(shared, [memory]) as backend:
                 await put(backend, object_name(1), memory)

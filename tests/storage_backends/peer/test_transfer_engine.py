@@ -53,7 +53,7 @@ BYTES = 3 << 19
 LAYOUT = plain_pages(BYTES, heads=2)
 COUNT = 8
 WOULD = TransferEngineSettings()
-"""Settings of a reader that may also read over its connection."""
+"""Settings of a reader that may fall back to its connection if the transfer engine fails."""
 OK = ReadOutcome.OK
 
 
@@ -161,7 +161,7 @@ class TestWhereThereIsNone:
 
 @pytest.fixture
 def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Make the library impossible to import for readers in this process."""
+    """Make Mooncake's library impossible to import for readers in this process."""
     with served():
         # Load the library for the serving rank first, because the next lines prevent any import.
         pass

@@ -1,4 +1,4 @@
-"""Wire format: any input is a message or the one error (see also `ranks/protocol`)."""
+"""Wire format of `peer://`: any bytes decode to a message or raise one error type."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ from lockstep.storage_backends.s3 import requests as s3_requests
 from tests.kit.storage.s3 import BucketStore, Proxy, existing
 
 HEADERS_BYTES_MAX = 2 * KIB
-"""Upper bound for the headers of one HTTP response."""
+"""Upper bound in bytes for the headers of one HTTP response."""
 
 
 @pytest.fixture

@@ -314,7 +314,7 @@ def full(connect: Connect) -> PageIndex:
 
 @contextmanager
 def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reservation]]]:
-    """Inside the context another process holds the write lock, and a thread of ours waits for it."""
+    """Hold the index's write lock in another connection; a thread of this process waits for it."""
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     try:

@@ -106,7 +106,7 @@ class Stock:
     cold: list[Answer]
     decoded: list[Answer]
     collectives: list[set[str]]
-    """The collectives that each rank called."""
+    """The collectives that each rank called, by rank."""
 
 
 @dataclass(frozen=True, slots=True)

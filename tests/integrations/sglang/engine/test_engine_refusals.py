@@ -40,7 +40,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
     (DYNAMIC, {"timeouts": {"lookup_s": -1}}, "timeouts.lookup_s is -1, must be more than 0"),
     (DYNAMIC, {"compare_batches": 1}, "compare_batches is 1, must be true or false"),
 ]
-"""Flags, the extra configuration, and the expected parts of the error."""
+"""For each case: flags, extra configuration, and texts that the error must contain."""
 
 
 def test_a_configuration_that_cannot_be_is_refused_by_name(tmp_path: Path, model: Path) -> None:

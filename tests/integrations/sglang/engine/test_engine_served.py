@@ -36,7 +36,7 @@ def test_a_server_that_is_killed_and_started_anew_has_its_pages_from_its_store(
     port = free_port()
     with served(model, tmp_path / "log", (tmp_path / "kv").as_uri(), port) as address:
         first, again = generate(address, PROMPT), generate(address, PROMPT)
-        # The store holds six pages and two manifests.
+        # Six pages and two manifests are in the store.
         until(lambda: sum(each.is_file() for each in objects.rglob("*")) >= 8)
         warm = told_by_both(address, port)
     with served(model, tmp_path / "restarted", (tmp_path / "kv").as_uri(), port) as address:

@@ -55,7 +55,7 @@ class MHATokenToKVPool:
 
 
 class MHATokenToKVPoolFP4(MHATokenToKVPool):
-    """A pool of another class, though derived from a supported one."""
+    """A class that Lockstep does not support, although it is derived from a supported pool class."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ class MambaPool:
 
 
 class UnifiedMambaPool(MambaPool):
-    """A pool of another class, though derived from a supported one."""
+    """A class that Lockstep does not support, although it is derived from a supported pool class."""
 
 
 def pool(channels: int, heads: int = 0, **other: Any) -> MambaPool:

@@ -34,7 +34,7 @@ def stateful(rows: Rows, pages: int = 8) -> tuple[SlotAllocator, StateSlots]:
 
 
 def no_room(tokens: int, window_tokens: int, states: int) -> None:
-    """Evict nothing."""
+    """Evict nothing, so a reservation without enough free slots fails."""
 
 
 def tracked(**kv: Any) -> tuple[int, int | None]:

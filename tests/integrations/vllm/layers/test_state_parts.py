@@ -1,4 +1,4 @@
-"""vLLM's states as columns of a page, in which groups of any size find their units."""
+"""vLLM's recurrent states as page columns, in which groups of any TP size find their units."""
 
 from collections.abc import Mapping
 

@@ -17,7 +17,7 @@ from tests.kit.ranks.in_turn import LAYOUT, PAGE_TOKENS, HostRanksInTurn
 STATE = replace(LAYOUT, page_tokens=1)
 PROMPT = list(range(6 * PAGE_TOKENS))
 BEGUN = [*PROMPT, 1, 2]
-"""Six pages, and two tokens of a seventh."""
+"""Tokens of six pages, and two tokens of a seventh."""
 GONE = [-1]
 
 
@@ -153,7 +153,7 @@ def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
 
 
 def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
-    """A request whose window has left pages behind can be retracted and resumed."""
+    """A request can be retracted and resumed if its window no longer includes its first pages."""
     ranks = hybrid()
     known(ranks)
 

@@ -211,7 +211,7 @@ def hang_writes(ranks: RanksInTurn) -> None:
 
 
 def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:
-    """Let a backup of lent pages hang; return the reason for the group's end, or None."""
+    """Let a backup of lent pages hang; return why the group ended, or None if it goes on."""
     for cache in ranks.caches:
         cache.back_up(name or f"r{number}", prompt(number), range(PAGES))
         cache.begin_backups()
@@ -219,7 +219,7 @@ def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None
 
 
 def hang(ranks: HostRanksInTurn) -> str | None:
-    """Let the pending copy to the host hang; return the reason for the group's end, or None."""
+    """Let the pending copy to the host hang; return why the group ended, or None if it goes on."""
     backup = ranks.take_operation(CopyToHost)
     hang_everywhere(ranks, backup)
     for half in (RankCache.open_round, RankCache.close_round):

@@ -258,7 +258,7 @@ def test_a_quota_waits_for_what_a_request_holds() -> None:
 
 
 def test_what_is_not_used_for_its_time_leaves_in_agreed_time() -> None:
-    """Rule R14: TTLs run in agreed time."""
+    """Rule R14: TTLs expire by agreed time, and therefore in the same step on every rank."""
     limits = (NamespaceLimit(namespace="brief", ttl_s=10.0),)
     ranks = RanksInTurn(2, store=False, limits=limits)
     ranks.step()

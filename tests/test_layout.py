@@ -198,7 +198,7 @@ def test_every_path_that_a_page_names_is_in_the_tree(page: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "ranks/group/cache.py",  # a path from the repository's root
+        "ranks/group/cache.py",  # relative to the repository's root
         "replica/tree/",  # A path may start at any folder above the file or folder that it names.
         "node.py",
         "storage_backends/{file,s3}/",

@@ -11,7 +11,7 @@ VARIABLE = re.compile(r"%[-+.\d]*[sdrgf]|\{\d\}|\.\.\.")
 
 
 def quoted() -> list[str]:
-    """Return the log lines in the first column of the table."""
+    """Return the log lines in the first column of the docs' troubleshooting table."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("\n## Troubleshooting\n")[2].partition("\n### ")[0]
     cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]

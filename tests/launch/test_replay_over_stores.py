@@ -32,7 +32,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_what_a_group_has_persisted_the_next_one_finds(store_uri: str, tmp_path: Path) -> None:
-    # Pages are large because each is a request to the tests' S3 server, which is slow.
+    # Pages are large, so that there are few requests to the tests' S3 server, which is slow.
     arguments = ("--ranks", 2, "--requests", 60, "--page-tokens", 512, "--store", store_uri)
 
     cold, warm = (replay(tmp_path / f"{name}.json", *arguments) for name in ("cold", "warm"))

@@ -121,7 +121,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """A load of part of a page fails once, then computes: the engine expects a full block."""
+    """A load of part of a page fails, and the request computes it: the engine expects a full block."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 

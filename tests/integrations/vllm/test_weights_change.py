@@ -39,7 +39,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # This way of a change drops all caches before it replaces the weights.
+        # In this of three ways, the engine drops all caches before it replaces the weights.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:

@@ -1,4 +1,4 @@
-"""The doctor's findings for values that this machine does not have."""
+"""The doctor's findings for given values, because this machine cannot show all of them."""
 
 import re
 

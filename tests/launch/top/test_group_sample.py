@@ -43,7 +43,7 @@ def serve() -> Iterator[Serve]:
             return str(listening.getsockname()[1])
 
         yield begin
-        listening.shutdown(socket.SHUT_RDWR)  # A failed test may leave it blocked.
+        listening.shutdown(socket.SHUT_RDWR)  # After a failed test, accept may block.
 
 
 def raw(answer: bytes) -> Answer:

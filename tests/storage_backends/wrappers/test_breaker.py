@@ -127,7 +127,8 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     ]
     assert own_fault == [(FAILED, [WriteOutcome.FAILED], [False])] * 5
     assert store.state() is BreakerState.CLOSED
-    # If a failing call contains one valid key, the failure counts as the store's.
+    # If a failing call contains one valid key, it counts as a failure of the store, and opens the
+    # breaker.
     both = [await store.backend.read([read, *reads_of(1)], deadline=a_while()) for _ in range(3)]
     assert both == [FAILED * 2] * 3
     assert store.state() is BreakerState.OPEN

@@ -121,7 +121,7 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
 
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
-    """Slots held by copies are freed before SGLang finds no free slot, because it would raise."""
+    """Slots held by copies are freed in time, because SGLang raises if it finds no free slot."""
     with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle

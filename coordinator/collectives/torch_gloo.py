@@ -252,8 +252,7 @@ class TorchCollective:
         """
         if not dist.is_initialized():
             raise ConfigError(
-                "torch.distributed is not initialised; call init_process_group first, "
-                "or start the program with torchrun"
+                "torch.distributed is not initialised; call torch.distributed.init_process_group first"
             )
         _destroy_abandoned()
         try:

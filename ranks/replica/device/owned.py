@@ -84,7 +84,9 @@ class OwnedDevice:
     def load_state(self, request: Request) -> LoadState:
         state = request.load_state
         if state is None:
-            raise UsageError(f"request {request.id!r} is not admitted; call load_back first")
+            raise UsageError(
+                f"request {request.id!r} is not admitted; call load_back until it returns no Wait"
+            )
         return state
 
     def quarantined(self, operation: Copy) -> None:
@@ -476,12 +478,18 @@ class OwnedDevice:
 
     def _require_ready(self, request: OwnedRequest) -> None:
         if request.stage is not _READY and self.load_state(request) is not LoadState.READY:
-            raise UsageError(f"request {request.id!r} is not ready; its load back has not settled")
+            raise UsageError(
+                f"request {request.id!r} is not ready; its load back has not settled: step while"
+                " `load_state` is LOADING"
+            )
 
     def _require_pages(self, request: OwnedRequest, pages: int) -> None:
         room = request.prefix + len(request.own[0])
         if pages > room:
-            raise UsageError(f"request {request.id!r} has filled {pages} pages and reserved {room}")
+            raise UsageError(
+                f"request {request.id!r} has filled {pages} pages and reserved {room}; call extend"
+                " before the tokens are computed"
+            )
 
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""

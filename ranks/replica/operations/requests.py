@@ -296,7 +296,9 @@ class Requests:
         """Return a request; raise `UsageError` if it is not known."""
         request = self.get(name)
         if request is None:
-            raise UsageError(f"request {name!r} is not known; prefetch, load back or hit first")
+            raise UsageError(
+                f"request {name!r} is not known; call prefetch, load_back or match_host first"
+            )
         return request
 
     def waiting_for(self, name: str, operation: Operation) -> Request | None:

@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open /dev/null for each closed standard stream, so that no later file gets number 0, 1 or 2."""
+    """Open /dev/null for each closed standard stream, so that no file gets descriptor 0, 1 or 2."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)

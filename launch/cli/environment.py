@@ -15,7 +15,8 @@ from ...errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
-"""Mooncake client timeouts over TCP, in seconds: for the next bytes, and for the first answer."""
+"""Variables with the Mooncake client's TCP timeouts in seconds: for the next bytes, and the first
+answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
 
 
 def choose_interface(address: str) -> None:
-    """Make gloo use the interface that has `address`, unless the user has set GLOO_SOCKET_IFNAME.
+    """Make gloo use the network interface of `address`, unless the user has set GLOO_SOCKET_IFNAME.
 
     By default gloo uses the interface to which the host's own name resolves. On many hosts that is
     loopback, which other hosts cannot reach.

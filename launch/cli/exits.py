@@ -27,7 +27,7 @@ def exit_code(error: LockstepError) -> int:
 
 
 def in_options(line: str) -> str:
-    """Return an error message as one line that names options instead of settings."""
+    """Return an error's message on one line, with option names in place of setting names."""
     line = line.replace("timeouts.round_s", option("round_timeout_s"))
     return f"lockstep: {' '.join(line.split())}"
 

@@ -1,6 +1,6 @@
 """Handling of SIGINT and SIGTERM: processes that end at once, and processes that shut down in order.
 
-- A rank that has opened nothing ends at once, by the signal's default action.
+- A rank that has not opened a store ends at once, by the signal's default action.
 - In a rank with an open store, and in a launcher of ranks, the first signal raises `Interrupted`.
 - A rank that serves requests finishes its current step first, so that its counters are complete.
 - A second signal during the shutdown is ignored, because every step of a shutdown has a time limit.

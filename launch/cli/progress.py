@@ -13,7 +13,7 @@ PAUSE_S: Final = 60.0
 
 
 class Progress(NamedTuple):
-    """A replay's finished requests, all its requests, and its prompt and hit tokens so far."""
+    """Counts of a replay so far: finished requests, all requests, prompt tokens and hit tokens."""
 
     done: int
     """Number of finished requests."""

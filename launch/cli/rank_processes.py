@@ -81,7 +81,7 @@ def run_ranks(
     shutdown_timeout_s: int,
     are_heard: bool = True,
 ) -> tuple[int, str]:
-    """Run `python` with these arguments as `ranks` processes; return an exit status and an error line.
+    """Run `python` with these arguments as `ranks` processes; return (exit status, error line).
 
     The processes meet at `address`, an address of this machine, and are never restarted. The call
     returns when all of them have ended. The status is 0, or the status of the first rank that failed,
@@ -121,7 +121,7 @@ def run_ranks(
 
 @contextmanager
 def rank_folder() -> Generator[str]:
-    """Yield a temporary folder for rank files; remove folders of launchers that were killed."""
+    """Yield a temporary folder for files of ranks; remove folders of launchers that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/lock"):
         with suppress(OSError), left.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +140,8 @@ def rank_folder() -> Generator[str]:
 def why_ranks_cannot_start(address: str) -> str:
     """Return why ranks cannot connect to each other at an address of this machine; "" if they can.
 
-    Checked before the start, because torch would retry for minutes and handle no signal meanwhile.
+    Call it before the ranks start, because torch would retry for minutes and handle no signal
+    meanwhile.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _FILES_MIN:

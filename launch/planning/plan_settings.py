@@ -17,7 +17,7 @@ from ..replay.report import HitTokens
 from .published import PUBLISHED
 
 FIFO: Final = "fifo"
-"""Name of a reference cache, first in first out in one tier; the replica has no such policy."""
+"""Name of the FIFO policy, which only a reference cache with a single tier has; replicas do not."""
 _POINTS_MAX: Final = 10_000
 _USUAL_HOST_GIB: Final = (0.0, 128.0, 512.0, 2048.0)
 

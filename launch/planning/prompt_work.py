@@ -57,8 +57,8 @@ def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
         elements = 2 * head_dim(fields)
     pair = 2 * heads * elements
     if latent and fields.has("index_topk"):
-        # The sparse-attention index scores every query/key pair; attention computes the best
-        # `index_topk`.
+        # The sparse-attention index scores every query/key pair; attention then computes only the
+        # `index_topk` best pairs of each token.
         index = 2 * fields.number("index_n_heads", 64) * fields.number("index_head_dim")
         chosen = Attended(kinds.full * pair, fields.number("index_topk"))
         return PromptWork(weights, (Attended(kinds.full * index), chosen))

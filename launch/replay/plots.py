@@ -153,8 +153,8 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # A bucket is known by its upper bound. Use a time just below the bound, so that its steps are
-    # counted in the right bin.
+    # Count each bucket's steps at a time just below the bucket's upper bound, so that they fall into
+    # the right bin of the histogram.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")

@@ -59,7 +59,7 @@ def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: in
         try:
             return _needed_bytes(replace(settings, store=None).with_sizes({name: size}))
         except ConfigError:
-            # The settings are invalid, because the value is too small for a whole window.
+            # With this value the settings are invalid, because the pool cannot hold a whole window.
             return None
 
     largest = bisect_left(range(1, value), True, key=lambda size: (needed(size) or 0) > room)

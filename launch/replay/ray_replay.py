@@ -214,7 +214,7 @@ def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
 
 
 def _have_ended(ray: Any, runs: Sequence[Any]) -> bool:
-    """Wait up to `POLL_S`; return whether all ranks have finished, or any rank has failed."""
+    """Wait up to `POLL_S` seconds; return true once all ranks have finished or any has failed."""
     ended, waiting = ray.wait(runs, num_returns=len(runs), timeout=POLL_S)
     return not waiting or any(_outcome(ray, run, 0).error for run in ended)
 

@@ -93,7 +93,7 @@ class ServingRun:
 
 
 def submit_requests(store: Store, rank: int, result: RankResult) -> None:
-    """Write a rank's result to the rendezvous store; do nothing if that store has ended."""
+    """Write a rank's result to the rendezvous store; do nothing if that store no longer answers."""
     with suppress(RuntimeError):
         _put(store, _of_rank(rank), msgspec.msgpack.encode(result))
         store.add(_BEGUN, 1)

@@ -191,7 +191,7 @@ def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.
 
 
 def limits_of(settings: ReplaySettings) -> EngineLimits:
-    """Return the limits of the scheduler, which are equal on every rank."""
+    """Return the engine's concurrency, page size and other limits, which are equal on every rank."""
     return EngineLimits(
         concurrency=settings.concurrency,
         page_tokens=settings.page_tokens,

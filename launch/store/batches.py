@@ -14,9 +14,10 @@ from ...storage_backends.records.catalogue import stored_bytes
 BATCH_BYTES: Final = 16 << 20
 BATCH_OBJECTS: Final = 256
 OBJECT_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of an object that is read; a page has a few megabytes, and memory may not hold more."""
+"""Maximum bytes of an object that is read. Pages have a few megabytes; memory may not hold larger
+objects."""
 ANY_BYTES: Final = 1 << 62
-"""Byte limit of a batch whose objects are not read, so that the bytes do not matter."""
+"""Byte limit for batches whose objects are not read; so high that it never applies."""
 
 NAMED_MAX: Final = 10
 """Maximum number of objects that are listed by name for each kind of defect."""
@@ -31,8 +32,8 @@ class Defects:
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Number of these objects by outcome (`failed`, `timed out`), if the defect has several outcomes.
-    """
+    """By outcome (`failed`, `timed out`): number of objects with this defect; empty if the defect has
+    only one outcome."""
 
     def add(self, name: ObjectName, outcome: str | None = None) -> None:
         """Count one more object with the defect."""
@@ -50,7 +51,7 @@ class Scratch:
         self._memory = memoryview(bytearray())
 
     def buffers(self, shapes: Sequence[ObjectShape]) -> list[memoryview]:
-        """Return a buffer for each object shape; the buffers are valid until the next call."""
+        """Return a buffer for each object shape, of its size; all are valid until the next call."""
         sizes = [shape.nbytes for shape in shapes]
         if sum(sizes) > len(self._memory):
             # Free the old memory before allocating the new, so that both never exist together.

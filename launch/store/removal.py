@@ -46,7 +46,7 @@ class Removal:
     """Objects that the store could not remove."""
 
     def add(self, name: ObjectName, nbytes: int, *, gone: bool) -> None:
-        """Count one object that was removed (`gone`) or not."""
+        """Count one object: as removed if `gone` is true, otherwise as not removable."""
         if gone:
             self.objects += 1
             self.nbytes += nbytes
@@ -61,7 +61,7 @@ class Selection:
     namespaces: frozenset[str] | None
     """Namespaces whose objects are removed; None for all."""
     manifests: frozenset[ObjectName] = frozenset()
-    """Manifests to be removed after all other objects, because they describe the others."""
+    """Manifests, which are removed after all other objects because they describe these."""
 
     def wants(self, stored: StoredObject) -> bool:
         """Return whether an object must be removed; manifests are removed separately."""
@@ -71,7 +71,7 @@ class Selection:
 
 
 class _Oldest:
-    """Collects the oldest objects of a store, as many as must be removed to free `nbytes` bytes."""
+    """Collects the oldest objects of a store, just enough to free `nbytes` bytes by their removal."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -79,17 +79,17 @@ class _Oldest:
         self._heap: list[tuple[float, int, StoredObject]] = []
 
     def add(self, stored: StoredObject) -> None:
-        """Add an object, unless its age is unknown; the youngest ones are dropped again."""
+        """Add an object of known age, and drop the youngest objects if the others suffice."""
         if stored.age_s is None:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
         self._left -= stored_bytes(stored)
-        # Drop the youngest object as long as the other objects have enough bytes.
+        # Drop the youngest object as long as the other objects together free enough bytes.
         while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
     def oldest_first(self) -> list[StoredObject]:
-        """Return the collected objects, oldest first; the oldest ones are the ends of prefixes."""
+        """Return the collected objects, oldest first, so that a prefix loses its last pages first."""
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
@@ -297,7 +297,8 @@ def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
 def pages_of(namespaces: Collection[str] | None) -> Wanted:
     """Return a filter that accepts the pages of these namespaces (None: of all).
 
-    Manifests and marks are not accepted, because they are small and describe the pages that stay.
+    Manifests, and marks (which record the groups that wrote pages), are not accepted, because they are
+    small and describe the pages that stay.
     """
     return lambda stored: (
         not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)

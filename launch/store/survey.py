@@ -79,7 +79,7 @@ async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[Read
 async def told(
     objects: AsyncIterator[StoredObject], progress: StoreProgress
 ) -> AsyncIterator[StoredObject]:
-    """Yield the objects, and advance the progress bar once for many objects."""
+    """Yield the same objects, and report many of them at a time to the progress bar."""
     number = nbytes = 0
     async for stored in objects:
         yield stored
@@ -127,7 +127,7 @@ def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
 def find_models(
     catalogue: Catalogue, model: str, weights_version: str | None, uri: str
 ) -> dict[ObjectName, str]:
-    """Return the namespaces of a model, by the names of the manifests that describe them.
+    """Return {manifest's object name: namespace} for all manifests of a model.
 
     If `weights_version` is not None, only manifests with these weights count. Raises `ConfigError` if
     there is no such manifest.

@@ -157,7 +157,7 @@ def _print_model(model: ModelContents) -> None:
 def _print_namespace(namespace: NamespaceContents) -> None:
     digest = namespace.namespace
     shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
-    # List each writer once, because every pipeline stage of a group leaves a mark.
+    # List each writer once, because every pipeline stage of a group leaves a mark with the same text.
     by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
     written = f", written by groups of {by}" if by else ""
     say(f"  namespace {shown}{written}")
@@ -193,7 +193,7 @@ def _writer(mark: str) -> str:
     if match is None:
         return mark
     stages = f" in {match[1]} stages" if match[1] != "1" else ""
-    # The mark ends in `.all` if the group's pages do not depend on the TP size.
+    # A writer's mark ends in `.all` if the pages that the group wrote do not depend on the TP size.
     size = "any TP size" if match[2] == ".all" else f"TP {match[2]}"
     return f"{size}{stages}"
 

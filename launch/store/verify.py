@@ -138,7 +138,8 @@ async def _verify(
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # Do not read corrupt manifests a second time; a read-only store still lists them.
+    # Skip manifests that the listing found corrupt: they are counted, but a read-only store lists them
+    # again.
     read_before.update(surveyed.corrupt)
     if namespace is not None:
         # The option may be the beginning of a namespace's digest, so find the full digest.

@@ -118,7 +118,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Also check unwritten pages, because retries are up to 30 s apart and a window may have none.
+    # Also check unwritten pages: retries are up to 30 s apart, so a window may contain no failed write.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
@@ -178,7 +178,8 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # Add unreadable pages, because pages of a timed-out call are counted as unreadable.
+        # Timed-out pages include the unreadable ones, because a timed-out call counts its pages as
+        # unreadable.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
@@ -294,8 +295,8 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # A slow store or a corrupt page makes one rank lack pages that the others have. List both causes
-    # before `_lacking`, their consequence.
+    # Put `_late` and `_unreadable` before `_lacking`: if one rank lacks pages that the others have, a
+    # slow store or a corrupt page is often the cause.
     _late,
     _unreadable,
     _lacking,

@@ -41,7 +41,8 @@ class GroupSample:
     ranks: Mapping[int, Numbers]
     """Samples by rank; a single scheduler answers for all its ranks."""
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Addresses at which no rank answered, with a description of another program's answer, or ""."""
+    """By address at which no rank answered: a description of another program's answer, or "" if there
+    was no answer."""
     heard_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Time of a rank's last answer in seconds, by address."""
 
@@ -137,7 +138,7 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
-    """Query waiting addresses one after another, each with a share of the time that remains."""
+    """Query the waiting addresses in turn, giving each an equal share of the time that remains."""
     with suppress(IndexError):
         while (now_s := time.monotonic()) < until_s:
             address = waiting.popleft()

@@ -29,7 +29,7 @@ _ADDRESS = "producer:1"
 _TURNS_APART = 0.3
 """The chance that only one of the two groups takes a step, instead of both."""
 _MEANWHILE = 2
-"""Average number of steps of one group, at most, between two consecutive steps of the other group."""
+"""The number of steps that one group may take, on average, between two steps of the other group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class _Group(Schedule):
         return epoch
 
     def connect(self, place: ShardPlace, source: str) -> SimulatedPeers:
-        """Return the pages that this group serves, in the shards of the consumer's rank at `place`."""
+        """Return this group's served pages, as read by the consumer's rank with shard `place`."""
         del source
         return SimulatedPeers(self._serving, place, self.result.coverage)
 

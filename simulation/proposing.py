@@ -1,9 +1,9 @@
 """Simulates operators who attach and detach stores while requests run.
 
-In one campaign, some or all ranks are asked to attach a store, or to detach the attached one. The
-proposal reaches each rank at a different moment, and sometimes one rank gets another proposal. After
-every step all ranks must use the same store. A proposal must be applied on all ranks or on none, and
-must end in bounded time.
+An operator asks some or all ranks to attach a store, or to detach the attached one. This proposal
+reaches each rank at a different moment, and sometimes one rank gets another proposal. After every step
+all ranks must use the same store. A proposal must be applied on all ranks or on none, and must end in
+bounded time.
 """
 
 from collections import Counter, defaultdict
@@ -68,8 +68,8 @@ class Proposing:
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
         """The chance that a rank cannot open a store that it is asked to attach."""
         self._can_attach = world.config.host_pages > 0
-        # Allow extra time: steps before a rank gets the proposal may be long, those after its timeout
-        # short.
+        # Add the time for which clock faults may stop agreed time, and the time that the other group of
+        # a pair may take between steps of this group.
         slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
         self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage

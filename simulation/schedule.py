@@ -44,7 +44,7 @@ _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
 """Virtual time after which every transfer has completed, except those that never complete."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
-"""Virtual time after which a group no longer trusts that its store still has old objects."""
+"""Virtual time after which a group no longer assumes that the store still has an object it wrote."""
 _WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
 """Maximum number of steps until all ranks notice a lost rank: 2, because a round may be in flight."""
@@ -57,7 +57,7 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults after which the struck rank, like the others, takes steps until the epoch ends."""
+"""Faults after which the affected rank, like the others, keeps taking steps until the epoch ends."""
 
 
 class _CopiesLost(Exception):
@@ -141,7 +141,8 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # This time no copies can be lost, because a new epoch has nothing in flight.
+                # This second `_end` cannot fail because of hung copies: a new epoch has nothing in
+                # flight.
                 self._begin_anew()
                 self._end()
         except Violated as violated:

@@ -29,7 +29,7 @@ _STEPS_TO_AGREE = 40
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
-    """Raise unless a match has only whole pages of the request, and no more on device than on host."""
+    """Raise unless 0 <= device tokens <= host tokens <= `tokens` for a match, all in whole pages."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
         raise Violated(f"a match of {tokens} tokens finds {found}")
@@ -38,7 +38,7 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """Raise unless an admission gives at least what the preceding match found and loads the rest.
+    """Raise unless an admission covers the match just before, and loads its tokens not on the device.
 
     With `sparse` state, which exists at some positions only, the device may have more of the prefix
     than the match could use. The admission may then use more device tokens than the match reported.
@@ -103,7 +103,7 @@ class TreeChecker:
     def _offered(
         self, component: Component, nodes: Iterable[tuple[TreeIdentity, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return for each tier which content each page should hold according to the prefix tree."""
+        """Return (device, host): by page of the prefix tree, the content that the page should hold."""
         pool, index = component.pool, component.index
         offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, node, prefix in nodes:
@@ -196,8 +196,8 @@ class DeadlineChecker:
         """Raise if an operation has been in its current phase for longer than allowed."""
         table = cache.inspection.in_flight
         since = self._since
-        # Allow extra steps, because only one failed operation of a queue settles per round, and reports
-        # are late.
+        # Allow extra steps, because at most one failed operation of a queue settles per round, and
+        # because progress reports may arrive late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
         current: dict[int, tuple[Phase, int]] = {}
         for operation in table.values():
@@ -265,7 +265,7 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """Raise if an engine-owned load is quarantined, or a request waits for a load that has ended."""
+    """Raise if a load into engine-owned pages is quarantined, or a request waits for an ended load."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESUME)
@@ -284,9 +284,10 @@ def check_loads(cache: HostCache) -> None:
 def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
-    """Raise if pages or locks leaked, or an operation is still in flight, after the group has drained.
+    """Raise if a drained group has leaked pages or locks, or still has an operation in flight.
 
-    Operations whose I/O never completes, `restless` by rank, must be quarantined; no others may be.
+    Operations whose I/O never completes (`restless`: their ids by rank) are an exception: they must be
+    quarantined, and no others may be.
     """
     counted = cache.stats(rounds=0).replica
     found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())

@@ -29,8 +29,8 @@ class Published:
         self._pages: set[int] = set()
         """Contents of all published full-attention pages."""
         self._ends: set[int] = set()
-        """Contents of the last page of each published prefix; their number bounds the number of kept
-        states."""
+        """Contents of the last page of each published prefix; at most one state is kept for each of
+        them."""
         self._loaded = 0
         """Number of full-attention pages that load backs were to fill, whether or not they succeeded.
         """

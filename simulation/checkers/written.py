@@ -20,10 +20,10 @@ _Piece = tuple[Component, Node, int]
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
-    """Raise unless each rank's store has accepted all pages that the write policy wants written.
+    """Raise unless each rank's store has accepted all pages that the write policy requires it to have.
 
-    Nothing is checked if a store was attached later, because it need not have older pages, or while
-    pages are quarantined, because they may cause a lack of room.
+    Nothing is checked if a store was attached after the start, because it need not have older pages.
+    Nothing is checked while pages are quarantined, because the pools may then lack free pages.
     """
     if promises_anything(seen):
         for node in seen.prefixes.tree.nodes():
@@ -97,10 +97,10 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
 
 
 def _fits(seen: Inspection) -> bool:
-    """Return whether each host pool, apart from full attention, has more room than one match needs.
+    """Return whether each host pool other than full attention has more pages than one match needs.
 
-    One extra page per window is included. With less room, the window pages at two ends of one path
-    evict each other.
+    A window pool must hold one page more than its window. With less room, window pages at two ends of
+    the same tree path evict each other.
     """
     pages = seen.config.pool_pages(HOST)[1:]
     spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])
@@ -114,7 +114,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield the window pages that only a match one page shorter than `node` needs, if in memory."""
+    """Yield the window pages in memory that only a match ending one page before `node` ends needs."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

@@ -37,8 +37,8 @@ class DrawnControls:
 
     def _reset(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str:
         self.generation += 1
-        # The weights' name contains the generation, because page contents, and so page keys, differ
-        # between generations.
+        # Put the generation (number of resets) into the weights' name: page contents differ between
+        # generations, so page keys must differ, too.
         version = f"weights {self.generation}" if self.generation % 3 else None
         ask("reset", caches, lambda c: c.reset(version))
         for request in requests:

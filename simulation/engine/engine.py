@@ -35,7 +35,7 @@ CacheT = TypeVar("CacheT", bound=RankCache)
 
 
 class SimulatedEngine(ABC, Generic[CacheT]):
-    """The simulated engine of one schedule; it outlives epochs, its requests do not."""
+    """The simulated engine of one schedule; at the end of an epoch it drops its requests."""
 
     kind: type[CacheT]
     """The cache class that this engine drives."""
@@ -126,7 +126,10 @@ class SimulatedEngine(ABC, Generic[CacheT]):
             self._coverage[done] += 1
 
     def _is_due(self) -> bool:
-        """Draw whether a request arrives; finished requests that still serve pages do not count."""
+        """Draw whether a request arrives; none does if the maximum number of requests is in flight.
+
+        Finished requests that are kept only to serve their pages do not count.
+        """
         served = sum(each.is_served for each in self.requests)
         rate = self._world.arrival_rate
         if self.takes is not None and not self.takes.waiting:

@@ -45,9 +45,10 @@ class EnginePools:
         """Freed pages to be overwritten, each entry with a pool and its pages."""
 
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
-        """Return how many of a request's first `pages` pages the device prefix cache can provide.
+        """Return how many of a request's first `pages` pages can come from the device prefix cache.
 
-        Counts only as many as let the request continue computing after them.
+        After these pages, the windows (and with `with_state` the recurrent state) are cached, too, so
+        that the request can compute its next token.
         """
         full, end = self.pools[KV_POOL], 0
         while end < pages:
@@ -65,8 +66,8 @@ class EnginePools:
     ) -> bool:
         """Give a request the cached pages before page `first`, and new pages up to `length` tokens.
 
-        With `forks`, its state is a copy of the cached one. Return False if there is no room; the
-        request then has no pages.
+        With `forks`, the request's state is a copy of the cached state. Return False if too few pages
+        are free; the request then has no pages.
         """
         start, last = first * self._page, -(-length // self._page)
         tables: dict[str, list[int]] = {}
@@ -128,7 +129,7 @@ class EnginePools:
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Return whether a request can compute after a failed load: it lacks no page and no state."""
+        """Return whether a request, after a failed load, has all pages and the state to compute."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
@@ -206,7 +207,7 @@ class EnginePools:
                 self._spoiled.append((pool, pages))
 
     def overwrite(self) -> None:
-        """Overwrite the pages marked by `give_back`, after all fences of this step."""
+        """Overwrite the freed pages that `give_back` collected; call it after a step's fences."""
         for pool, pages in self._spoiled:
             self.pools[pool].overwrite(pages)
         self._spoiled.clear()
@@ -229,7 +230,7 @@ class EnginePools:
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Return whether the device has cached what these layers need to continue after `end`."""
+        """Return whether the device has cached all that these layers read after page `end`."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

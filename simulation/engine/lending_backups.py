@@ -11,8 +11,8 @@ class LendingBackups(LendingEngine):
     def back_up(self, request: EngineRequest, generation: int) -> bool:
         """Back up the whole pages that exist after this step's forward pass, or sometimes fewer.
 
-        Return False if there is nothing to back up. A match must find the pages that are already on the
-        host, but only if the request started in this `generation` of the cache.
+        Return False if there is nothing to back up. If the request started in this `generation` of the
+        cache, raise unless the backup covers all tokens that a match finds on the host.
         """
         known = max(request.computed, request.planned)
         if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):

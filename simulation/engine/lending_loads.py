@@ -62,7 +62,7 @@ class LendingLoads(LendingEngine):
         return first, first + hit // unit
 
     def load(self, request: EngineRequest, first: int, last: int) -> None:
-        """Order the load of a request's pages from position `first` to `last`."""
+        """Make every rank load a request's pages at positions `first` to `last` (exclusive)."""
         pools, end = self.pools, last * self.page_tokens
         request.bringing, request.state_comes = end, True
         self.ask(

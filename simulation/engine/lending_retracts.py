@@ -51,7 +51,7 @@ class LendingRetracts(LendingEngine):
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Return whether copies access the request's pages, and all of these are quarantined."""
+        """Return whether copies access the request's pages, and all these copies are quarantined."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

@@ -44,10 +44,10 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
         self._retracts = LendingRetracts(*parts)
         self._leaving: dict[str, Held] = {}
-        """Released requests whose pages are not free yet, with these pages."""
+        """By name of a released request: its device pages, which copies may still access."""
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
-        """Whether copies ordered in this step are still to be started around the forward pass."""
+        """Whether a copy that the cache ordered in this step waits for the engine to start it."""
         # Make resets rare in a pair of groups, because groups with different weights cannot hand over.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
         self._resets = self._random.choice(rates)
@@ -165,8 +165,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # Fence requests preempted in this step first, because this request writes to their
-                # pages at once.
+                # First fence the requests preempted in this step, because this request may get their
+                # pages and writes to them at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):
@@ -235,7 +235,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             request.tokens += self._prompts.answer(min(missing, self._page + 1))
         length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
         if request.stage is EngineStage.ANSWERING:
-            # Drop tokens that found no room; the engine has not sent them and samples them again.
+            # Drop decoded tokens for which no page was free; no client has them, and they are sampled
+            # again.
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
                 self._back_up(request)
@@ -296,7 +297,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._pools.give_back(held, overwrite=fenced and self._random.random() < 0.5)
 
     def _begin_anew(self, request: EngineRequest, known: int) -> None:
-        """Make a request's first `known` tokens its prompt, which it must compute again."""
+        """Restart a request: its first `known` tokens become its prompt, to be computed again."""
         request.tokens = request.head(known)
         request.answer = max(0, request.answer - (known - request.prompt))
         request.prompt, request.refused = known, 0
@@ -314,7 +315,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._release(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Release a finished request; if it is still served to others, free only its device pages."""
+        """Release a finished request, or only its device pages if another group may still read it."""
         if not self._stays(request):
             self._release(request)
         elif not self._ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
@@ -351,8 +352,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
                 if request.stage in _COMPUTES:
                     self._preempt(request)
         self._generation += 1
-        # The weights' name contains the generation, because page contents, and so page keys, differ
-        # between generations.
+        # Put the generation (number of resets) into the weights' name: page contents differ between
+        # generations, so page keys must differ, too.
         version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1

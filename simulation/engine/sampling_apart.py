@@ -1,4 +1,4 @@
-"""Engines that diverge: one rank gets a command with other tokens than the rest, equal in number.
+"""Engines that diverge: one rank's command carries as many tokens as the other ranks', but others.
 
 The state digest covers tokens (rule R2), so all ranks must notice in the next launched round.
 """
@@ -14,10 +14,10 @@ from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""Name of a command, the tokens that the command carries, and a function that gives it with tokens."""
+"""A command's name, its tokens, and a function that gives the command with other tokens to a cache."""
 
 _NAME = "apart"
-"""Name of a request or pin that the engine does not use itself."""
+"""Name of the request or pin in these commands; the engine uses this name for nothing else."""
 
 
 def cache_commands(

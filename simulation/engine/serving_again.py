@@ -1,4 +1,4 @@
-"""Serves prompts that are still in memory once more, long after the store lost its objects."""
+"""Serves old prompts again that are still cached in memory, long after the store lost its objects."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +15,9 @@ Prompt = tuple[str, bytes]
 def serve_again(
     caches: Sequence[Cache], prompts: Iterable[Prompt], take_step: Callable[[], None]
 ) -> list[Prompt]:
-    """Load back and publish the cached part of each prompt; return the prompts for which it worked.
+    """Load back and publish the cached part of each prompt; return the parts that were published.
 
-    A prompt is left out if there is no room for it on the device or a copy fails.
+    A part is left out if there is no room for it on the device or a copy fails.
     """
     found = [
         (namespace, tokens[: TOKEN_BYTES * match.host_tokens])

@@ -276,7 +276,7 @@ class Workload(SimulatedEngine[Cache]):
             self._insert(request, final=False)
 
     def _chunk_end(self, request: EngineRequest, end: int) -> int:
-        """Return where a chunk ends that could reach `end`: usually at a checkpoint before it."""
+        """Return the token count at which the next chunk ends: the next checkpoint, or `end`."""
         ahead = [each for each in request.checkpoints if request.computed < each < end]
         return min(ahead) if ahead and self._random.random() < 0.85 else end
 
@@ -290,7 +290,8 @@ class Workload(SimulatedEngine[Cache]):
         request.tokens += self._prompts.answer(min(missing, self._page + 1))
         if not self._advance(request, len(request.tokens) // TOKEN_BYTES):
             return
-        # Drop tokens that found no room; the engine has not sent them and samples them again.
+        # Drop decoded tokens for which no page was free; no client has them, and they are sampled
+        # again.
         request.tokens = request.head(max(request.prompt, request.computed))
         every = self._world.checkpoint_tokens
         share = 0.1 if every is None or request.computed % every else 0.6

@@ -33,8 +33,8 @@ from .prompts import ID_BYTES, PagedPrompt
 _NAMESPACE = ""
 _by_operation = attrgetter("operation")
 _TRIES_MAX = 4
-"""Maximum number of times that a request asks for admission; pages may have to be backed up in between.
-"""
+"""Maximum number of attempts to admit a request; evicted pages may have to be backed up between two
+attempts."""
 
 
 class Served(NamedTuple):
@@ -83,7 +83,7 @@ class InstantGroup:
         return served
 
     def _admit(self, name: str, usable: bytes, pages: int) -> Admission | None:
-        """Admit a request with room for cached prefix and first chunk; return None if refused."""
+        """Admit a request with pages for its cached prefix and first chunk; None if refused."""
         for _ in range(_TRIES_MAX):
             reserved = pages
             if pages > self._chunk_pages:
@@ -199,7 +199,7 @@ class InstantGroup:
 
 
 def _watermarks(expectations: Iterable[Expectation]) -> tuple[Watermark, ...]:
-    """Return watermarks that report every queued operation as completed on all ranks."""
+    """Return watermarks that report all queued operations as completed on every rank."""
     through: dict[Queue, int] = {}
     for each in expectations:
         if isinstance(each, Queued):

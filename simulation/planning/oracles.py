@@ -77,7 +77,7 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
 
 
 def _grow(top: _Branch, ids: bytes) -> None:
-    """Add a prompt's pages to the tree of prompts; some branch ends where the prompt ends."""
+    """Add a prompt's pages to the tree of prompts; split the branch that the prompt leaves."""
     branch, done = top, 0
     while done < len(ids):
         following = branch.below.get(ids[done : done + ID_BYTES])
@@ -124,11 +124,11 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """Return for each prompt how many pages an optimal cache of `pages` pages would hit."""
     following = _next_uses(prompts)
     held: dict[int, int] = {}
-    """Number of each run's leading pages that are cached, by run number."""
+    """By run number: how many of the run's first pages are cached."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of cached runs, latest next use first; entries whose next use differs from `when` are
-    skipped."""
+    """Heap of cached runs, latest next use first. An entry is outdated, and skipped, if its next use
+    differs from that in `when`."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):

@@ -39,7 +39,7 @@ class PagedPrompt:
 
 
 def require_page_tokens(page_tokens: int) -> None:
-    """Raise `ConfigError` unless pages of this size can be told apart by a trace's block hashes."""
+    """Raise `ConfigError` unless a trace's block hashes can identify pages of `page_tokens` tokens."""
     if page_tokens < 1 or (BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS):
         raise ConfigError(
             f"pages of {page_tokens} tokens do not fit a trace, whose ids cover {BLOCK_TOKENS}"

@@ -47,7 +47,7 @@ class OrderWork:
     over: bool = False
     """Whether the order's outcome has been reported."""
     queue: deque[ObjectPage] = field(default_factory=deque[ObjectPage])
-    """Pages whose transfers have not started; the order has claimed their slots already."""
+    """Pages whose transfers have not started, although the order has already claimed their slots."""
     pending: list[bool] = field(default_factory=list[bool])
     """By page index of a fetch: True until the page has landed."""
     reading: list[ObjectPage] = field(default_factory=list[ObjectPage])

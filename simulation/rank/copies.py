@@ -26,8 +26,8 @@ class _Pair:
     destinations: Slots
     destination: int
     sealed: tuple[str, int] | None = None
-    """Pool and host page of a sealed page, which a copy back to the device must find unchanged; else
-    None."""
+    """Pool and host page, if the page has a checksum (a retracted request's page), which the copy back
+    to the device must find valid; else None."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Copies:
         self._held[work.operation] = (order, work)
 
     def begin_held(self, direction: Direction) -> None:
-        """Start all queued copies in one direction."""
+        """Start all queued copies in one direction: from the device, or to the device."""
         for order, work in list(self._held.values()):
             if order.direction is direction:
                 del self._held[work.operation]

@@ -21,7 +21,7 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """Revive: a prefetch looks up all pages of a window, but reads the first instead of the last.
+    """Revive: a prefetch looks up more pages than a window needs, and reads the first instead of last.
 
     A handed-over request needs the window's last pages, which end where its prefix ends.
     """
@@ -63,7 +63,7 @@ class _NamesFirstPages(LookupPlanner):
 
 
 def one_pin_for_all_ends() -> Build:
-    """Revive: a request served up to several ends has only the farthest end's pages pinned."""
+    """Revive: if a request is served at several lengths, only the pages for the longest are pinned."""
     return Build(parts=Parts(serving=_PinsTheFarthestEnd))
 
 

@@ -26,7 +26,7 @@ from ..rank.memory import SymbolicMemory
 
 
 def backups_of_unfilled_pages() -> Build:
-    """Revive: a backup also takes the engine's pages that no load has filled."""
+    """Revive: a backup also copies engine-owned device pages that no load has filled."""
     return Build(parts=Parts(lent=_TakesAllForFilled))
 
 

@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Revive: ranks agree on the number of completed backups, and each rank settles its own."""
+    """Revive: ranks agree only on how many backups completed, and each settles those it completed."""
     parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Give the queue positions that settle to copies that this rank has completed."""
+        """Move the queue positions that settle now to backups that this rank has completed."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)

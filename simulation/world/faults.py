@@ -203,7 +203,7 @@ class Mishaps:
     rates: Mapping[Mishap, float]
     """By kind of fault that is switched on: chance that it strikes at one opportunity."""
     paces: tuple[float, ...]
-    """By rank: the factor by which the rank's transfers are slower than usual."""
+    """By rank: the factor by which the rank's transfers take longer than usual."""
     skews_ms: tuple[int, ...]
     """By rank: how many milliseconds the rank's clock is ahead of the group's clock."""
     tiny_pools: bool
@@ -253,7 +253,8 @@ class FaultSource:
 def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
     """Draw a schedule's faults.
 
-    Some faults are drawn from `apart`, so that these draws do not change the other draws of the seed.
+    Some faults are drawn from the separate random stream `apart`, so that these draws do not change the
+    other draws of the seed.
     """
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:

@@ -57,7 +57,7 @@ class EngineRequest:
     shared: int = 0
     """Number of leading tokens whose pages the request shares with the prefix tree."""
     priority: int = 0
-    """The request's priority; pages that a lower priority used last are evicted first."""
+    """The request's priority; pages last used by requests of lower priority are evicted first."""
     answer: int = 0
     """Number of tokens that the complete answer will have."""
     refused: int = 0
@@ -79,8 +79,8 @@ class EngineRequest:
     """Number of cache resets before the request began to compute; its contents belong to this
     generation."""
     admitted: bool = False
-    """Whether the cache knows that the request computes, because the request has loaded or backed up.
-    """
+    """Whether the cache knows that the request is computing, because a load or backup call has named
+    it."""
     unknown: bool = False
     """Whether the request began to compute before a reset, without the cache knowing of the request."""
     failed: bool = False
@@ -88,8 +88,7 @@ class EngineRequest:
     bringing: int = 0
     """Number of tokens that the request has after its load in flight, or had when it was retracted."""
     keeps_windows: bool = False
-    """Whether the request keeps window pages that its windows have passed, and provides them to loads.
-    """
+    """Whether the request has device pages behind its windows, too, and offers them to loads."""
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
     """By pool: page-table positions whose pages the last load left unfilled."""
     state_comes: bool = False

@@ -73,7 +73,7 @@ def _demo(
             store=store or Path(place).resolve().as_uri(),
             concurrency=4,
             table=False,
-            # Pools that are too small for the workload, so that every tier is used.
+            # Make the pools too small for the workload, so that every tier is used.
             device_pages=192,
             host_pages=512,
         )
@@ -104,7 +104,7 @@ def _check_files(timeline: Path | None, page: Path | None) -> None:
 def _replay_twice(
     settings: ReplaySettings, scratch: Path, timeline: Path | None
 ) -> tuple[int, dict[str, Report]]:
-    """Replay cold and warm; return the first nonzero exit status (or 0), and the reports by run."""
+    """Replay cold and warm; return (first nonzero exit status or 0, reports by run)."""
     reports: dict[str, Report] = {}
     for run in ("cold", "warm"):
         path = scratch / f"{run}.json"

@@ -75,7 +75,7 @@ def command_line(name: str, **settings: Any) -> App:
         version=f"lockstep {VERSION}",
         config=_check_numbers,
         help_flags=("--help", "-h"),
-        # Markdown joins the lines of a wrapped docstring; plain text keeps the line breaks.
+        # Use Markdown, which joins the lines of a wrapped docstring; plain text keeps the line breaks.
         help_format="markdown",
         group_parameters="Options",
         default_parameter=Parameter(

@@ -39,7 +39,7 @@ OnDone = Callable[[Progress], None]
 
 
 def nothing(_progress: Progress) -> None:
-    """Do nothing with the progress."""
+    """Ignore the progress of a replay; the default of functions that report progress."""
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def judge_calls(failures: Mapping[str, str]) -> CheckResult:
 
 
 def probe_open_files() -> tuple[int, int]:
-    """Return the soft and hard limits on open files."""
+    """Return the (soft, hard) limits on open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 

@@ -41,7 +41,7 @@ class HostMemory:
 
 
 def probe_shared() -> tuple[int, int] | None:
-    """Return the total and free bytes of /dev/shm; None if it does not exist."""
+    """Return (total, free) bytes of /dev/shm; None if it does not exist."""
     try:
         found = os.statvfs(_SHARED)
     except OSError:

@@ -152,7 +152,7 @@ def _judged(package: Package) -> CheckResult:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: 2, 13, 0 of `2.13.0+cpu`."""
+    """Return the leading numbers of a version, such as (2, 13, 0) for `2.13.0+cpu`."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 

@@ -282,7 +282,7 @@ def judge_speed(speed: Speed) -> CheckResult:
 
 
 def _where(uri: StoreUri) -> tuple[str, int] | None:
-    """Return a store's host and port; None for a store that is not on the network."""
+    """Return a store's (host, port); None for a store that is not on the network."""
     if uri.scheme in IN_DIRECTORIES:
         return None
     with suppress(LockstepError, ValueError):

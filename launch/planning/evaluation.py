@@ -33,7 +33,8 @@ class Evaluation:
         self._operations = sum(
             self.model.work.operations(each.prompt_length) for each in self.requests
         )
-        # Keep the paged prompts of a few page sizes, because a sweep has many points of each page size.
+        # Keep the prompts, divided into pages, for a few page sizes, because many points of a sweep
+        # have the same page size.
         self.prompts = lru_cache(maxsize=4)(self._prompts)
 
     def pools(self, page_tokens: int) -> ModelPools:
@@ -137,7 +138,8 @@ class Evaluation:
             of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
             return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
 
-        # Every rank reads replicated content from the store, but only one rank writes it.
+        # Count reads of replicated content on every rank, but its writes once, because only one rank
+        # writes.
         return MovedGib(
             l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
             l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),

@@ -33,7 +33,7 @@ _USUAL: Final = SizeSettings()
 
 
 class PageSize(NamedTuple):
-    """A page size, and what it costs: headers, and tokens that are computed again."""
+    """A candidate page size and its costs: object headers, and tokens that are computed again."""
 
     page_tokens: int
     object_bytes: int

@@ -81,7 +81,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
 
 
 def _pace(report: Report) -> str:
-    """Return a line that says how requests entered the replay, since timestamps are not used."""
+    """Return a line that says how many requests the replay kept in the system at a time."""
     settings = report["settings"]
     unused = "" if settings["trace"] is None else "; the trace's timestamps are not used"
     requests = count(cast("int", settings["concurrency"]), "request")

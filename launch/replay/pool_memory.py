@@ -46,7 +46,7 @@ def _needed_bytes(settings: ReplaySettings) -> int:
 
 
 def _sizes(settings: ReplaySettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the settings that determine pool sizes: first those the user gave, then the others."""
+    """Return (settings given by the user, other settings) that determine pool sizes."""
     sizes = {name: getattr(settings, name) for name in _SIZES}
     given = {name: size for name, size in sizes.items() if size != _DEFAULTS[name]}
     return given, {name: size for name, size in sizes.items() if name not in given and size}

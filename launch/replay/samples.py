@@ -80,7 +80,7 @@ def percentile_us(counted: Counted, share: float) -> float:
 
 @dataclass(slots=True)
 class _Moment:
-    """One sample, and the histogram of step times since the previous sample."""
+    """One sample of the counters, with a histogram of the step times since the previous sample."""
 
     seconds: float
     counts: dict[str, int]

@@ -40,7 +40,7 @@ class ServingRun:
         sampler: Sampler | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """`sampler` is None except on rank 0; `events` is None if the rank keeps no events."""
+        """Create the run; `sampler` is None except on rank 0, `events` if the rank keeps no events."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler

@@ -82,7 +82,7 @@ def run_rank(
 def _agree(
     settings: ReplaySettings, environment: RankEnvironment, collective: "Collective"
 ) -> tuple[ReplaySettings, int]:
-    """Return the settings with the smallest pool sizes of all ranks, and the number of requests.
+    """Return (settings with the smallest pool sizes of all ranks, number of requests to replay).
 
     Checks every line of the trace first. Raises the same `ConfigError` on every rank if settings differ
     or a rank cannot replay them.

@@ -258,7 +258,7 @@ def _selected(
     *,
     everything: bool,
 ) -> tuple[Selection, Catalogue]:
-    """Return the objects that the options of `rm` select, and the store's catalogue."""
+    """Return (objects that the options of `rm` select, the store's catalogue)."""
     given = (model is not None) + (namespace is not None) + everything
     if given > 1:
         raise ConfigError("give only one of --model, --namespace and --all")
@@ -337,7 +337,7 @@ async def remove_selected(store: OpenedStore, selection: Selection, removed: Rem
 
 
 def selected_extent(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
-    """Return the number and the bytes of the selected objects, including manifests."""
+    """Return (number, bytes) of the selected objects, including manifests."""
     if selection.namespaces is None:
         return catalogue.total.objects, catalogue.total.nbytes
     objects, nbytes = extent_of(catalogue, selection.namespaces.__contains__)

@@ -138,7 +138,7 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _quarantine_record(directory: Path) -> Record:
-    """Return the number of quarantined files in a store's directory, and their bytes."""
+    """Return (number, bytes) of the quarantined files in a store's directory."""
     files = nbytes = 0
     try:
         with os.scandir(directory / QUARANTINE) as entries:

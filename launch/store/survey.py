@@ -69,7 +69,7 @@ async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surve
 
 
 async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[ReadOutcome, bytes]:
-    """Read a manifest; return the outcome of the read and the bytes."""
+    """Read a manifest; return (outcome of the read, the manifest's bytes)."""
     content = bytearray(MANIFEST_BYTES)
     read = Read(name, (memoryview(content),), ObjectShape.whole(MANIFEST_BYTES))
     (outcome,) = await backend.read([read], deadline=call_deadline())
@@ -91,7 +91,7 @@ async def told(
 
 
 def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int, int]:
-    """Return the number and the bytes of the objects in the wanted namespaces."""
+    """Return (number, bytes) of the objects in the wanted namespaces."""
     extents = [
         each.extent
         for model in catalogue.models()

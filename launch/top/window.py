@@ -42,7 +42,7 @@ class Window:
         return {rank: s for rank, s in self._by_rank(name, {}) if any(_keys(now[rank], name))}
 
     def _by_rank(self, name: str, labels: dict[str, str]) -> Iterator[tuple[int, float]]:
-        """Yield the increase of a counter on each rank that is in both readings."""
+        """Yield (rank, increase of a counter) for each rank that is in both readings."""
         before = None if self.before is None else self.before.ranks
         for rank, numbers in sorted(self.now.ranks.items(), key=itemgetter(0)):
             if before is None:

@@ -102,7 +102,7 @@ def _with_spoiled_saves(world: World) -> World:
 
 
 class PairSchedule:
-    """Runs the schedules of the two groups of a pair together, once."""
+    """Runs one schedule of a pair of groups: takes steps of both groups in common virtual time."""
 
     def __init__(
         self, world: PairWorld, *, record: bool = False, build: Build = SOUND_BUILD

@@ -49,7 +49,7 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """Number of rounds that the rank had taken when the proposal ended; tells repeated proposals apart.
+    """Number of rounds that the rank had taken when the proposal ended, to tell equal proposals apart.
     """
 
 

@@ -21,7 +21,7 @@ _STEPS_TO_HEAR = 2
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A request on its way to one rank, which it reaches in a given step."""
+    """An operator request on its way to one rank, which it reaches in a given step."""
 
     step: int
     rank: int
@@ -53,12 +53,11 @@ class Requesting:
         self._had: list[set[int]] = []
         """By rank: the numbers of the requests that the rank has received."""
         self._told = 0
-        """The number of requests that all ranks have executed."""
+        """The number of operator requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
-        """By rank: the requests that the rank has executed since the last check."""
+        """By rank: the operator requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """For each of the last steps: the highest request number up to which every rank had all
-        requests."""
+        """For each of the last steps: every rank had all operator requests up to this number."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
         """Continue with the caches of a new group, whose request numbers start at 1."""

@@ -75,7 +75,7 @@ class Surroundings:
 
 
 class Schedule:
-    """Runs the schedule of one group, in the world that was drawn for it, once."""
+    """Runs one group's schedule once, with the settings and faults of the given world."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Schedule:
         self._faults.over = False
 
     def _check_written_again(self, workload: Workload) -> None:
-        """Empty the stores, serve old prompts later, and raise if their pages are not written again."""
+        """Empty the stores, serve old prompts again, and raise if their pages are not rewritten."""
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen = self._epoch.caches[0].inspection
         if not promises_anything(seen):
@@ -439,7 +439,7 @@ class Schedule:
 
 
 def _crashed(error: Exception) -> str:
-    """Return place and message of an unexpected exception, for a finding."""
+    """Return place and message of an unexpected exception, for a violation."""
     frame = extract_tb(error.__traceback__)[-1]
     module = frame.filename.rsplit("/", 1)[-1]
     said = f": {error}" if str(error) else ""

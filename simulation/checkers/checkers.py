@@ -62,7 +62,7 @@ def check_covered(request: str, covered: int, found: int, tokens: int, page_toke
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Raise unless pages in use hold this rank's shard of the right content, and no transfer writes.
+    """Raise unless pages in use hold this rank's shard of the right content, and nothing writes them.
 
     Each entry of `wanted` has a page, the content that it should hold, and the name of its request.
     """
@@ -143,7 +143,7 @@ class TreeChecker:
 
 
 def _below(root: Node) -> Iterator[tuple[TreeIdentity, Node, bytes]]:
-    """Yield every tree node below `root`, with the tokens of its path from the root."""
+    """Yield (tree's identity, node, tokens from the root to the node's end) for nodes below `root`."""
     waiting: list[tuple[Node, bytes]] = [(root, b"")]
     for node, above in waiting:
         for child in node.children.values():

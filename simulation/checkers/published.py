@@ -62,7 +62,8 @@ class Published:
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
         """Record whether the device may have been full until now.
 
-        A retraction in flight still owns the partial page of its request.
+        Pages of operations in flight count, too, because a retraction still owns its request's partial
+        page.
         """
         self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)
@@ -103,7 +104,7 @@ class Published:
             raise not_kept(shared, f"are shared by request {request.name}", there)
 
     def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
-        """Return whether the tree must hold the state after the request's last computed token."""
+        """Return whether the tree must hold the recurrent state after the request's last token."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         used = len(self._ends) + self._loads + self._requests

@@ -1,4 +1,4 @@
-"""Checks that cached prefixes have been written to the store, once the group is at rest.
+"""Checks that cached prefixes have been written to the store, once nothing is in flight.
 
 The store must be healthy. The write policy says which pages must be written. With write-through, these
 are all pages on the device, including window and state pages that a match needs. Under every policy,
@@ -16,7 +16,8 @@ from ..rank.memory import SimulatedStore
 from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
-"""A component, a tree node, and the first position of the node whose pages must be in the store."""
+"""(component, tree node, page position): from this position on, the node's pages must be in the store.
+"""
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
@@ -91,8 +92,8 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # The same prompt sent again may match one page less, because its last token is always
-            # computed.
+            # Add the pages for a match one page shorter, because the same prompt sent again may match
+            # only that far: its last token is always computed.
             yield from _before(components[1:], node)
 
 

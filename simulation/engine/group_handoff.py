@@ -47,7 +47,8 @@ class GroupHandoff:
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:
-            # Keep the request without serving it again, so that its TTL may expire.
+            # Keep the request, but do not serve it again, so that the TTL of its served pages may
+            # expire.
             return True
         request.is_served = True
         tokens, ttl_s = request.head(request.computed), random.choice((0.1, 1.0, 30.0))

@@ -11,7 +11,7 @@ from ..world.request import EngineRequest, EngineStage
 from ..world.violated import Violated
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
-"""Description of an invalid call, and the call itself."""
+"""(description of an invalid call, function that makes the call)."""
 
 
 def misuse(
@@ -44,7 +44,7 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
 
 
 def refused_and_changed(rank: int, what: str) -> Violated:
-    """Return the finding that a refused call has changed the rank's state."""
+    """Return a violation message: a refused call has changed the rank's state."""
     return Violated(f"rank {rank}: {what} was refused, but changed the state")
 
 

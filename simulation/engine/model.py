@@ -153,7 +153,7 @@ class SimulatedModel:
 
 
 def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
-    """Return the pages in the requests' page tables, each with its content and request name.
+    """Return (page, content, request name) for each page in the requests' page tables.
 
     Pages with unknown content are left out.
     """

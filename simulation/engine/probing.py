@@ -1,4 +1,4 @@
-"""Probe of a cache at rest: the whole device must be allocatable to requests."""
+"""Probe of a cache with nothing in flight: every device page must be allocatable to requests."""
 
 from collections.abc import Sequence
 

@@ -82,7 +82,7 @@ class Workload(SimulatedEngine[Cache]):
         return probe(self._caches, self._world)
 
     def serve_again(self, take_step: Callable[[], None]) -> list[tuple[str, bytes]]:
-        """Serve the cached part of earlier prompts again; return their namespaces and tokens.
+        """Serve the cached part of earlier prompts again; return each part's (namespace, tokens).
 
         No operation may be in flight.
         """

@@ -135,7 +135,7 @@ class InstantGroup:
     def _prefetch_slots(
         self, expectations: Iterable[Expectation], orders: Iterable[Order]
     ) -> tuple[SlotVerdict, ...]:
-        """Return the lookup or read result of each prefetch slot, for the verdict."""
+        """Return the lookup or read result of each prefetch slot, as a verdict contains them."""
         fetches: dict[int, Fetch] = {}
         for order in orders:
             if isinstance(order, LookUp):

@@ -52,7 +52,7 @@ class Path:
 
 
 def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
-    """Return all prompts as runs, and the number of distinct pages."""
+    """Return (each prompt as a sequence of runs, number of distinct pages of all prompts)."""
     top = _Branch(b"")
     for prompt in prompts:
         _grow(top, prompt.ids)

@@ -162,6 +162,6 @@ class Cluster:
         return launched.index(fewest) if fewest < max(launched) else None
 
     def first_difference(self) -> str:
-        """Return the first change of replica state, as recorded, that differs between ranks."""
+        """Return the first recorded change of replica state that differs between ranks."""
         recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

@@ -74,7 +74,7 @@ class Conditions:
         self.random = random
         self.closed = False
         self.find = find
-        """Records a finding about this rank, such as an access to a page that the cache had ruled out.
+        """Records a violation by this rank, such as an access to a page that the cache had ruled out.
         """
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []

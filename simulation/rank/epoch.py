@@ -78,7 +78,8 @@ class Epoch:
     def lost(self) -> str | None:
         """Why no rank can continue because copies hang; None if all ranks can continue.
 
-        A single hung copy into engine-owned device pages suffices. Other hung copies must be numerous.
+        One hung copy into engine-owned device pages is reason enough; of other hung copies it takes
+        many.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"

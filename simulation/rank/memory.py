@@ -9,22 +9,19 @@ from ..world.violated import Record
 
 
 class Slots:
-    """The page slots of one pool on one tier of one rank.
-
-    An order claims its slots when it is issued, until its I/O is done. Several orders may read a slot;
-    an order that writes a slot must be the only one.
-    """
+    """Return the name of a page slot for use in a violation message."""
 
     def __init__(
         self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
     ) -> None:
         self.content = [EMPTY] * pages
-        """Content number of each slot; see `world/contents.py`."""
+        """Return a violation message: a page in use does not hold its request's prefix."""
         self.shard = rank * SHARDS
-        """The number that this rank's shard adds to the content number of a prefix."""
+        """Return a violation message: a transfer accesses a page although the cache had ruled it out.
+        """
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
-        """By slot: the operation that writes, or may still write, the slot; None if there is none."""
+        """Return a violation message: an operation copies a page that holds no prefix's content."""
         self._readers = [0] * pages
         self._record = record
 
@@ -47,7 +44,7 @@ class Slots:
         return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
-        """Record that `operation` will read the slot; add a finding if another operation writes it."""
+        """Record that `operation` will read the slot; record a violation if another one writes it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.writer[page] is not None:
@@ -55,7 +52,7 @@ class Slots:
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
-        """Record that `operation` will write the slot; add a finding if other operations access it."""
+        """Record that `operation` will write the slot; record a violation if others access it."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.touched(page):
@@ -110,7 +107,7 @@ class Slots:
         return False
 
     def _record_two(self, transfer: str, page: int) -> None:
-        """Record a finding about two operations on one page, of which at least one writes."""
+        """Record a violation: two operations access one page, and at least one of them writes."""
         writer = self.writer[page]
         other = "others still read" if writer is None else f"operation {writer} still writes"
         self._record(f"rank {self.rank}: {transfer} {self.slot(page)} while {other} it")
@@ -138,7 +135,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of the pool that an order names; add a finding if the pool is unknown."""
+        """Return the slots of the pool that an order names; record a violation if it is unknown."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(f"rank {self._rank}: an order {wrong}")
@@ -147,7 +144,7 @@ class SymbolicMemory:
 
 
 class SimulatedStore:
-    """One rank's objects in a simulated store. They outlive the group's processes.
+    """One rank's objects in a simulated store. The objects outlive the group's processes.
 
     All ranks share `meanings`, because a pool's page key means the same token prefix on every rank and
     at all times. Each rank's object under a key holds that rank's shard.
@@ -156,7 +153,7 @@ class SimulatedStore:
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self.accepted: set[tuple[str, bytes]] = set()
-        """Pool and key of the objects that this rank need not write.
+        """(pool, key) of the objects that this rank need not write.
 
         Either this rank has written the object (which may be lost since), or the page came from another
         group, which writes the object itself.
@@ -171,14 +168,14 @@ class SimulatedStore:
         return self._objects.get((pool, key))
 
     def write(self, pool: str, key: bytes, content: int) -> str | None:
-        """Write an object unless it exists; return a finding if its content is wrong, else None."""
+        """Write an object unless it exists; return a violation message if its content is wrong."""
         wrong = self.compare(pool, key, content)
         self._objects.setdefault((pool, key), content)
         self.accepted.add((pool, key))
         return wrong
 
     def compare(self, pool: str, key: bytes, content: int) -> str | None:
-        """Return a finding if this content does not belong under this page key, else None."""
+        """Return a violation message if this content does not belong under this page key."""
         under = "a page key"
         if content > EMPTY:
             meaning = self._meanings.setdefault((pool, key), content % SHARDS)

@@ -19,7 +19,7 @@ class PageSource(Protocol):
         ...
 
     def touch(self, who: str) -> None:
-        """Record that `who` accesses the source; add a finding if the source is closed."""
+        """Record that `who` accesses the source; record a violation if the source is closed."""
         ...
 
     def has(self, pool: str, key: bytes) -> bool:
@@ -40,7 +40,7 @@ class PageSource(Protocol):
 
 
 class RankStores:
-    """One rank's objects in all simulated stores. They outlive the group's processes."""
+    """One rank's objects in all simulated stores. The objects outlive the group's processes."""
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
         self._meanings = meanings
@@ -53,7 +53,7 @@ class RankStores:
 
 
 class OpenStore:
-    """A store as one process has opened it; any access after the close is a finding."""
+    """A store as one process has opened it; any access after the close is a violation."""
 
     def __init__(self, uri: str, store: SimulatedStore, record: Record, rank: int) -> None:
         self.uri = uri
@@ -63,7 +63,7 @@ class OpenStore:
         self._rank = rank
 
     def touch(self, who: str) -> None:
-        """Add a finding if the store is closed when `who` accesses it."""
+        """Record a violation if the store is closed when `who` accesses it."""
         if self.closed:
             self._record(f"rank {self._rank}: {who} touches store {self.uri}, which was closed")
 

@@ -25,7 +25,7 @@ _NAMES = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
 
 
 def describe(held: int) -> str:
-    """Return a description of a slot's content for use in a finding."""
+    """Return a description of a slot's content for use in a violation message."""
     rank, content = divmod(held, SHARDS)
     if content == OVERWRITTEN and held > EMPTY:
         return f"what was written over a page that was left, of rank {rank}"
@@ -33,7 +33,7 @@ def describe(held: int) -> str:
 
 
 class ExpectedContents:
-    """Numbers token prefixes: equal only if pool, namespace, generation and all tokens are equal.
+    """Gives numbers to token prefixes: equal only if pool, namespace, generation and tokens are equal.
 
     Each reset begins a new generation, for example because the model got new weights.
     """

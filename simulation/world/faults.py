@@ -71,7 +71,7 @@ class Mishap(StrEnum):
     UNHEALTHY_RANK = "unhealthy_rank"
     """A rank reports that it cannot continue."""
     SAMPLED_APART = "sampled_apart"
-    """The engine of one rank samples other tokens than the other ranks' engines, equal in number."""
+    """The engine of one rank samples as many tokens as the other ranks' engines, but different ones."""
     RESTART = "restart"
     """All processes of the group end and restart on the same stores."""
 

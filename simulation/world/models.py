@@ -64,7 +64,7 @@ def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw a window pool's device and host pages; most draws have room for one whole prompt."""
+    """Draw (device, host) pages of a window pool; most draws have room for one whole prompt."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(
@@ -80,7 +80,7 @@ def _draw_window_pools(
 
 
 def _draw_state_pools(random: Random, requests: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw a state pool's device and host slots; each request in flight needs a device slot."""
+    """Draw (device, host) slots of a state pool; each request in flight needs a device slot."""
     if tiny:
         device_pages = random.choice((2, 2, 1 + (requests + 1) // 2, requests + 1, requests * 3))
         return device_pages, random.choice((1, 2, 4, 40))

@@ -42,7 +42,7 @@ class Prompts:
         self._asked_again = _ASKED_AGAIN
 
     def draw(self) -> tuple[str, bytes]:
-        """Return the namespace and the tokens of a new prompt of at least two tokens."""
+        """Return (namespace, tokens) of a new prompt of at least two tokens."""
         draw = self._random.random()
         again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
         at_checkpoint = False
@@ -70,12 +70,12 @@ class Prompts:
         return namespace, tokens
 
     def earlier(self, random: Random) -> tuple[str, bytes]:
-        """Return namespace and tokens of an earlier request, or of a fixed text if there was none."""
+        """Return (namespace, tokens) of an earlier request; if there was none, of a fixed prompt."""
         return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
 
     @property
     def earliest_first(self) -> Sequence[tuple[str, bytes]]:
-        """Namespaces and tokens of earlier requests, in the order in which the requests finished."""
+        """(namespace, tokens) of earlier requests, in the order in which the requests finished."""
         return self._earlier
 
     def remember(self, namespace: str, tokens: bytes) -> None:

@@ -8,7 +8,7 @@ class Violated(Exception):
 
 
 def not_kept(tokens: int, why: str, found: int) -> Violated:
-    """Return the finding that cached tokens were lost.
+    """Return a violation message: cached tokens were lost.
 
     `why` follows the word "tokens" and says why they had to be cached, as in "were pinned".
     """
@@ -16,9 +16,9 @@ def not_kept(tokens: int, why: str, found: int) -> Violated:
 
 
 def not_to_be_had(what: str, found: object) -> Violated:
-    """Return the finding that unused pages cannot be allocated while the group is at rest."""
+    """Return a violation message: unused pages cannot be allocated although nothing is in flight."""
     return Violated(f"{what} are unused, but the available ones are {found}")
 
 
 Record = Callable[[str], None]
-"""Records a finding; called where an exception would not reach the schedule."""
+"""Records a violation; called where an exception would not reach the schedule."""

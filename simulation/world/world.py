@@ -86,7 +86,7 @@ class World:
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
-        """By pool: number of device pages and of host pages on each rank."""
+        """By pool: (device pages, host pages) on each rank."""
         sizes = self.config.pool_sizes()
         return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
 
@@ -254,7 +254,7 @@ def _config(
 
 
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
-    """Return the L1 owner and the model profile: those given, or else drawn ones."""
+    """Return (L1 owner, model profile): those given, or else drawn ones."""
     drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
     return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
 
@@ -299,7 +299,7 @@ def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
 
 
 def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw the numbers of full-attention device and host pages.
+    """Draw (device, host) numbers of full-attention pages.
 
     Unless `tiny`, the device often has room for all pages of all requests in flight.
     """

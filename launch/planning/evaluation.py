@@ -62,7 +62,7 @@ class Evaluation:
         return device, host
 
     def evaluate(self, size: Size) -> PlanPoint:
-        """Replay the whole trace on a cache of this size; return the result as a point of the plan."""
+        """Replay the whole trace on a cache of this size; return its hit ratios, memory and traffic."""
         prompts, chains, most, _ = self.prompts(size.page_tokens)
         device, host = self.require(size)
         pools = self.pools(size.page_tokens)

@@ -1,4 +1,4 @@
-"""`lockstep plan`: print a sweep's points or a goal's answer as a table, and write them as JSON."""
+"""`lockstep plan`: print the results by cache size, or the least size for a hit ratio; write JSON."""
 
 import sys
 from collections.abc import Sequence

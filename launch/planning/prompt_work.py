@@ -34,7 +34,7 @@ class PromptWork:
     """FLOPs that a model needs to compute a prompt."""
 
     weights: int
-    """Number of weights with which each token is multiplied."""
+    """Number of weights by which each token is multiplied."""
     attended: tuple[Attended, ...]
 
     def operations(self, tokens: int) -> int:

@@ -45,7 +45,7 @@ class Workers:
             self._processes.shutdown(cancel_futures=True)
 
     def evaluate(self, sizes: Sequence[Size]) -> Iterator[PlanPoint]:
-        """Yield the results for all sizes, in the order of the sizes."""
+        """Yield one result per size, in the same order as `sizes`."""
         if self._processes is None:
             yield from map(self._here.evaluate, sizes)
             return

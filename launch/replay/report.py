@@ -30,7 +30,7 @@ class HitTokens(TypedDict):
 
 
 class Percentiles(TypedDict):
-    """Percentiles of a duration over the samples of all ranks."""
+    """Percentiles of a duration, over the measurements of all ranks."""
 
     p50: float
     p99: float

@@ -1,8 +1,8 @@
 """Samples of rank 0's counters during a replay, in a list of bounded length.
 
 A step in which no sample is due costs one read of the clock. When the list is full, every second sample
-is dropped and the interval doubles. Nothing is lost from the totals: counters are cumulative, and the
-step times of a dropped sample are added to the next sample.
+is dropped and the interval doubles. Dropped samples do not change totals: counters are cumulative, and
+the step times of a dropped sample are added to the next sample.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""`lockstep store ls` and `stat`: a store's contents and capabilities."""
+"""`lockstep store ls` and `stat`: list a store's objects, and show its capabilities."""
 
 import os
 from dataclasses import asdict

@@ -80,7 +80,7 @@ def contents_record(uri: str, catalogue: Catalogue) -> Record:
 
 
 def print_contents(uri: str, catalogue: Catalogue) -> None:
-    """Print the contents of a store, as `ls` shows them."""
+    """Print the objects of a store by model and shard, as `ls` shows them."""
     total, models = catalogue.total, catalogue.models()
     if not total.objects:
         say(f"{uri}: empty")

@@ -148,7 +148,7 @@ class Proposing:
                 raise Violated(f"{received}, which does not end")
 
     def check_rest(self) -> None:
-        """At rest: raise if a store is still being detached."""
+        """When nothing is in flight: raise if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
             raise Violated("nothing is in flight, but the store is still being detached")
 

@@ -1,8 +1,8 @@
 """Simulates operator requests that reach each rank at a different moment.
 
-Each request has a number and is delivered to every rank: late to some ranks, twice to others, or after
-the next request. All ranks must execute it in the same step, unchanged and in number order. That step
-must come after every rank has received the request, and soon after that.
+Each operator request has a number and is delivered to every rank: late to some ranks, twice to others,
+or after the next request. All ranks must execute it in the same step, unchanged and in number order.
+That step must come after every rank has received the request, and soon after that.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""Maximum number of steps from the last rank's receipt of a request until its execution."""
+"""Maximum number of steps from the last rank's receipt of an operator request until its execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Requesting:
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
-        """By rank: the numbers of the requests that the rank has received."""
+        """By rank: the numbers of the operator requests that the rank has received."""
         self._told = 0
         """The number of operator requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
@@ -60,7 +60,7 @@ class Requesting:
         """For each of the last steps: every rank had all operator requests up to this number."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
-        """Continue with the caches of a new group, whose request numbers start at 1."""
+        """Continue with the caches of a new group, whose operator requests have numbers from 1."""
         self._caches, self._logs = caches, logs
         self._sent.clear()
         self._on_their_way.clear()

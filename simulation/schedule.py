@@ -71,7 +71,7 @@ class Surroundings:
     result: ScheduleResult
     contents: ExpectedContents = field(default_factory=ExpectedContents)
     meanings: dict[tuple[str, bytes], int] = field(default_factory=dict[tuple[str, bytes], int])
-    """Content by pool and page key; see `SimulatedStore`."""
+    """By pool and page key: the content of objects under this key; see `SimulatedStore`."""
 
 
 class Schedule:
@@ -254,7 +254,7 @@ class Schedule:
         self._epoch = self._begin_epoch()
 
     def _end(self, *, last: bool = False) -> bool:
-        """Bring the group to rest and close it; return False if hung copies ended the epoch first."""
+        """Drain the group and close it; return False if hung copies ended the epoch first."""
         try:
             self._come_to_rest()
             if last and isinstance(self._workload, Workload):
@@ -377,7 +377,7 @@ class Schedule:
         self._settle()
 
     def _settle(self) -> None:
-        """Take steps until only quarantined operations are in flight, then check the group at rest."""
+        """Take steps until only quarantined operations are in flight, then run further checks."""
         seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
@@ -439,7 +439,7 @@ class Schedule:
 
 
 def _crashed(error: Exception) -> str:
-    """Return place and message of an unexpected exception, for a violation."""
+    """Return (as one text) the place and message of an unexpected exception, for a violation."""
     frame = extract_tb(error.__traceback__)[-1]
     module = frame.filename.rsplit("/", 1)[-1]
     said = f": {error}" if str(error) else ""

@@ -76,7 +76,7 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
 
 
 class TreeChecker:
-    """Compares the tree's page tables with each rank's memory contents."""
+    """Compares the page tables of the prefix tree with the pages in each rank's memory."""
 
     def __init__(self, contents: ExpectedContents, config: RankCacheConfig) -> None:
         self._contents = contents

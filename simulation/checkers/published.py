@@ -1,7 +1,7 @@
 """Predicts which device hits a match must find, without using the replica.
 
-A device pool that had room for everything ever put into it must not have evicted anything. The prefix
-that an admitted request shares with the tree stays as long as the request. Recurrent states are an
+A device pool must not have evicted anything if all pages ever written to it fit in it. The prefix that
+an admitted request shares with the tree stays as long as the request. Recurrent states are an
 exception: each request works on a copy, so the state in the tree may be evicted.
 """
 
@@ -41,8 +41,8 @@ class Published:
         excluded."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
-        """Whether the device may have evicted pages, because it was full or because of limits or an
-        operator."""
+        """Whether the device may have evicted pages, because it was full, because a namespace has
+        limits, or because an operator dropped pages."""
 
     def add(self, request: EngineRequest, length: int) -> None:
         """Record that a request now shares its first `length` tokens with the prefix tree."""
@@ -90,10 +90,10 @@ class Published:
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
         """Raise if a match misses the prefix that an admitted request has just published or restored.
 
-        In a model with recurrent state, this is checked only at a checkpoint for which the state pool
-        has room. A hit on any tier is then enough, because a state in host memory need not be published
-        again. Operations in flight count against the room: a failed retraction keeps its slot while a
-        copy accesses it.
+        In a model with recurrent state, this is checked only if the prefix ends at a checkpoint and the
+        state pool has enough slots. A hit on any tier then suffices, because a state in host memory
+        need not be published again. Slots of operations in flight are not counted as available, because
+        a failed retraction keeps its slot while a copy accesses it.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:

@@ -100,7 +100,7 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
 def _fits(seen: Inspection) -> bool:
     """Return whether each host pool other than full attention has more pages than one match needs.
 
-    A window pool must hold one page more than its window. With less room, window pages at two ends of
+    A window pool must hold one page more than its window. With fewer pages, window pages at two ends of
     the same tree path evict each other.
     """
     pages = seen.config.pool_pages(HOST)[1:]

@@ -177,7 +177,7 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return, by pool, this rank's numbers of a request's pages for a copy.
+        """Return, by pool, the page numbers on this rank of those pages of a request that a copy needs.
 
         These are the pages at positions `first` to `last`, and the `slot` of the state.
         """
@@ -200,7 +200,7 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop one user of each page; `overwrite` means: overwrite pages that become free, later."""
+        """Drop one user of each page; if `overwrite`, pages that become free are overwritten later."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:

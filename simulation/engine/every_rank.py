@@ -11,7 +11,7 @@ NO_PAGE = -1
 
 
 class EveryRank:
-    """One pool's device pages; `on` converts the common page numbers to those of one rank."""
+    """One pool's device pages on all ranks; `on` converts common page numbers to those of one rank."""
 
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None

@@ -42,9 +42,9 @@ class LendingLoads(LendingEngine):
         )
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:
-        """Return how many pages a request takes from the device, and where its load would end.
+        """Return (first, last): pages before `first` are on the device; a load brings the others.
 
-        Both are page positions; they are equal if the request loads nothing.
+        The load ends before page `last`. If both positions are equal, the request loads nothing.
         """
         unit, most, hit = self.page_tokens, request.prompt - 1, 0
         shared = most // unit if self.random.random() < 0.7 else 0

@@ -30,7 +30,7 @@ class LendingRetracts(LendingEngine):
         return done
 
     def look(self, request: EngineRequest) -> str:
-        """Return a retracted request's progress; resume the request once its pages are saved."""
+        """Return a retraction's result, or "waits"; resume the request once its pages are saved."""
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1

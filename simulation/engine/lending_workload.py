@@ -208,7 +208,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         )
 
     def _plan(self, request: EngineRequest, length: int) -> int:
-        """Plan to compute up to `length` tokens, as far as there is room; return the planned length."""
+        """Plan to compute up to `length` tokens, or as many as free pages allow; return the number."""
         if request.lends_state:
             self._coverage["waits for a backup of its state"] += 1
             return request.computed
@@ -242,7 +242,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
                 self._back_up(request)
 
     def _refused(self, request: EngineRequest) -> None:
-        """React to a lack of room: wait, preempt or retract another request, or abort this request."""
+        """React to a lack of free pages: wait, preempt or retract a request, or abort this one."""
         request.refused += 1
         if request.refused > PATIENCE:
             self._coverage["given up"] += 1
@@ -279,7 +279,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
     def _preempt(self, request: EngineRequest) -> None:
         """Preempt a request, so that others get its pages at once, and restart it.
 
-        The tokens that it has decoded may become part of its prompt.
+        The tokens that the request has decoded may become part of its prompt.
         """
         self._coverage["preempted"] += 1
         if self._random.random() < 0.3:

@@ -17,9 +17,9 @@ WrongCall = tuple[str, Callable[[AnyCache], object]]
 def misuse(
     caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
 ) -> bool:
-    """Make one invalid call that fits the stage of `request`, and check that it is refused.
+    """Make one call that is invalid in the stage of `request`, and check that it is refused.
 
-    Return False if no invalid call fits.
+    Return False if there is no such call.
     """
     wrong = _wrong_calls(caches, request, page_tokens)
     if not wrong:

@@ -114,7 +114,7 @@ class SimulatedModel:
         self._device: Mapping[str, EveryRank] = {}
 
     def begin_epoch(self, device: Mapping[str, EveryRank]) -> None:
-        """Use the device memory of a new group, given by pool."""
+        """Continue with the device memory of a new group, given by pool."""
         self._device = device
 
     def check_tables(self, request: EngineRequest) -> None:

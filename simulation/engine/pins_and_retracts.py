@@ -81,7 +81,7 @@ class Retracts:
         return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; return False if there is no room, so that it goes on computing.
+        """Retract a request; return False if the host lacks free pages, so that it goes on computing.
 
         In both cases its whole pages are then shared with the prefix tree.
         """
@@ -101,7 +101,7 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """Return a retracted request's progress; resume the request once its pages are saved."""
+        """Return a retraction's result, or "waits"; resume the request once its pages are saved."""
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

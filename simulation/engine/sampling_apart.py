@@ -1,4 +1,4 @@
-"""Engines that diverge: one rank's command carries as many tokens as the other ranks', but others.
+"""Engines that diverge: one rank's command has as many tokens as the others', but different ones.
 
 The state digest covers tokens (rule R2), so all ranks must notice in the next launched round.
 """

@@ -17,7 +17,7 @@ def serve_again(
 ) -> list[Prompt]:
     """Load back and publish the cached part of each prompt; return the parts that were published.
 
-    A part is left out if there is no room for it on the device or a copy fails.
+    A part is left out if the device lacks free pages or a copy fails.
     """
     found = [
         (namespace, tokens[: TOKEN_BYTES * match.host_tokens])

@@ -38,7 +38,7 @@ attempts."""
 
 
 class Served(NamedTuple):
-    """Number of a prompt's pages that came from each tier."""
+    """Numbers of a prompt's pages, by the tier that they came from."""
 
     device: int
     host: int
@@ -64,7 +64,7 @@ class InstantGroup:
         """By prefetch operation: prefix lengths in pages that the store can restore."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
-        """Compute a prompt; return how much was cached, or None if the device has no room for it."""
+        """Compute a prompt; return how much was cached, or None if it does not fit the device."""
         if prompt.reserved > self._device_pages:
             return None
         replica, name = self.replica, str(self._names)
@@ -96,7 +96,7 @@ class InstantGroup:
         return None
 
     def _compute(self, name: str, prompt: PagedPrompt, admission: Admission) -> bool:
-        """Compute a request's uncached pages in chunks; return False if a chunk found no room."""
+        """Compute a request's uncached pages in chunks; return False if too few pages are free."""
         replica, pages = self.replica, prompt.pages
         if replica.load_state(name) is not LoadState.READY:
             return False
@@ -104,7 +104,7 @@ class InstantGroup:
         ends = sorted({*chunks, *admission.checkpoints, pages})
         for end in ends:
             final = end == pages
-            # If the prompt is a single chunk, all its room was reserved at admission.
+            # If the prompt is a single chunk, all its pages were reserved at admission.
             if prompt.reserved > self._chunk_pages:
                 fits, effects = replica.extend(name, prompt.reserved if final else end)
                 self._follow(effects)

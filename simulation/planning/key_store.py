@@ -11,7 +11,7 @@ class KeyStore:
     """
 
     def __init__(self, object_bytes: Mapping[str, int], bytes_max: int | None = None) -> None:
-        """Create the store; `object_bytes` is the size of a page by pool, summed over all ranks."""
+        """Create the store; `object_bytes` is, by pool, the bytes of a page's objects of all ranks."""
         self._object_bytes = object_bytes
         self._bytes_max = bytes_max
         self._held: OrderedDict[tuple[str, bytes], None] = OrderedDict()

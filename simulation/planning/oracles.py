@@ -24,7 +24,7 @@ class SharedPages:
     number: int
     """Number of the run; a run has a higher number than the runs before it in a prompt."""
     first_page: int
-    """Number of the run's first page, counted over the pages of all runs."""
+    """Index of the run's first page, if the pages of all runs are counted in run order."""
     width: int
 
 
@@ -48,7 +48,7 @@ class Path:
     """The prompt's runs that can be cache hits; without the page of the last token, because that token
     is always computed."""
     whole: tuple[SharedPages, ...]
-    """All runs that can be cached once the prompt has been computed."""
+    """All runs of the prompt, which can be cached once the prompt has been computed."""
 
 
 def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
@@ -77,7 +77,7 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
 
 
 def _grow(top: _Branch, ids: bytes) -> None:
-    """Add a prompt's pages to the tree of prompts; split the branch that the prompt leaves."""
+    """Add a prompt's pages to the tree of prompts; split the branch in which the prompt diverges."""
     branch, done = top, 0
     while done < len(ids):
         following = branch.below.get(ids[done : done + ID_BYTES])

@@ -9,37 +9,40 @@ from ..world.violated import Record
 
 
 class Slots:
-    """Return the name of a page slot for use in a violation message."""
+    """The page slots of one pool on one tier of one rank.
+
+    An order claims its slots when it is issued, until its I/O is done. Several orders may read a slot;
+    an order that writes a slot must be the only one.
+    """
 
     def __init__(
         self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
     ) -> None:
         self.content = [EMPTY] * pages
-        """Return a violation message: a page in use does not hold its request's prefix."""
+        """Content number of each slot; see `world/contents.py`."""
         self.shard = rank * SHARDS
-        """Return a violation message: a transfer accesses a page although the cache had ruled it out.
-        """
+        """The number that this rank's shard adds to the content number of a prefix."""
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
-        """Return a violation message: an operation copies a page that holds no prefix's content."""
+        """By slot: the operation that writes, or may still write, the slot; None if there is none."""
         self._readers = [0] * pages
         self._record = record
 
     def slot(self, page: int) -> str:
-        """Return the name of a page slot for use in a finding."""
+        """Return the name of a page slot for use in a violation message."""
         return f"{self._tier} {self._pool} page {page}"
 
     def wrong_page(self, page: int, request: str, wanted: int) -> str:
-        """Return the finding that a page in use does not hold its request's prefix."""
+        """Return a violation message: a page in use does not hold its request's prefix."""
         held = f"holds {describe(self.content[page])} instead of {describe(wanted)}"
         return f"rank {self.rank}: {self.slot(page)} of request {request} {held}"
 
     def touched_although(self, page: int, why: str) -> str:
-        """Return the finding that a transfer accesses a page although the cache had ruled it out."""
+        """Return a violation message: a transfer accesses a page that the cache had ruled out."""
         return f"rank {self.rank}: a transfer touches {self.slot(page)}, although {why}"
 
     def nothing_to_copy(self, page: int, who: str) -> str:
-        """Return the finding that an operation copies a page that holds no prefix's content."""
+        """Return a violation message: an operation copies a page that holds no prefix's content."""
         ref_counts = describe(self.content[page])
         return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
 

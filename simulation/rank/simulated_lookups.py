@@ -11,7 +11,7 @@ from .stores import PageSource
 
 
 class SimulatedLookups:
-    """Answers one rank's lookups in a store or in a group that serves pages."""
+    """Answers one rank's lookups of page keys in its store, or in a group that serves pages."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions

@@ -21,7 +21,7 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """Revive: a prefetch looks up more pages than a window needs, and reads the first instead of last.
+    """Revive: a prefetch looks up more pages than a window needs, and reads the first, not the last.
 
     A handed-over request needs the window's last pages, which end where its prefix ends.
     """

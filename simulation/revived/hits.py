@@ -35,7 +35,7 @@ class _TrustsForGood(Store):
 
 
 def back_up_once() -> Build:
-    """Revive: a backup that found no room in host memory is never retried."""
+    """Revive: a backup that found too few free host pages is never retried."""
     return Build(parts=Parts(backing_up=_BacksUpOnce))
 
 

@@ -51,7 +51,7 @@ class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
     shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
-        """Change the shared page numbers in place, as the original code did for the device."""
+        """Change the shared page numbers in place, like the original code in a load to the device."""
         for at, page in enumerate(self.shared):
             self.shared[at] = host_pages - 1 - page
 

@@ -59,7 +59,7 @@ class Mishap(StrEnum):
     CLOCK_STILL = "clock_still"
     """The clock of one rank, or of all of them, stands still for a while."""
     TINY_POOLS = "tiny_pools"
-    """Host and device pools have room for only a fraction of the pages in use."""
+    """Host and device pools can hold only a fraction of the pages in use."""
     TINY_BOUNDS = "tiny_bounds"
     """Only a few operations may be in flight, and only a few may wait."""
     ABORTED_REQUEST = "aborted_request"
@@ -209,7 +209,7 @@ class Mishaps:
     tiny_pools: bool
     tiny_bounds: bool
     group_faults: Mapping[int, tuple[Mishap, int]]
-    """By step: the fault that ends the epoch in this step, and the rank that it strikes."""
+    """By step: (fault that ends the epoch in this step, rank that it strikes)."""
     clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
     """By step: the clock fault in this step."""
 

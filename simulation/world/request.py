@@ -55,13 +55,13 @@ class EngineRequest:
     room: int = 0
     """Number of tokens for which the request has pages."""
     shared: int = 0
-    """Number of leading tokens whose pages the request shares with the prefix tree."""
+    """Number of tokens, from the first, whose pages the request shares with the prefix tree."""
     priority: int = 0
     """The request's priority; pages last used by requests of lower priority are evicted first."""
     answer: int = 0
     """Number of tokens that the complete answer will have."""
     refused: int = 0
-    """Number of times in a row that the request was refused for lack of room."""
+    """Number of times in a row that the request was refused for lack of free pages."""
     prefetched: bool = False
     """Whether the cache accepted a prefetch for the request."""
     cached_before: int = 0
@@ -82,7 +82,8 @@ class EngineRequest:
     """Whether the cache knows that the request is computing, because a load or backup call has named
     it."""
     unknown: bool = False
-    """Whether the request began to compute before a reset, without the cache knowing of the request."""
+    """Whether a reset came after the request began to compute and before the cache knew of the request.
+    """
     failed: bool = False
     """Whether a copy for the request has failed, after which the cache loads nothing for it."""
     bringing: int = 0

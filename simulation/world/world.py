@@ -64,7 +64,7 @@ class World:
     requests_max: int
     """Maximum number of requests that the engine has in flight."""
     arrival_rate: float
-    """Chance that a request arrives in a step in which the engine has room for one."""
+    """Chance that a request arrives in a step in which fewer than `requests_max` are in flight."""
     step_us_max: int
     """Maximum duration of a step's forward pass, in microseconds."""
     prompt_pages_max: int
@@ -117,7 +117,7 @@ class World:
         return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
-        """Return whether an empty device has room for a request's cached prefix and its reservation."""
+        """Return whether a request's cached prefix and its reserved pages fit an empty device."""
         unit = self.page_tokens
         cached = cached_tokens // unit
         wanted = max(cached, -(-reserve_tokens // unit))
@@ -175,7 +175,7 @@ def draw_world(
     """Draw the world of one schedule. Raises `ValueError` for an invalid size or name."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
     scope = f"{seed}/{faults}/{side.role}{ranks}"
-    # Draw owner and model from separate streams, so that other draws do not depend on these two
+    # Draw owner and model from separate random streams, so that other draws do not depend on these two
     # choices.
     owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
     l1, profile = _choose(owner, model, l1, profile)
@@ -301,7 +301,7 @@ def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
 def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
     """Draw (device, host) numbers of full-attention pages.
 
-    Unless `tiny`, the device often has room for all pages of all requests in flight.
+    Unless `tiny`, all pages of all requests in flight often fit the device.
     """
     in_use = requests * (prompt_pages + 4)
     if tiny:

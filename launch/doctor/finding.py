@@ -10,9 +10,9 @@ class Status(StrEnum):
 
     OK = "ok"
     ADVICE = "advice"
-    """The checked resource works, but is slow or does not suffice for an optional feature."""
+    """Severity: the checked resource works, but is slow or does not suffice for an optional feature."""
     PROBLEM = "problem"
-    """The checked resource does not work, and ranks need it."""
+    """Severity: the checked resource does not work, and ranks need it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Converts memory to pages of a model's pools and back, by the same rules as a replay."""
+"""Converts bytes of memory to pages of a model's pools and back, by the same rules as a replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
 
 
 def _check_that_somebody_listens(address: str) -> None:
-    """Raise `ConfigError` at once if no server listens there, because Ray would retry for minutes."""
+    """Raise `ConfigError` at once if no server listens at `address`; Ray would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

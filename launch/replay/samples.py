@@ -96,7 +96,7 @@ class Sampler:
         stopped: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stopped` says whether the replay must stop; `look` calls it and returns its result."""
+        """Create the sampler; `stopped` returns whether the replay must stop, and `look` calls it."""
         self._cache = cache
         self._stopped = stopped
         self._clock = clock

@@ -40,7 +40,7 @@ class Weight(IntEnum):
     """Severity of a finding; a lower number is more severe."""
 
     BROKEN = 0
-    """Nothing is cached, or the group has ended or soon will end."""
+    """Severity: nothing is cached, or the group has ended or soon will end."""
     COSTS_HITS = 1
     SLOWS = 2
     NORMAL = 3

@@ -29,7 +29,7 @@ class Window:
         return next((grown for _, grown in self._by_rank(name, labels)), 0.0)
 
     def grew_by_rank(self, name: str, **labels: str) -> dict[int, float]:
-        """Return the increase of a counter on each rank."""
+        """Return the increase of a counter, by rank."""
         return dict(self._by_rank(name, labels))
 
     def grew_on_every_rank(self, name: str, **labels: str) -> float:
@@ -37,7 +37,7 @@ class Window:
         return sum(grown for _, grown in self._by_rank(name, labels))
 
     def waits(self) -> dict[int, float]:
-        """Return the seconds that each rank waited for the others in rounds, by rank."""
+        """Return, by rank, the seconds that the rank has waited for the others in rounds."""
         name, now = "round_wait_seconds_total", self.now.ranks
         return {rank: s for rank, s in self._by_rank(name, {}) if any(_keys(now[rank], name))}
 

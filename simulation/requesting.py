@@ -38,10 +38,10 @@ class Requesting:
     ) -> None:
         self._random = world.stream("messages")
         self._rate = self._random.choice((0.0, 0.02, 0.1, 0.4))
-        """The chance that an operator sends a request in a step."""
+        """The chance that an operator request is sent in a step."""
         calm = world.faults.calm
         self._delays = (0,) if calm else self._random.choice(((0,), (0, 1, 2), (0, 3, 12)))
-        """Possible delays, in steps, until a request reaches a rank."""
+        """Possible delays, in steps, until an operator request reaches a rank."""
         self._repeats = 0.0 if calm else self._random.choice((0.0, 0.3))
         self._coverage = coverage
         self._trace = trace
@@ -79,7 +79,7 @@ class Requesting:
         self.deliver(between=False)
 
     def deliver(self, *, between: bool) -> None:
-        """Deliver to each rank the requests that reach it now."""
+        """Deliver to each rank the operator requests that reach it in this step."""
         due = [d for d in self._on_their_way if d.step <= self._steps and d.between == between]
         self._on_their_way = [each for each in self._on_their_way if each not in due]
         for each in due:

@@ -40,7 +40,7 @@ class ScheduleResult:
     coverage: Counter[str] = field(default_factory=Counter[str])
     """Number of times that the simulated engine reached a situation, by name of the situation."""
     fingerprint: int = 0
-    """A checksum of the replica's digest after every step; equal seeds give equal checksums."""
+    """A checksum over the replica's digests after all steps; equal seeds give equal checksums."""
     transcript: list[str] = field(default_factory=list[str])
     """One line per command and step, if recording was requested."""
     violation: Violation | None = None

@@ -265,7 +265,7 @@ class Schedule:
         return True
 
     def _check_written(self) -> None:
-        """Switch faults off, write all backlogs to the store, and raise if a page is not written."""
+        """Switch faults off, write all unwritten pages to the store, and raise if one is missing."""
         self._faults.over = True
         self._write_out()
         stores = [each.named(FIRST_STORE) for each in self._stores]
@@ -289,7 +289,7 @@ class Schedule:
         self.result.coverage["served again after the store was emptied"] += len(served)
 
     def _write_out(self) -> None:
-        """Write all backlogs to the store; writes in flight before this call may still fail."""
+        """Write all unwritten pages to the store; writes already in flight may still fail."""
         backlogs = self._epoch.caches[0].inspection.prefixes.allocator.backlogs
         for count in range(_WRITE_OUTS_MAX):
             if count > 1 and not any(backlogs):

@@ -20,8 +20,8 @@ class DrawnControls:
         self.share = FAULT_PROFILES[world.fault_profile].controlled
         """The chance of an operator command per step."""
         self._resets = isinstance(world.config, CacheConfig)
-        """Whether the operator resets the cache; an engine that owns its device pages does so itself.
-        """
+        """Whether simulated operators reset the cache; false if the engine owns its device pages,
+        because the engine then resets the cache itself."""
         self._random = world.stream("controls")
         self.generation = 0
         """The number of times that an operator has reset the caches in this epoch."""

@@ -337,7 +337,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             if name not in self._leaving:
                 raise Violated(f"collect_freed names {name}, which was not released")
             self._freed(name, self._leaving.pop(name))
-        # Quarantined copies must not set `pending_frees`, because no caller may wait for their pages.
+        # If `pending_frees` is true, a released request must be pending: copies of quarantined
+        # operations never end, so they must not count.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("pending_frees is true, but no released request is pending")
 

@@ -14,7 +14,8 @@ from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""A command's name, its tokens, and a function that gives the command with other tokens to a cache."""
+"""A command's name, the tokens that it carries, and a function that gives it to a cache with other
+tokens."""
 
 _NAME = "apart"
 """Name of the request or pin in these commands; the engine uses this name for nothing else."""

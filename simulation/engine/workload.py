@@ -299,7 +299,7 @@ class Workload(SimulatedEngine[Cache]):
             self._insert(request, final=False)
 
     def _advance(self, request: EngineRequest, length: int) -> bool:
-        """Compute up to `length` tokens, or as many as fit; return False if preempted instead."""
+        """Compute up to `length` tokens, or as many as free pages allow; return False if preempted."""
         if request.room < length:
             total = length if self._random.random() < 0.6 else length + 2 * self._page
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):

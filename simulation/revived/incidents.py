@@ -46,7 +46,7 @@ def shared_descriptor() -> Build:
 
 
 class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
-    """A transfer that refers to a tree node's own array of page numbers instead of a copy."""
+    """A transfer that refers to a tree node's array of page numbers, not to a copy of this array."""
 
     shared: PageRun
 
@@ -86,7 +86,7 @@ class _ReachesTheLastHostNode(OwnedDevice):
 
 
 def complete_without_the_other_pools() -> Build:
-    """Revive incident C: a prefetch is complete once its full-attention pages have landed.
+    """Revive incident C: a prefetch counts as complete once its full-attention pages have landed.
 
     Transfers of the other pools may still be running then.
     """

@@ -11,23 +11,25 @@ class EngineStage(Enum):
     """Stage of a request, as its engine sees it."""
 
     ARRIVED = auto()
-    """The request has arrived, and the engine has not called the cache for it yet."""
+    """Stage: the request has arrived, and the engine has not called the cache for it yet."""
     PREFETCHING = auto()
-    """The request's prefetch has begun; the engine may wait for it."""
+    """Stage: the request's prefetch has begun; the engine may wait for it."""
     WAITING = auto()
-    """The request waits for admission."""
+    """Stage: the request waits for admission."""
     LOADING = auto()
-    """The request's cached prefix or saved data is being loaded from the host to the device."""
+    """Stage: the request's cached prefix or saved data is being loaded from the host to the device."""
     COMPUTING = auto()
-    """The request's cached prefix is on the device, and the rest of its prompt is being computed."""
+    """Stage: the request's cached prefix is on the device, and the rest of its prompt is being
+    computed."""
     ANSWERING = auto()
-    """The request's prompt is computed, and its answer is being decoded."""
+    """Stage: the request's prompt is computed, and its answer is being decoded."""
     PUBLISHED = auto()
-    """All of the request's tokens are computed and cached for others; it is about to be released."""
+    """Stage: all of the request's tokens are computed and cached for others; it is about to be
+    released."""
     RETRACTED = auto()
-    """The request was retracted: its KV is in host memory, or being copied to it."""
+    """Stage: the request was retracted: its KV is in host memory, or being copied to it."""
     GONE = auto()
-    """The request was released or aborted."""
+    """Stage: the request was released or aborted."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,8 @@ class EngineRequest:
     bringing: int = 0
     """Number of tokens that the request has after its load in flight, or had when it was retracted."""
     keeps_windows: bool = False
-    """Whether the request has device pages behind its windows, too, and offers them to loads."""
+    """Whether the request also keeps device pages that its windows have passed; a load may leave these
+    pages unfilled."""
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
     """By pool: page-table positions whose pages the last load left unfilled."""
     state_comes: bool = False

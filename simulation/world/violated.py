@@ -21,4 +21,4 @@ def not_to_be_had(what: str, found: object) -> Violated:
 
 
 Record = Callable[[str], None]
-"""Records a violation; called where an exception would not reach the schedule."""
+"""Records a violation; used if a raised exception would not reach the code that runs the schedule."""

@@ -44,7 +44,7 @@ def _plan(
     sweep: Sweep = _USUAL_SWEEP,
     report: ReportFile = None,
 ) -> int:
-    """Evaluate all sizes or search for a goal; print and write the result; return the exit status."""
+    """Evaluate all sizes or find the least; print and write the result; return the exit status."""
     settings, sizes, goal = replace(settings, trace=trace), sweep.sizes(), sweep.goal
     evaluation = Evaluation(settings)
     console = Console(highlight=False, emoji=False)
@@ -90,7 +90,7 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
 
 
 def print_points(points: Sequence[PlanPoint], console: Console) -> None:
-    """Print a table of the points, with a bar for each that compares its hits to the ideal hits."""
+    """Print a table with a row per cache size, and in each row a bar of its hits and the ideal hits."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("device", "host", "store", "page"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -139,7 +139,7 @@ def _bar(hit: float, best: float, ideal: float) -> str:
 
 
 def print_goal(goal: Goal, console: Console) -> None:
-    """Print the host memory that reaches the goal, or a line that says that no size reaches it."""
+    """Print the least host memory for the wanted hit ratio, or that no size reaches the ratio."""
     point = goal["point"]
     if point is None:
         why = (

@@ -41,7 +41,7 @@ class ModelChoice:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(ModelChoice):
-    """The settings that are equal for all points of a plan."""
+    """The settings that are equal for all cache sizes of a plan."""
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
     """The trace's path; None for the built-in workload."""
@@ -51,7 +51,7 @@ class PlanSettings(ModelChoice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """One point of a sweep: sizes of the tiers, page size and eviction policy."""
+    """One cache size of a sweep: sizes of the tiers, page size and eviction policy."""
 
     device_gib: float
     """GiB of memory for KV on each rank's device."""
@@ -136,10 +136,10 @@ class Sweep:
     """Search for the least host memory that hits this share of all prompt tokens: 0.3 or 30%."""
 
     def sizes(self) -> list[Size]:
-        """Return all combinations of the sizes as points.
+        """Return all combinations of the sizes.
 
-        Raises `ConfigError` if there are too many combinations, or if a goal is given together with
-        lists.
+        Raises `ConfigError` if there are too many, or if the sweep has a goal and an option has several
+        values.
         """
         if self.goal is not None and self.host_gib is not None:
             raise ConfigError("--goal searches for the host memory; leave out --host-gib")
@@ -190,7 +190,7 @@ class MovedGib(TypedDict):
 
 
 class PlanPoint(TypedDict):
-    """The result of one point of a sweep."""
+    """The result of evaluating one cache size of a sweep."""
 
     device_gib: float
     host_gib: float

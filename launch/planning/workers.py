@@ -1,4 +1,4 @@
-"""Processes that evaluate points in parallel, because each evaluation is limited by one core."""
+"""Processes that evaluate cache sizes in parallel, because each evaluation uses only one core."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _OF_THIS_PROCESS: list[Evaluation] = []
 
 
 class Workers:
-    """Evaluates points in parallel, with one process per core but at most one per point.
+    """Evaluates cache sizes in parallel, with one process per core but at most one per size.
 
     Use as a context manager. A short trace is evaluated in this process, without other processes.
     """

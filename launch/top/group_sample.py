@@ -153,7 +153,7 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
         # If the deadline has passed, the negative timeout raises `ValueError`.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
-            # Send HTTP/1.0, so that the answer is not chunked, and its end is the end of the
+            # Send HTTP/1.0, so that the answer is not chunked, and ends when the server closes the
             # connection.
             connection.sendall(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
             while len(answer) < _BYTES_MAX:

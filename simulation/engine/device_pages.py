@@ -46,7 +46,7 @@ class AllocatedPages(EveryRank):
         return pages
 
     def alone(self, pages: Iterable[int]) -> list[int]:
-        """Return the members of `pages` that have exactly one user."""
+        """Return those of `pages` that have exactly one user."""
         return [page for page in pages if page != NO_PAGE and self._users[page] == 1]
 
     def has(self, content: int) -> bool:

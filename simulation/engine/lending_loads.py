@@ -83,7 +83,7 @@ class LendingLoads(LendingEngine):
         request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
-        """Return the state of a request's load, and record a load that has ended.
+        """Return whether a load runs, succeeded or failed; record a load that has ended.
 
         Once the cache reports the end of a load, no copy may access the request's pages.
         """

@@ -182,7 +182,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
-        """Yield the fetch's transfers, with the last state that exists in place of a missing one."""
+        """Yield the fetch's transfers; the last earlier state that exists replaces a missing one."""
         need_of = {need.pool: need for need in order.needs}
         for transfer in order.transfers:
             keys, need = transfer.keys, need_of[transfer.pool]

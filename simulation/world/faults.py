@@ -61,7 +61,7 @@ class Mishap(StrEnum):
     TINY_POOLS = "tiny_pools"
     """Fault: host and device pools can hold only a fraction of the pages in use."""
     TINY_BOUNDS = "tiny_bounds"
-    """Fault: only a few operations may be in flight, and only a few may wait."""
+    """Fault: the limits on prefetches and persists, in flight and waiting, are very small."""
     ABORTED_REQUEST = "aborted_request"
     """Fault: the engine aborts a request at a random moment."""
     DEAD_RANK = "dead_rank"

@@ -1,12 +1,12 @@
 """The ballot (vote) of one rank: its progress on every operation in flight, encoded as lanes.
 
-The executor sends progress reports (`Progress`). The ballot keeps the highest level that each operation
-has reached. Levels only rise (rule R13), so duplicate or reordered reports change nothing. The ballot
-ignores reports about operations that it does not track, such as finished ones.
+The executor sends progress reports (`Progress`). The ballot merges each report into the progress of its
+operation. Progress only advances (rule R13), so duplicate or reordered reports change nothing. The
+ballot ignores reports on operations that it does not track, such as finished ones.
 
-Between rounds, the ballot rewrites only the lanes whose level or meaning changed. The result always
-equals a full recomputation, so a report that arrives before its operation has a prefetch slot is not
-lost.
+Between rounds, the ballot rewrites only the lanes whose progress or meaning changed. The resulting
+vector always equals one that is computed from scratch: when an operation gets a prefetch slot, the
+slot's lanes are written from all progress received so far.
 """
 
 from bisect import bisect_right
@@ -40,10 +40,10 @@ from .prefetch_slots import UNBOUNDED
 class Answered(Record, frozen=True):
     """Progress report: the prefix lengths that this rank can restore from its store for a prefetch.
 
-    Lengths are in pages. The set contains every length up to `pages`, and the lengths in `beyond`
-    (ascending). State that exists only at some positions (window or recurrent state) makes the set
-    sparse. The ranks must agree on a length that is in every rank's set, and the minimum of their
-    longest lengths may not be such a length (rule R4).
+    Lengths are in pages. The restorable lengths are 0 to `pages`, and those listed in `beyond`
+    (ascending). State that exists only at some positions (window or recurrent state) leaves gaps
+    between them. The ranks must agree on a length that every rank can restore. The minimum of the
+    ranks' longest lengths need not be such a length (rule R4).
     """
 
     operation: int
@@ -51,20 +51,20 @@ class Answered(Record, frozen=True):
     beyond: tuple[int, ...] = ()
 
     def longest(self, bound: int) -> int:
-        """Return the longest restorable length that is at most `bound`; 0 if there is none."""
+        """Return this rank's longest restorable length of at most `bound` pages; 0 if there is none."""
         count = bisect_right(self.beyond, bound)
         return self.beyond[count - 1] if count else min(self.pages, bound)
 
 
 class Landed(Record, frozen=True):
-    """Progress report: the operation's first `pages` pages hold verified bytes on this rank."""
+    """Progress report: this rank has read and verified the first `pages` pages of a prefetch."""
 
     operation: int
     pages: int
 
 
 class Capped(Record, frozen=True):
-    """Progress report: at most the first `pages` pages of the operation can land on this rank."""
+    """Progress report: a read failed, so only a prefetch's first `pages` pages can land here."""
 
     operation: int
     pages: int
@@ -77,7 +77,7 @@ class Expired(Record, frozen=True):
 
 
 class TransferEnded(Record, frozen=True):
-    """Progress report: the operation's copy or write finished on this rank, successfully if `ok`."""
+    """Progress report: the operation's copy or write finished on this rank; `ok` if it succeeded."""
 
     operation: int
     ok: bool
@@ -90,7 +90,7 @@ class Quiesced(Record, frozen=True):
 
 
 class QuiesceExpired(Record, frozen=True):
-    """Progress report: the quiesce deadline passed while this rank had I/O in flight on the pages."""
+    """Progress report: this rank still had I/O on the operation's pages at the quiesce deadline."""
 
     operation: int
 
@@ -112,7 +112,7 @@ class OperationProgress:
     quiesce_expired: bool = False
 
     def raise_to(self, progress: Progress) -> bool:
-        """Merge a progress report; return whether the report raised any level."""
+        """Merge a progress report into this progress; return whether anything changed."""
         match progress:
             case Landed(pages=pages) if pages > self.landed:
                 self.landed = pages
@@ -133,13 +133,13 @@ class OperationProgress:
         return True
 
     def ended_in(self, queue: Queue) -> bool:
-        """Return whether `queue` counts the operation as finished on this rank."""
+        """Return whether the operation counts as finished on this rank in watermark queue `queue`."""
         if queue in _QUIET_QUEUES:
             return self.quiesced
         return self.ended is True
 
     def failed_in(self, queue: Queue) -> bool:
-        """Return whether `queue` counts the operation as failed on this rank."""
+        """Return whether the operation counts as failed on this rank in watermark queue `queue`."""
         if queue is _QUIESCE:
             return self.quiesce_expired and not self.quiesced
         return queue is not _QUARANTINE and self.ended is False
@@ -153,24 +153,25 @@ _FAILURES = (TransferEnded, QuiesceExpired)
 
 @dataclass(slots=True)
 class _QueueIndexes:
-    """The operations of one watermark queue, and the watermark of this rank in the queue."""
+    """The operations of one watermark queue, and the index up to which this rank has finished."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    """(queue index, operation) pairs after this rank's watermark, in order of queue index."""
+    """The operations after this rank's watermark, as (queue index, operation id) pairs in ascending
+    order."""
     failed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Heap of (queue index, operation) pairs that failed on this rank. Outdated pairs are dropped when
-    the watermark is computed."""
+    """Heap of (queue index, operation id) pairs of operations that failed on this rank. Pairs that no
+    longer count as failures are dropped when the watermark is computed."""
     ended_through: int = 0
 
 
 @dataclass(slots=True)
 class _Expected:
-    """An operation that the ballot tracks: its progress, and the lanes that carry its progress."""
+    """A tracked operation: its progress, and the prefetch slot or queue whose lanes report it."""
 
     seen: OperationProgress = field(default_factory=OperationProgress)
     prefetch_slot: int | None = None
     phase: Phase = Phase.WAITING
-    """The operation's phase. Phase and bound define the meaning of the lanes of the prefetch slot."""
+    """The operation's phase. Phase and bound determine what the lanes of the prefetch slot mean."""
     bound: int = UNBOUNDED
     queue: Queue | None = None
     """The watermark queue that the operation joined last; None if it has joined none."""
@@ -191,14 +192,15 @@ class Ballot:
         self._expected: dict[int, _Expected] = {}
         self._tickets = {queue: _QueueIndexes() for queue in Queue}
         self._stale = set(Queue)
-        """Queues that changed since their lanes were last written."""
+        """Watermark queues that changed since their lanes were last written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
         """The lanes of this rank's next vote, except for the header."""
         self._written = self._lanes.data
-        """A memoryview of `_lanes`, because writing single lanes through the array is slower."""
+        """A memoryview of `_lanes`; writing a single lane through it is faster than through the array.
+        """
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        """Apply the replica's expectations in the given order."""
+        """Apply the replica's expectations, which say which operations to track, in the given order."""
         for each in expectations:
             match each:
                 case SlotAssigned():
@@ -215,7 +217,7 @@ class Ballot:
     def assign_slot(
         self, operation: int, prefetch_slot: int, phase: Phase, bound: int = UNBOUNDED
     ) -> None:
-        """Assign a prefetch slot to `operation`; phase and bound define the slot's lanes."""
+        """Assign a prefetch slot to `operation`; `phase` and `bound` determine what its lanes mean."""
         if not 0 <= prefetch_slot < self._prefetch_slots:
             raise InternalError(
                 f"prefetch slot is {prefetch_slot}, must be 0 to {self._prefetch_slots - 1}"
@@ -227,13 +229,13 @@ class Ballot:
         self._write_slot(prefetch_slot, expected)
 
     def free_slot(self, operation: int) -> None:
-        """Reset the lanes of the operation's prefetch slot, if it has one, to neutral."""
+        """Free the operation's prefetch slot, if it has one, and set the slot's lanes to `NEUTRAL`."""
         expected = self._expected.get(operation)
         if expected is not None:
             self._free_slot(expected)
 
     def enqueue(self, queue: Queue, queue_index: int, operation: int) -> None:
-        """Append `operation` to a watermark queue. The indices of a queue only rise."""
+        """Append `operation` to a watermark queue. Queue indices must be ascending."""
         expected = self._expect(operation)
         queue_indexes = self._tickets[queue]
         queue_indexes.waiting.append((queue_index, operation))
@@ -243,7 +245,7 @@ class Ballot:
         self._stale.add(queue)
 
     def dequeue(self, queue: Queue, queue_index: int) -> None:
-        """Remove operations up to `queue_index`, on whose outcome all ranks have agreed."""
+        """Remove the operations of `queue` up to `queue_index`; all ranks agree on their outcomes."""
         queue_indexes = self._tickets[queue]
         while queue_indexes.waiting and queue_indexes.waiting[0][0] <= queue_index:
             queue_indexes.waiting.popleft()
@@ -260,7 +262,7 @@ class Ballot:
             self._stale.add(expected.queue)
 
     def note(self, progress: Progress) -> None:
-        """Merge a progress report. Reports on operations that the ballot does not track are ignored."""
+        """Merge a progress report; ignore it if the ballot does not track its operation."""
         expected = self._expected.get(progress.operation)
         if expected is None or not expected.seen.raise_to(progress):
             return
@@ -278,11 +280,11 @@ class Ballot:
         return _NOTHING if expected is None else expected.seen
 
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
-        """Return this rank's watermark in `queue`, and the index of the first failure after it.
+        """Return (watermark, first failed): two indices in `queue`, for this rank.
 
-        All operations up to the watermark have finished on this rank. The second value is None if no
-        operation failed. The cost is proportional to the operations that finished or failed since the
-        last call.
+        All operations up to the watermark have finished on this rank. The second index is that of the
+        first failed operation after the watermark; None if none failed. The cost is proportional to the
+        operations that finished or failed since the last call.
         """
         queue_indexes = self._tickets[queue]
         while queue_indexes.waiting and self._has_ended(queue, queue_indexes.waiting[0][1]):
@@ -297,7 +299,7 @@ class Ballot:
         return queue_indexes.ended_through, None
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Return this rank's vector for a round. The caller owns it. Progress levels do not change."""
+        """Return this rank's vector for a round, as a new array that the caller owns."""
         if self._stale:
             for queue in self._stale:
                 self._write_queue(queue)
@@ -343,7 +345,7 @@ class Ballot:
             expected.prefetch_slot = None
 
     def _named(self, value: int) -> int:
-        """Encode a value with this rank. MIN over ranks then yields the smallest value and its rank."""
+        """Return a lane with `value` and this rank. MIN over ranks gives the smallest such pair."""
         return value * self._world_size + self._rank
 
 

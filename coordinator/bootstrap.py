@@ -22,14 +22,12 @@ _SETTINGS: Final[Codec[tuple[Fingerprint, dict[str, int]]]] = Codec(
 )
 _PROBLEMS: Final[Codec[str | None]] = Codec(str | None)
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
-"""Matches the text that varies between ranks with the same problem: random names and durations."""
+"""Matches the parts of an error text that differ between ranks with the same problem: random names and
+durations."""
 
 
 def flatten(value: object) -> dict[str, Scalar]:
-    """Return all scalars in nested settings by dotted path; an enum member becomes its value.
-
-    Raises `TypeError` for anything other than a scalar, dataclass, record, mapping or sequence.
-    """
+    """Return the scalars in nested settings, keyed by dotted path. Enum members become their values."""
     return dict(_leaves("", msgspec.to_builtins(value)))
 
 
@@ -46,7 +44,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
 
 
 def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> Fingerprint:
-    """Return, for each setting, its printable text and a digest of its full value.
+    """Return, by setting name, (text, digest): the printable value, and a digest of the full value.
 
     `shown` removes secrets from a text. The digest includes them, so passwords are compared but never
     printed.
@@ -92,11 +90,11 @@ def agree_on_settings(
     *,
     shown: Callable[[str], str],
 ) -> dict[str, int]:
-    """Check that `equal` is the same on all ranks; return the minimum of each value in `smallest`.
+    """Check that `equal` is the same on all ranks; return the values of `smallest`, minimised.
 
-    Every rank must call this function during the bootstrap. If values differ, every rank raises the
-    same `ConfigError`, which names the first differing fields and their ranks, with values as `shown`
-    prints them.
+    Each value of `smallest` is minimised over the ranks. Every rank must call this function during the
+    bootstrap. If values of `equal` differ, every rank raises the same `ConfigError`, which names the
+    first differing fields and their ranks, with values as `shown` prints them.
     """
     payload = _SETTINGS.encode((fingerprint(equal, shown), dict(smallest)))
     gathered = [_SETTINGS.decode(each) for each in collective.gather(payload, timeout_s)]

@@ -11,8 +11,8 @@ import msgspec
 from ..errors import LockstepError, WireError
 
 BYTES_MAX = 1 << 28
-"""The maximum size of one encoded value in bytes. It is large because the orders of one step may name
-tens of thousands of page keys."""
+"""The maximum size of one encoded value in bytes. The maximum is large because the orders of one step
+may name tens of thousands of page keys."""
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkn
 
 
 class Codec(Generic[T]):
-    """Encodes and decodes values of one type. The type also limits the nesting depth of messages."""
+    """Encodes and decodes values of one type. Values cannot be nested deeper than the type is."""
 
     def __init__(
         self, kind: Any, *, bytes_max: int = BYTES_MAX, error: type[LockstepError] = WireError

@@ -1,4 +1,4 @@
-"""The interface of a transport: one collective per round, folded with MIN, with a bounded wait.
+"""The interface of a transport, which runs one MIN collective per round and waits a bounded time.
 
 Every transport returns the bit-identical vector on every rank, checked by one contract suite. A
 transport never retries: if it cannot deliver in time, it raises an error and the epoch ends.
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.int64]
-"""The lanes of a round: one-dimensional, contiguous, of the epoch's fixed length."""
+"""The lanes of a round, from one rank or folded: one-dimensional, contiguous, of the epoch's fixed
+length."""
 
 
 class CommonStore(Protocol):
@@ -36,10 +37,10 @@ class PendingRound(Protocol):
     """A launched round whose result may not have arrived yet."""
 
     def wait(self, timeout_s: float) -> Vector:
-        """Return the element-wise minimum over all ranks.
+        """Wait for the round to complete; return the element-wise minimum of all ranks' lanes.
 
         Raises `CollectiveTimeout` after `timeout_s`, and `PeerLost` if a rank is known to be gone.
-        After either error the collective is permanently unusable. May be called once.
+        After either error the transport is permanently unusable. May be called once.
         """
         ...
 
@@ -48,7 +49,7 @@ class Collective(Protocol):
     """The channel between the ranks of one group. Each round is one collective on it."""
 
     transport: str
-    """The name of the transport; if a reason for the choice is known, it follows after a colon."""
+    """The transport's name, followed by a colon and the reason for its choice if a reason is known."""
 
     @property
     def rank(self) -> int:
@@ -73,7 +74,7 @@ class Collective(Protocol):
         ...
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Return the payloads of all ranks, in order of rank, on every rank.
+        """Send `payload` to all ranks; return the payloads of all ranks, by ascending rank.
 
         Gathers are used in bootstrap, teardown, and the error path that explains a divergence; never in
         a step.

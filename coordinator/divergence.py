@@ -17,7 +17,7 @@ ENTRIES_GATHERED = 512
 
 
 _RECORDED: Final[Codec[tuple[int, list[str]]]] = Codec(tuple[int, list[str]])
-"""Encodes the index of the first entry and the texts of the entries, as `Recorder.last` returns them.
+"""Codec of the result of `Recorder.last`: the index of the first entry, and the texts of the entries.
 """
 
 
@@ -35,7 +35,7 @@ class Recorder:
         self.count += 1
 
     def last(self, number: int) -> tuple[int, list[str]]:
-        """Return the last `number` entries as texts, preceded by the index of the first of them."""
+        """Return (index of the first, texts) of the last `number` entries."""
         kept = list(self._entries)
         kept = kept[max(0, len(kept) - number) :]
         return self.count - len(kept), [
@@ -43,7 +43,7 @@ class Recorder:
         ]
 
     def parts(self, entry: object) -> Sequence[object]:
-        """Return the parts of a stored entry that are printed."""
+        """Return the values to print for a recorded entry."""
         return cast("tuple[object, ...]", entry)
 
 

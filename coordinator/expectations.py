@@ -9,7 +9,7 @@ from .operation import Phase, Queue
 
 
 class SlotAssigned(Record, frozen=True):
-    """Expectation: the prefetch slot now carries `operation`; phase and bound define its lanes."""
+    """Expectation: `operation` now has the prefetch slot; phase and bound say what its lanes mean."""
 
     operation: int
     prefetch_slot: int
@@ -18,7 +18,7 @@ class SlotAssigned(Record, frozen=True):
 
 
 class SlotFreed(Record, frozen=True):
-    """Expectation: the prefetch slot of `operation` no longer carries a vote."""
+    """Expectation: `operation` no longer has a prefetch slot."""
 
     operation: int
 

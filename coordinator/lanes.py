@@ -9,15 +9,16 @@ also names the lowest rank with the smallest value.
                time: this rank's clock in milliseconds
                proposal: smallest and largest digest, over the ranks that have staged a proposal;
                readiness: -(rank + 1) if this rank refuses it, 0 if none, 1 if staged, 2 if ready
-               requests: length of the gapless run of requests received, counted from the first;
-               NEUTRAL if this rank receives none; then -(requests in total, as known to this rank)
+               requests: number up to which this rank has every operator request (numbered from 1),
+               NEUTRAL if it receives none; then -(number of the newest that it knows of)
     queues     for each watermark queue: index up to which all operations have finished;
                index of the first failed operation, named
     slots      for each prefetch slot, by phase of its prefetch; NEUTRAL if the slot is free:
                QUERY      longest length that this rank can restore within the slot's bound, named,
                           or -1;                      -that length;    deadline
                RESTORABLE the same as in QUERY
-               TRANSFER   pages landed;               ceiling, named;  deadline
+               TRANSFER   pages landed;               ceiling (most pages that can land), named;
+                                                      deadline
                the deadline lane is -(rank + 1) of a rank whose deadline passed, else 0
 
 The `LaneLayout` defines the prefetch slots' lanes. It is derived from replicated state and frozen when
@@ -41,7 +42,8 @@ NEUTRAL = 1 << 62
 """The value of a lane without a vote. No real value is larger, so it never wins the MIN."""
 
 NO_ANSWER = -1
-"""The lookup lane's value while this rank's store has not answered; it is lower than every answer."""
+"""The value of a slot's first lane while this rank's store has not answered the lookup; lower than
+every answer."""
 
 EPOCH, ROUND, STATE, LAYOUT = 0, 2, 4, 6
 HEALTH, TIME = 8, 9
@@ -58,7 +60,7 @@ SLOTS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of the lanes in one round. Its digest in the header reveals ranks that differ."""
+    """The meaning of the lanes in one round. The header's layout digest reveals ranks that differ."""
 
     epoch: int
     round: int
@@ -81,16 +83,16 @@ class BallotShape:
 
 
 class Voter(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report in a round's header: health, clock, staged proposal and requests."""
+    """One rank's report in a round's header: health, clock, staged proposal and operator requests."""
 
     healthy: bool
     time_ms: int
     staged: StagedLanes = NOTHING_STAGED
     requests: int | None = None
-    """Length of the gapless run of requests received since the epoch began; None if this rank receives
-    no requests."""
+    """The number up to which this rank has received every operator request since the epoch began; None
+    if this rank receives none."""
     newest: int = 0
-    """The total number of requests that this rank knows of."""
+    """The number of the newest operator request that this rank knows of."""
 
 
 _HEADER = Struct(f"{HEADER_LANES}q")

@@ -66,7 +66,8 @@ class Phase(_Numbered):
     TRANSFER = 3
     """The ranks read the operation's pages into host memory."""
     ISSUED = 4
-    """The ranks copy or write the operation's pages; a watermark marks completion."""
+    """The ranks copy or write the operation's pages; they vote on completion by a watermark of its
+    queue."""
     QUIESCE = 5
     """The operation has stopped; pages with I/O in flight on any rank are not freed yet."""
     QUARANTINED = 6
@@ -98,14 +99,14 @@ class Outcome(_Numbered):
 
 
 class Queue(_Numbered):
-    """The watermark queues: operations that finish in order, each with an index in its queue."""
+    """The watermark queues of operations. Ranks vote up to which index of a queue all have finished."""
 
     BACKUP = 0
     LOAD_BACK = 1
     PERSIST = 2
     QUIESCE = 3
-    """The queue of operations in QUIESCE. Finished means no I/O in flight; failed means that the
-    quiesce deadline passed."""
+    """The queue of operations in QUIESCE. Finished means no I/O in flight; failed means that I/O was
+    still in flight at the quiesce deadline."""
     QUARANTINE = 4
     """The queue of operations in QUARANTINED. Finished means that no I/O is in flight any more."""
 

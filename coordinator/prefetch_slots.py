@@ -18,7 +18,8 @@ from ..errors import InternalError
 from .operation import Phase
 
 UNBOUNDED = 1 << 40
-"""The value of a bound or ceiling that limits nothing; larger than any page count."""
+"""Value of a bound (longest length to vote for) or ceiling (most pages that can land) that limits
+nothing; larger than any page count."""
 
 NOBODY = 0
 """The operation id in the row of a free prefetch slot; real operation ids begin at 1."""
@@ -27,12 +28,12 @@ OPERATION, PHASE, BOUND = 0, 1, 2
 COLUMNS = 3
 
 Rows = npt.NDArray[np.int64]
-"""An array with one row for each prefetch slot."""
+"""An array with one row (operation, phase, bound) for each prefetch slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSlot:
-    """The contents of one occupied prefetch slot, which define the meaning of its lanes."""
+    """The row of one occupied prefetch slot, which determines what the slot's lanes mean."""
 
     operation: int
     phase: Phase

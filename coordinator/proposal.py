@@ -23,7 +23,7 @@ class Change(IntEnum):
 
 
 class Readiness(IntEnum):
-    """A rank's progress with a proposal. The level may fall, as a prepared change can be lost again."""
+    """How far a rank has prepared a proposal. May fall, because a prepared change can be lost."""
 
     REFUSED = -1
     """This rank cannot apply the proposal."""
@@ -45,7 +45,7 @@ class Proposal:
 
     @property
     def digest(self) -> int:
-        """A 62-bit digest of the proposal, never 0; `change_of` decodes the change from it."""
+        """A 62-bit digest of the proposal, never 0; `change_of` decodes the kind of change from it."""
         text = f"{self.change.name} {self.store!a}"
         return (xxhash.xxh3_64_intdigest(text.encode()) >> 3 | 1) << 1 | self.change
 

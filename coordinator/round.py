@@ -41,7 +41,8 @@ from .prefetch_slots import PrefetchSlotTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
-"""Seconds to wait for the ranks' flight recorders after the ranks have diverged."""
+"""Seconds to wait for the ranks' flight recorders (latest changes of each replica) after a divergence.
+"""
 
 
 class Rounds:

@@ -19,8 +19,8 @@ class StopRule(StrEnum):
     """The three ways in which an engine may wait for a prefetch."""
 
     BEST_EFFORT = "best_effort"
-    """Schedule the request as soon as the engine has room, and use the pages that have landed by then.
-    """
+    """Schedule the request as soon as the engine can admit it, and use the pages that have landed by
+    then."""
     WAIT_COMPLETE = "wait_complete"
     """Hold the request until all of its prefetch's pages have landed or no more can land."""
     TIMEOUT = "timeout"

@@ -129,14 +129,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, or the one type, without `Annotated` metadata."""
+    """Return a union's member types, or a tuple of the one type, without `Annotated` metadata."""
     if get_origin(kind) in (Union, UnionType):
         return tuple(each for one in get_args(kind) for each in _choices(one))
     return (get_args(kind)[0] if get_origin(kind) is Annotated else kind,)
 
 
 def _settings_of(kind: Any) -> tuple[type[Settings], bool] | None:
-    """Return a field's settings class and whether the field holds a tuple of them, or None."""
+    """Return (settings class, whether the field holds a tuple of them); None for other fields."""
     for each in _choices(kind):
         many = get_origin(each) is tuple
         inner = get_args(each)[0] if many else each
@@ -153,7 +153,7 @@ def _values(kind: Any) -> tuple[object, ...]:
 
 
 def _records(kind: Any) -> Iterator[str]:
-    """Yield the names of the Python classes that a user may instantiate as the value of a field."""
+    """Yield the names of the classes, other than `Settings`, whose instances a field accepts."""
     if is_dataclass(kind) and not issubclass(cast("type", kind), Settings):
         yield cast("type", kind).__name__
     elif isinstance(kind, type) and issubclass(kind, TaggedSettings):

@@ -3,20 +3,19 @@
 A verdict is read under the layout that was frozen when its round was launched. It carries no decision
 about pages or the tree: the replica derives those from it.
 
-A verdict names only changes: the prefetch slots and watermark queues whose lanes or meaning differ from
-the round before. Unchanged lanes need no verdict, because the replica applied the previous verdict
-before it launched this round (P3), and applying the same content twice would change nothing:
+A verdict names only the prefetch slots and watermark queues that changed: their lanes or the meaning of
+their lanes differ from the round before. The others need no verdict, because the replica has already
+applied the previous verdict (P3), and applying its content again would change nothing:
 
-- Prefetch slot: if the previous verdict advanced the operation or was ignored, the slot has another
-  operation, phase or bound in this round, so the slot counts as changed. It never returns to an earlier
-  meaning, because phases follow TRANSITIONS and a bound only falls. In all other cases the previous
-  verdict only reported landed pages, which are a level.
-- Watermark queue: operations leave from the front, and those that the previous lanes settled have left.
-  The operation now in front was neither finished nor the first failure in those lanes. The operations
-  behind it have higher indices than any in those lanes.
+- An unchanged prefetch slot has at most reported landed pages, which may be reported twice. Any other
+  verdict on the slot, and one that was ignored, goes with a new operation, phase or bound in the slot.
+  No earlier meaning returns, because phases follow TRANSITIONS and a bound only falls.
+- An unchanged watermark queue settles nothing more, because the operations that its lanes settled have
+  left the queue. The first operation still queued was neither finished nor the first failure in those
+  lanes, and later operations have higher indices than any in those lanes.
 
 A verdict also omits prefetch slots that require no action. If no rank's deadline passed, these are
-lookups that some rank has not answered, and transfers with no page landed on all ranks and no ceiling.
+lookups that some rank has not answered, and reads with no page landed on all ranks and none failed.
 """
 
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ class PrefetchFound(NamedTuple):
     """Verdict on a prefetch in QUERY or RESTORABLE: how many pages the ranks can restore.
 
     If `pages` equals `longest`, every rank can restore that length, and no rank can restore a longer
-    one within the bound.
+    length of at most `bound` pages.
     """
 
     operation: int
@@ -63,7 +62,7 @@ class PrefetchFound(NamedTuple):
     """The smallest of the ranks' longest restorable lengths, in pages; None while some rank has not
     answered."""
     shortest_rank: int | None
-    """The lowest rank whose longest restorable length is `pages`."""
+    """The lowest-numbered rank whose longest restorable length is `pages`."""
     longest: int | None
     """The largest of the ranks' longest restorable lengths, in pages; None while some rank has not
     answered."""
@@ -79,7 +78,7 @@ class PrefetchArrived(NamedTuple):
     ceiling: int | None
     """Upper bound on the pages that can land on all ranks; None while no rank has reported a bound."""
     ceiling_rank: int | None
-    """The lowest rank that reported the ceiling."""
+    """The lowest-numbered rank that reported the ceiling."""
     expired_rank: int | None
     """A rank on which the prefetch's deadline passed, or None."""
 
@@ -91,8 +90,8 @@ SlotVerdict = PrefetchFound | PrefetchArrived
 class Watermark:
     """Verdict on a watermark queue: how far all ranks have finished, and the first failed operation.
 
-    `ended_through` is the index up to which all operations have succeeded on every rank. `first_failed`
-    is the index of the first failure on any rank.
+    `ended_through` is the queue index up to which every operation has finished on every rank.
+    `first_failed` is the lowest queue index of an operation that failed on some rank.
     """
 
     queue: Queue
@@ -111,9 +110,9 @@ class Proposed:
     differs: bool
     """Whether ranks have staged different proposals."""
     readiness: Readiness
-    """The lowest readiness of any rank."""
+    """The lowest readiness that a rank reported; `REFUSED` if any rank refuses."""
     refused_rank: int | None
-    """The highest rank that refuses the proposal, or None."""
+    """The highest-numbered rank that refuses the proposal, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +128,14 @@ class Verdict:
     """The prefetch slots that changed since the round before, in the order of operation ids."""
     proposed: Proposed | None = None
     requests: int = 0
-    """Length of the gapless run of requests that every receiving rank has; 0 if no rank receives
-    requests."""
+    """The number up to which every receiving rank has every operator request; 0 if no rank receives
+    any."""
     newest: int = 0
-    """The largest total number of requests that any rank knows of."""
+    """The number of the newest operator request that any rank knows of."""
 
 
 def unhealthy_rank(header: Sequence[int]) -> int | None:
-    """Return the highest rank that reported itself unhealthy in a folded header, or None."""
+    """Return the highest-numbered rank that reported itself unhealthy in a folded header, or None."""
     return _marked_rank(header[HEALTH])
 
 
@@ -155,7 +154,7 @@ _TRANSFER = int(Phase.TRANSFER)
 
 
 class Verdicts:
-    """Reads the folded vectors of one epoch, each once and in order. Keeps no view of a vector."""
+    """Reads the folded vectors of one epoch, each once and in order. Copies what it keeps."""
 
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
@@ -220,8 +219,8 @@ class Verdicts:
         votes: list[list[int]] = [
             lanes[at : at + SLOT_LANES].tolist() for at in prefetch_slots * SLOT_LANES
         ]
-        # The three lanes of a slot are, in order: the level, its limit, and a rank whose deadline
-        # passed.
+        # A slot's three lanes are pages landed (or restorable), the limit or longest length, and a rank
+        # past its deadline.
         verdicts = [
             self._read_slot(row, vote)
             for row, vote in zip(rows, votes, strict=True)

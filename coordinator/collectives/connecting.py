@@ -17,7 +17,7 @@ log = logging.getLogger("lockstep")
 _WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
     tuple[Transport, int, HostIdentity]
 )
-"""Encodes the transport that a rank is configured with, its number of lanes, and its host."""
+"""Codec of a rank's (configured transport, number of lanes, host), which the ranks exchange."""
 _SHARING: dict[Transport, type[SharedMemoryCollective]] = {
     Transport.SHM: SharedMemoryCollective,
     Transport.HIERARCHICAL: HierarchicalCollective,
@@ -85,7 +85,7 @@ def _connect(
 
 
 def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
-    """Return the transport that `auto` selects for ranks on these hosts, and the reason."""
+    """Return (transport, reason) that `auto` selects for ranks on these hosts."""
     ranks = sum(len(each) for each in hosts)
     if ranks == 1:
         return Transport.SHM, "there is one rank"

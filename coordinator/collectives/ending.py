@@ -11,7 +11,8 @@ from ...errors import CollectiveTimeout, GroupError, InternalError, PeerLost
 
 _RANK_BITS = 20
 _ROUND_BITS = 40
-"""The number of bits for a round number: enough for a thousand rounds per second over 34 years."""
+"""The number of bits that an encoded ending uses for a round number: enough for a thousand rounds per
+second over 34 years."""
 
 
 class EndingCause(IntEnum):
@@ -53,7 +54,7 @@ class Ending:
     """The rank that caused the ending, numbered in the whole group. If the cause is on another host,
     the rank that reported it."""
     last_round: int
-    """The last round that may still complete; every later one raises `error`."""
+    """The last round that may still complete; every later round raises `error`."""
 
     @property
     def word(self) -> int:

@@ -6,7 +6,8 @@ the folded ballots with the step's outputs. The engine sends and waits under its
 R10), so this module does neither.
 
 The engine may drop a worker's output that looks empty. If any rank's ballot is missing, the round has
-no verdict and is requested again. Repeating a round is safe because ballots are levels (rule R13).
+no verdict and is requested again. Repeating a round is safe because each ballot reports everything that
+is true so far (rule R13).
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class FoldedBallots:
     lanes: Vector
 
     def joined(self, other: "FoldedBallots") -> "FoldedBallots":
-        """Return the fold of these ballots and `other`; the order does not matter.
+        """Return these ballots folded with `other`, which must belong to the same round.
 
         Raises `InternalError` for ballots of different rounds, because some rank then missed a step
         message.
@@ -43,7 +44,7 @@ class FoldedBallots:
 
 
 class EngineChannel:
-    """The scheduler's end of the engine's channel; see `Collective`. The scheduler does not vote."""
+    """The scheduler's side of the engine's channel; see `Collective`. The scheduler does not vote."""
 
     transport: str = "engine"
     rank = 0
@@ -53,8 +54,7 @@ class EngineChannel:
         self.launches = 0
         self._all = (1 << world_size) - 1
         self._asked: int | None = None
-        """The number of the pending round, which was launched and not yet waited for; None if there is
-        none."""
+        """The number of the round that was launched and not yet waited for; None if there is none."""
         self._arrived: Vector | None = None
         self.asks_again = False
         """Whether the pending round must be requested again because a rank's ballot is missing."""
@@ -66,7 +66,7 @@ class EngineChannel:
         return self._asked is None or self._arrived is not None
 
     def launch(self, lanes: Vector) -> "EngineChannel":
-        """Record that a round is in flight; see `Collective`. The engine's step message carries it."""
+        """Record that a round is pending. Its header travels with the engine's step message."""
         if self._closed:
             raise PeerLost("the engine channel is closed")
         self.launches += 1
@@ -74,7 +74,7 @@ class EngineChannel:
         return self
 
     def deliver(self, ballots: FoldedBallots) -> None:
-        """Accept ballots that the engine returned. Ballots of a finished round are ignored."""
+        """Accept folded ballots that the engine returned; ignore those of a finished round."""
         if self._asked is None or ballots.round < self._asked or self._arrived is not None:
             return
         if ballots.round > self._asked:

@@ -13,7 +13,7 @@ from functools import partial
 from ...errors import ConfigError
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98}
-"""The number of the futex system call, by the machine name that `uname` prints."""
+"""The number of the futex system call, keyed by the machine name that `uname` prints."""
 
 _WAIT, _WAKE = 0, 1
 

@@ -43,8 +43,8 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Seconds that a host waits for the other hosts beyond its deadline, once all its own ranks have
-joined.
+"""Extra seconds, after the deadline of its own ranks, that a host waits for the other hosts once all
+its own ranks have joined.
 
 Within that time another host may still report which of its ranks was late.
 """
@@ -72,7 +72,7 @@ class HierarchicalCollective(SharedMemoryCollective):
     def __init__(
         self, group: Collective, host: HostGroup, host_leader: "_HostLeaderThread | None"
     ) -> None:
-        """Use `create` instead. `host_leader` is None except on the first rank of a host."""
+        """Called by `create` only. `host_leader` is None except on the first rank of a host."""
         said_by = len(host.ranks)
         result = host.cells.span(said_by, said_by + 1)
         super().__init__(group, host, Transport.HIERARCHICAL, result, NEWS_S)

@@ -46,7 +46,7 @@ class InProcessGroup:
             self._changed.notify_all()
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait until all ranks have added their values to an exchange; return them in order of rank."""
+        """Wait until all ranks have added their values to an exchange; return these by rank."""
         with self._changed:
             exchange = self._exchanges[key]
 
@@ -80,7 +80,7 @@ class MemoryStore:
     """A key-value store within one process; see `CommonStore`."""
 
     def __init__(self, values: dict[str, bytes], name: str = "") -> None:
-        """Use `values` as storage. Stores with other names may share it."""
+        """Keep entries in `values`, which stores with other names may share."""
         self._values = values
         self._name = name
 

@@ -85,8 +85,8 @@ _CLOSED = (LookupError, ValueError, OSError)
 """The errors that an access to the memory raises if a signal handler closes the memory meanwhile."""
 
 Span = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]
-"""The positions of some writers' cells, by round parity: index of the first word, start byte and end
-byte of the lanes."""
+"""The positions of the cells of consecutive writers, once for even and once for odd rounds: for each
+cell the index of its first word, and the start byte and end byte of its lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Cells:
         self._wakes[parity][writer]()
 
     def is_there(self, span: Span, number: int) -> bool:
-        """Return whether all writers of `span` have written the round."""
+        """Return whether every writer with a cell in `span` has written round `number`."""
         words = self._words
         for at, _, _ in span[number & 1]:  # noqa: SIM110 - a generator takes longer, cold.
             if words[at] != number:
@@ -194,10 +194,10 @@ class Cells:
         return True
 
     def read(self, span: Span, number: int) -> Vector | None:
-        """Return the fold of a round's lanes over the writers of `span`; None if they are not complete.
+        """Return the fold of a round's lanes over the cells in `span`; None if a cell is incomplete.
 
-        The lanes are complete when all writers have written this round with a valid checksum. Memory
-        ordering can make a checksum invalid for a moment. No writer may have written a round later than
+        A cell is complete when its writer has written this round with a valid checksum. Memory ordering
+        can make a checksum invalid for a moment. No writer may have written a round later than
         `number`.
         """
         if not self.is_there(span, number):
@@ -212,12 +212,15 @@ class Cells:
         return fold(rows)
 
     def missing(self, span: Span, number: int) -> list[int]:
-        """Return the writers of `span` that have not written the round, as indices within `span`."""
+        """Return the writers of `span`, as indices within it, that have not written the round."""
         words = self._words
         return [at for at, cell in enumerate(span[number & 1]) if words[cell[0]] != number]
 
     def damaged(self, span: Span, number: int) -> list[int]:
-        """Return the writers of `span` with an invalid checksum; all must have written the round."""
+        """Return the writers of `span`, as indices within it, whose cells fail their checksum.
+
+        All of them must have written the round.
+        """
         words, memory = self._words, self._memory
         return [
             writer
@@ -233,7 +236,7 @@ class Cells:
             self._futex.sleep(self._addresses[parity][writer], seen & 0xFFFFFFFF, timeout_s)
 
     def wake_all(self) -> None:
-        """Wake all sleeping ranks so that they check the ending."""
+        """Wake all sleeping ranks so that they check whether the group has ended."""
         for wakes in self._wakes:
             for wake in wakes:
                 wake()
@@ -255,7 +258,10 @@ class Cells:
 
 
 def _words_in_cell(lanes: int) -> int:
-    """Return the words in a cell: a cache line for round number and checksum, then the lanes."""
+    """Return the number of 64-bit words in a cell.
+
+    A cell has a cache line for round number and checksum, then the lanes.
+    """
     return _LINE + -(-lanes // _LINE) * _LINE
 
 
@@ -267,7 +273,7 @@ class HostGroup:
     """
 
     def __init__(self, cells: Cells, fd: int, ranks: tuple[int, ...], rank: int) -> None:
-        """Use `meet` instead. This object owns `fd`, the memory's file descriptor, from now on."""
+        """Called by `meet` only. This object owns `fd`, the memory's file descriptor, from now on."""
         self.cells = cells
         self.ranks = ranks
         """The ranks of this host, in the numbering of the whole group."""
@@ -324,7 +330,8 @@ class HostGroup:
                 problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             assert host is not None
-            # The creator has initialised the cells, because `agree_that_all_are_ready` has succeeded.
+            # The cells are initialised, because their creator did so before `agree_that_all_are_ready`
+            # succeeded.
             host.cells.require_stamped()
         except BaseException:
             if host is not None:
@@ -436,7 +443,7 @@ class HostGroup:
             time.sleep(_LOOK_S)
 
     def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
-        """Record for all ranks of the host how the group ends; return the ending in force.
+        """Record how the group ends, for all ranks of the host; return the ending that now applies.
 
         The first ending wins, unless a later ending names an earlier round as the last one.
         """
@@ -525,7 +532,7 @@ class SharedMemoryCollective:
         span: Span | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Use `create` instead. A round folds the cells in `span` and waits as in `HostGroup.wait`."""
+        """Called by `create` only. Rounds fold the cells in `span` and wait like `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value

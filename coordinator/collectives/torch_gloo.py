@@ -225,7 +225,7 @@ class TorchCollective:
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
-        """Use `create` instead. `name` identifies the group; `ranks` numbers its ranks in messages."""
+        """Called by `create` only. `name` names the group; `ranks` numbers its ranks in messages."""
         self.rank = group.rank()
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
@@ -365,7 +365,7 @@ class TorchCollective:
     ) -> None:
         """Wait for the last collective started. After a failure every later call raises the same error.
 
-        On failure, `absent` is called and returns the ranks that did not join the collective.
+        On failure, `absent` is called; it must return the ranks that did not join the collective.
         """
         self._home.require_here()
         if self._group is None:

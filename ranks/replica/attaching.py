@@ -91,8 +91,8 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
-            # A detach request after the group has lost the store: the operator accepts the loss, so end
-            # the state LOST.
+            # A detach request after the group has lost its store means that the operator accepts the
+            # loss. Change the state from LOST to DETACHED.
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
@@ -120,7 +120,7 @@ class Attaching:
             self._persisting.abandon()
 
     def _end_draining(self) -> None:
-        """Finish the detach of a draining store when its only I/O in flight is in quarantine."""
+        """Finish the detach of a draining store once its only I/O in flight is in quarantine."""
         if self._store.draining and not self._operation_table.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())

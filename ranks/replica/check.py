@@ -170,8 +170,8 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     for node in nodes:
         for tier in TIERS:
             if node.held[tier][0]:
-                # A node's refcount for full attention is its number of held children plus the number of
-                # lock handles that end at the node.
+                # A node's refcount for full attention must equal the number of its locked or pinned
+                # children plus the number of lock handles that end at the node.
                 owed[id(node.parent), tier, 0] += 1
     for node in nodes:
         _require(node.ends == ends[id(node)], 5, f"node {node.id} has a wrong count `ends`")

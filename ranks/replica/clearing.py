@@ -54,7 +54,7 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Remove the named pins of one namespace, or of all if None, and evict its pages not in use."""
+        """Remove a namespace's named pins and evict its pages that are not in use; None means all."""
         self._journal.record("drop", namespace)
         for pin in list(self._pinning.pins.values()):
             if namespace in {None, pin.node.place.namespace}:
@@ -74,7 +74,7 @@ class Clearing:
         self._prefixes.allocator.limit(limit)
 
     def _nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return all nodes below the roots, children before parents, which is the order of eviction."""
+        """Return all nodes below `roots`, children before parents, which is the eviction order."""
         return list(self._prefixes.tree.nodes(roots))[::-1]
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:

@@ -1,7 +1,7 @@
-"""Commit of external messages: they become commands once every rank has received them.
+"""Commit of external messages (operator requests): commands once every rank has received them.
 
 A message reaches each rank at a different time (rule R14). Messages are numbered outside the replica,
-and each rank votes how many consecutive messages it has. All messages up to the number in the verdict
+and each rank votes up to which number it has all messages. All messages up to the number in the verdict
 become commands, applied in the same step on every rank. A hash of each message enters the digest, so
 that a rank with different bytes is detected.
 """
@@ -18,9 +18,9 @@ class MessageCommit:
 
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0
-        """Number of the last message up to which every rank has all messages."""
+        """The number up to which every rank has all messages."""
         self.heard = 0
-        """Number of the last message that has become a command."""
+        """The number of the last message that became a command."""
         self._journal = journal
         self._outbox = outbox
 

@@ -1,4 +1,4 @@
-"""The classes that make up a replica's parts; tests substitute faulty ones to check detection."""
+"""The classes that make up a replica's parts. Tests substitute faulty ones, which must be detected."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .tree.prefixes import Prefixes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """One class for each replaceable part of a rank."""
+    """One class for each part of a replica that tests can replace."""
 
     allocator: type[PageAllocator] = PageAllocator
     prefixes: type[Prefixes] = Prefixes

@@ -51,10 +51,10 @@ class Pinning:
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: the number of pages that all pins keep."""
         self._awaiting: dict[Node, dict[str, PinnedPrefix]] = {}
-        """By node whose copy to host memory is awaited: the pins, by name, that lock device pages until
-        then."""
+        """By node that still has to be copied to host memory: the pins, by name, that lock device pages
+        until then."""
         self._came: list[PinnedPrefix] = []
-        """Pins whose awaited node has reached host memory since the last `look_after`."""
+        """Pins whose awaited node was copied to host memory since the last `look_after`."""
         self._deadlines: AgreedDeadlines[PinnedPrefix] = AgreedDeadlines()
         prefixes.allocator.came_to_host = self._came_to_host
 
@@ -110,7 +110,7 @@ class Pinning:
         return True
 
     def drop_all(self) -> None:
-        """Remove every pin, because their prefixes can no longer be matched."""
+        """Remove every pin, because a cache reset ensures that their prefixes are matched no more."""
         for name in list(self.pins):
             self.unpin(name)
 
@@ -157,7 +157,7 @@ class Pinning:
             self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
-        """Return whether pins may keep `pages` more within the bound on pinned pages of each pool."""
+        """Return whether pins may keep `pages` (by component) more within the bounds for pins."""
         config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:

@@ -195,9 +195,9 @@ class Replica:
         return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the ids of the copies in flight that touch lent pages of a request, or of any if None.
+        """Return the ids of copies in flight that touch lent pages of a request; None means any.
 
-        With `awaited`, quarantined copies are left out. Changes nothing.
+        With `awaited`, leaves out quarantined copies, which may never end. Changes nothing.
         """
         return self._lent.touching(name, awaited=awaited)
 
@@ -208,12 +208,12 @@ class Replica:
 
     @command
     def agree_on_requests(self, number: int) -> None:
-        """Record that every rank has the messages up to `number`, in one-scheduler mode."""
+        """Record, in one-scheduler mode, that every rank has all operator requests up to `number`."""
         self.hearing.reach(number)
 
     @command
     def hear(self, number: int, content: bytes | None) -> None:
-        """Apply, as a command, a message that every rank has; the digest covers its hash."""
+        """Apply, as a command, an operator request that every rank has; the digest covers its hash."""
         self.hearing.hear(number, content)
 
     @command
@@ -245,12 +245,12 @@ class Replica:
 
     @command
     def extend(self, name: str, total_tokens: int) -> bool:
-        """Reserve pages for `total_tokens` tokens in all; return False if there is no room."""
+        """Reserve pages so that a request has room for `total_tokens`; return False if it has not."""
         return self._owned.extend(self._owned_request(name), total_tokens)
 
     @command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
-        """Insert the pages computed by a request; return how many of its tokens are shared now."""
+        """Insert a request's computed pages into the tree; return how many tokens are in it."""
         return self._owned.insert(self._owned_request(name), tokens, final=final)
 
     @command
@@ -277,7 +277,7 @@ class Replica:
 
     @command
     def serve(self, name: str, tokens: bytes, ttl_ms: int) -> int:
-        """Let other groups read a request's computed pages; return the tokens readable now."""
+        """Let other groups read a request's computed pages; return how many tokens are readable."""
         return self.serving.serve(self.requests.known(name), tokens, ttl_ms)
 
     @command
@@ -327,7 +327,7 @@ class Replica:
 
     @command
     def fence(self, name: str) -> None:
-        """Let the engine overwrite the pages that it lends for a request."""
+        """Make this rank end its copies of a request's lent pages; the engine may overwrite them."""
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
@@ -374,7 +374,7 @@ class Replica:
         self.clearing.limit(limit)
 
     def apply(self, verdict: Verdict) -> Effects:
-        """Apply the verdict of a round: first prefetches by id, then each queue in order."""
+        """Apply the verdict of a round: prefetches by id, then each watermark queue in order."""
         clock = self.clock
         clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
         self.store.forget_old_misses()

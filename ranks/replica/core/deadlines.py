@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 _STALE_SPARE = 64
-"""Number of superseded heap entries allowed in addition to one per current entry."""
+"""The heap is compacted when its superseded entries exceed the current ones by more than this number.
+"""
 
 
 class AgreedDeadlines(Generic[T]):
@@ -17,9 +18,10 @@ class AgreedDeadlines(Generic[T]):
         self._entries: list[tuple[int, int, T]] = []
         """A heap of (deadline in ms, entry number, key)."""
         self._current: dict[T, int] = {}
-        """By key: the number of its current heap entry; 0 if the ranks had not agreed on a time yet."""
+        """By key: the number of the heap entry that holds its deadline; 0 while no time has been agreed
+        on."""
         self._undated: dict[T, int] = {}
-        """By key: duration (ms) of a deadline that was set before the ranks first agreed on a time."""
+        """By key: the duration (ms) of a deadline that starts at the first agreed time."""
         self._number = 0
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ class Journal(Recorder):
         self.count += 1
 
     def parts(self, entry: object) -> Sequence[object]:
-        """Return the parts of an entry with the values that they had when the entry was recorded."""
+        """Return the parts (word and values) of a recorded entry, as they were when it was recorded."""
         return cast("list[object]", msgspec.msgpack.decode(cast("bytes", entry)))
 
 

@@ -34,7 +34,7 @@ _TOKEN_BYTES: Final = 4
 
 
 class Sought(NamedTuple):
-    """The pages that a request looked for in storage and host memory before it computes."""
+    """The pages that a request looked for in storage and host memory before its computation."""
 
     first: int = 0
     """The position of the first page that was requested from storage."""
@@ -66,9 +66,10 @@ class Misses:
     def count(
         self, place: object, tokens: bytes, page_tokens: int, cached_tokens: int, sought: Sought
     ) -> tuple[MissedTokens, Sequence[Digests]]:
-        """Return how many of `tokens` after the first `cached_tokens` are missed, by cause.
+        """Return (missed tokens by cause, digests of the missed pages) of one request.
 
-        Also returns the digests to be passed to `asked` once the request computes.
+        Counts those of `tokens` after the first `cached_tokens`. The caller passes the digests to
+        `asked` once the request computes.
         """
         asked, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
         first, last = cached_tokens // page_tokens, asked // page_tokens
@@ -89,7 +90,7 @@ class Misses:
         return MissedTokens(*by_cause), (here, anywhere)
 
     def asked(self, digests: Sequence[Digests]) -> None:
-        """Record the digests that `count` returned; they enter the table with the next verdict.
+        """Record digests that `count` returned; the next verdict adds them to the table.
 
         Because of this delay, requests that arrive together get the same cause for a missed page.
         """
@@ -105,7 +106,7 @@ class Misses:
             self._add(_of_keys(keys))
 
     def settle(self) -> None:
-        """Add to the table the pages requested and computed before this verdict."""
+        """Add to the table the digests of pages requested or computed since the last verdict."""
         if self._asked:
             asked, self._asked = self._asked, []
             self._add(np.concatenate(asked))
@@ -118,7 +119,10 @@ class Misses:
         self._slots[digests & self._mask] = digests
 
     def _end(self, digests: Digests, first: int) -> int:
-        """Return the position after the last page whose digest is in the table; 0 if there is none."""
+        """Return the position after the last page of `digests` found in the table; 0 if none is.
+
+        `digests` are those of the pages from position `first` on.
+        """
         found = np.flatnonzero(self._slots[digests & self._mask] == digests)
         return first + int(found[-1]) + 1 if len(found) else 0
 

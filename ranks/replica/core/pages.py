@@ -1,7 +1,7 @@
 """Page tables and the free list of one pool.
 
-A page number is a slot of the pool on every rank. The free list is replicated state, because its order
-decides the next allocation. Only a command or verdict may change it.
+A page number names the same slot of the pool on every rank. The free list is replicated state, because
+its order decides the next allocation. Only a command or verdict may change it.
 """
 
 from array import array
@@ -22,7 +22,7 @@ else:
 
 
 def page_run(pages: Iterable[int] = ()) -> PageRun:
-    """Return a run of the given page numbers."""
+    """Return the given page numbers as a compact array."""
     return array("i", pages)
 
 
@@ -45,7 +45,7 @@ class PagePool:
         return count <= len(self._free)
 
     def free_pages(self) -> PageRun:
-        """Return a copy of the free list, in order."""
+        """Return a copy of the free list; its last page is allocated first."""
         return page_run(self._free)
 
     def take(self, count: int) -> PageRun:

@@ -19,7 +19,7 @@ def _never(operation: Operation) -> None:
 
 
 class Follows(NamedTuple):
-    """Handlers for the outcomes of one kind of operation, as agreed on by all ranks."""
+    """Functions that apply the outcomes of one kind of operation, as agreed on by all ranks."""
 
     quiet: Callable[[Any], None]
     """Called for a stopped operation when no rank's I/O touches its pages any more."""
@@ -34,7 +34,7 @@ class Device(Protocol):
     """The interface of owned and lent device pages to the rest of the replica."""
 
     def follows(self) -> dict[OperationKind, Follows]:
-        """Return the outcome handlers for copies, by kind of operation."""
+        """Return, by kind of copy, the functions that apply its outcomes."""
         ...
 
     def load_state(self, request: Request) -> LoadState:

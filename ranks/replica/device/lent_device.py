@@ -156,7 +156,7 @@ class LentDevice:
     def load(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Copy whole pages of `tokens`, from token `start_tokens` onwards, to the lent pages `runs`."""
+        """Load the whole pages of `tokens` from `start_tokens` on into the lent device pages `runs`."""
         self._requests.digest_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
@@ -180,7 +180,7 @@ class LentDevice:
         require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
     def back_up(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Back up whole pages of `tokens`; return how many tokens the host has or will get by copies.
+        """Back up whole pages of `tokens`; return how many tokens are on the host or being copied.
 
         `runs` are, by component, the device pages of the whole prefix. The engine must keep their
         contents until the copies have finished.
@@ -200,10 +200,10 @@ class LentDevice:
         return last * self._config.page_tokens
 
     def fence(self, request: LentRequest) -> None:
-        """Fence a request's pages: this rank's copies of them end, so the engine may overwrite them.
+        """Make this rank end its copies of a request's lent pages; the engine may then overwrite them.
 
-        A copy that does not finish in time votes failed. Afterwards the request counts as having
-        computed nothing.
+        A copy that does not finish in time counts as failed on this rank. Afterwards the request counts
+        as having computed nothing.
         """
         self.require_no_copy(request)
         self._backing_up.engine_gave_up(request.id)
@@ -293,9 +293,9 @@ class LentDevice:
             self._outbox.freed.append(name)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the ids of the copies in flight that touch lent pages of a request, or of any if None.
+        """Return the ids of copies in flight that touch lent pages of a request; None means any.
 
-        With `awaited`, quarantined copies are left out. Changes nothing.
+        With `awaited`, leaves out quarantined copies, which may never end. Changes nothing.
         """
         if awaited:
             return tuple(each for each in self.touching(name) if not self._hangs(each))
@@ -329,7 +329,7 @@ class LentDevice:
             request.copies = self._copies_of(request) | {copy}
 
     def _load_began(self, request: LentRequest, first: int, starts: Sequence[int]) -> None:
-        """Record the load that a request waits for, and the lent positions that it leaves unfilled.
+        """Record the load that a request waits for, and the lent pages that the load leaves unfilled.
 
         The engine lends pages from position `first` on; the load fills each component from `starts` on.
         """
@@ -349,7 +349,7 @@ class LentDevice:
     def _bring_back(
         self, request: LentRequest, node: Node, lent: Lent, starts: Sequence[int]
     ) -> Wait | None:
-        """Load the prefix that ends at `node` and the request's saved pages.
+        """Load the prefix that ends at `node` and the request's saved pages into lent device pages.
 
         Each component is loaded from `starts`, or from its first lent position if that is later.
         Returns `Wait.LOST` if host memory lacks a needed page, None if the load has begun.
@@ -389,7 +389,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return the lent pages to back up; a state only if `tokens` end at a page boundary."""
+        """Return the lent pages to back up, with the state only if `tokens` end at a page boundary."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
@@ -398,7 +398,7 @@ class LentDevice:
         return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
-        """Return, by component, the first position that a load up to page `last` copies."""
+        """Return, by component, the first position that a load of the prefix up to `last` copies."""
         return [
             max(first, each.needed_from(last)) if each.per_page else first
             for each in self._components
@@ -407,7 +407,10 @@ class LentDevice:
     def _lacking(
         self, components: Sequence[Component], node: Node, starts: Sequence[int]
     ) -> list[Missing]:
-        """Return the values from `starts` on that the device lacks on the path to `node`."""
+        """Return the (node, component) pairs on the path to `node` whose pages the device lacks.
+
+        Only nodes at or after the component's position in `starts` are included.
+        """
         lacks = lacking(components, node, DEVICE)
         return [(each, index) for each, index in lacks if each.start >= starts[index]]
 

@@ -116,7 +116,7 @@ class OwnedDevice:
     def admit(
         self, request: OwnedRequest, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
-        """Lock, load back and reserve pages for a request, or return why it has to wait."""
+        """Admit a request: lock, load back and reserve its pages; or return why it has to wait."""
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
@@ -152,7 +152,7 @@ class OwnedDevice:
         return self._admission(request, on_device, tokens)
 
     def extend(self, request: OwnedRequest, total_tokens: int) -> bool:
-        """Reserve device pages for `total_tokens` tokens in all; return False without room."""
+        """Reserve pages so that a request has room for `total_tokens`; return False if it has not."""
         self._require_ready(request)
         total = -(-total_tokens // self._page_tokens)
         self._journal.record("extend", request.id, total_tokens)
@@ -168,7 +168,7 @@ class OwnedDevice:
         return True
 
     def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
-        """Insert whole pages of `tokens` into the tree; return how many tokens the request shares."""
+        """Insert whole pages of `tokens` into the tree; return how many tokens are in the tree."""
         self._require_ready(request)
         prefixes, page_bytes, prefix = self._prefixes, self._tree.page_bytes, request.prefix
         pages = len(tokens) // page_bytes
@@ -226,8 +226,8 @@ class OwnedDevice:
     def retract(self, request: OwnedRequest, tokens: bytes) -> bool:
         """Save all pages of a request to host memory; its device pages are freed when the copy is done.
 
-        `tokens` are all computed tokens; their whole pages are inserted into the tree. Returns False,
-        and changes nothing else, if host memory has no room.
+        `tokens` are all computed tokens; their whole pages are inserted into the tree. Returns False if
+        host memory has no room; the inserted pages then stay in the tree.
         """
         self._require_ready(request)
         self._require_pages(request, -(-len(tokens) // self._tree.page_bytes))
@@ -296,10 +296,10 @@ class OwnedDevice:
         return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
-        """Return two positions of a path: where its device pages end, and where a load back can end.
+        """Return (device end, restorable end): positions up to which a request can reuse a path.
 
-        The second is the end of `best_match_node`, because every component must accept a match there
-        (incident B).
+        Up to the first, the device has all needed pages. The second is the end of `best_match_node`,
+        where a load back must end because every component accepts a match there (incident B).
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
@@ -313,10 +313,11 @@ class OwnedDevice:
     def _take(
         self, best: Node, missing: list[Missing], room: list[int]
     ) -> tuple[Sequence[PageRun], list[PageRun], list[LockHandle]] | None:
-        """Allocate the pages to load into and the request's own pages (`room`), and lock its prefix.
+        """Lock a request's prefix and allocate its device pages; return None if there is no room.
 
-        Locks and pins come first, so that the allocation cannot evict the prefix. Returns None without
-        room.
+        Returns (pages to load into, the request's own pages, lock handles), both kinds of pages by
+        component. `room` is the number of own pages. The prefix is locked and pinned first, so that the
+        allocation cannot evict it.
         """
         allocator = self._allocator
         locks = allocator.hold(DEVICE, best, requested=True)
@@ -359,9 +360,10 @@ class OwnedDevice:
         request.forget_sources()
 
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
-        """Record where a request keeps a state, and where matches of other requests may end.
+        """Record where to keep the request's state, and where matches of other requests may end.
 
-        `branch` is the position at which the request's tokens diverge from the tree.
+        Both are positions in pages. `branch` is the position at which the request's tokens diverge from
+        the tree.
         """
         positions = frozenset((branch, len(tokens) // self._tree.page_bytes))
         if self._states:
@@ -370,7 +372,7 @@ class OwnedDevice:
             request.ends = positions - {0}
 
     def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
-        """Return the token counts beyond the cached prefix after which the tree can keep a state."""
+        """Return the token counts beyond the cached prefix at which the tree can keep a state."""
         best, last = request.prefix, len(tokens) // self._tree.page_bytes
         positions = set(request.checkpoints)
         for component in self._states:
@@ -417,7 +419,7 @@ class OwnedDevice:
             node.is_match_end = True
 
     def _publish(self, request: OwnedRequest, node: Node) -> None:
-        """Give a node the request's own pages for it; free them if the node already has pages."""
+        """Give a node the request's computed pages; free them if the node already has pages."""
         count = node.end - request.prefix
         own = request.own = list(request.own)
         for component in self._paged:
@@ -467,7 +469,7 @@ class OwnedDevice:
             self._saving.lose(request, RequestEvent.FAIL)
 
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
-        """Return the request's own pages with data: by component, a partial last page or the state."""
+        """Return, by component, the request's unshared pages with data: a partial page or the state."""
         begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
         # With no tokens computed there is no state to save.
         has_state = int(computed_bytes > 0)

@@ -64,7 +64,7 @@ class BackingUp:
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
-        """Backoff of copies to the host: pauses between retries after a failure."""
+        """Backoff between retries of copies to the host that failed."""
         if config.write_policy is WritePolicy.WRITE_BACK:
             prefixes.allocator.saves = self._saves
 
@@ -139,8 +139,8 @@ class BackingUp:
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # With `again`, the stored part of a path longer than host memory is not written again.
-        # Otherwise the retries would never end.
+        # Pass `again`, so that the part of a long path that the store has is not written once more.
+        # Otherwise such retries would never end.
         self._persisting.offer_path(node, again=True)
         return operations
 
@@ -153,10 +153,10 @@ class BackingUp:
         too_long: bool,
         whole: bool = False,
     ) -> tuple[tuple[int, ...], list[Node]]:
-        """Start to back up the values on the path to `node` that matches ending at `ends` need.
+        """Back up the path to `node`, as far as matches that end at the nodes `ends` need it.
 
-        With `whole`, `node` is copied completely or not at all. Returns the ids of the operations
-        begun, and the match ends for which host memory has no room.
+        With `whole`, `node` is copied completely or not at all. Returns (ids of the operations begun,
+        nodes of `ends` for which host memory has no room).
         """
         allocator = self._prefixes.allocator
         # Pin the part of the path that is on the host, so that the allocation does not evict it.
@@ -187,7 +187,7 @@ class BackingUp:
         return operations, left_out
 
     def pin(self, end: Node) -> list[LockHandle]:
-        """Pin the host pages needed by a match that ends at `end` or one page earlier.
+        """Pin the host pages that a match needs if it ends at `end` or one page earlier.
 
         Splits the node in which the needed pages begin, because a node is pinned as a whole.
         """
@@ -217,7 +217,7 @@ class BackingUp:
         return self.write_through(node, lent)
 
     def engine_is_due(self, name: str) -> bool:
-        """Return whether a request's waiting backup may make progress now. Changes nothing."""
+        """Return whether a retry of a request's incomplete backup may succeed now. Changes nothing."""
         awaited = self._prefixes.allocator.not_on_host.awaited.get(name)
         if awaited is None or self.pauses.blocks:
             return False
@@ -225,11 +225,11 @@ class BackingUp:
         return store_goes_on or awaited.ended != self._operation_table.ended
 
     def engine_gave_up(self, name: str) -> None:
-        """Count the pages of a request's unfinished backup as lost, because they are no longer lent."""
+        """Count a request's pages still to be backed up as lost, because they are no longer lent."""
         self._prefixes.allocator.not_on_host.engine_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
-        """Return the device pages to copy a missing value from; None if the device lacks the value."""
+        """Return the device pages from which to back up `missing` (node, component), or None."""
         node, index = missing
         return (
             node.values[DEVICE][index] if lent is None else lent.of(node, self._components[index])
@@ -273,7 +273,7 @@ class BackingUp:
         self._operation_table.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
-        """Back up a node before its pages of a component are evicted; return whether they must stay.
+        """Back up a node before its pages are evicted; return whether the pages must stay until then.
 
         A node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
         would evict each other's copies forever.
@@ -310,15 +310,14 @@ class BackingUp:
         return ends
 
     def _lacks(self, end: Node) -> bool:
-        """Return whether matches at `end` need values that are neither on the host nor in the store."""
+        """Return whether a match at `end` needs pages that are neither on the host nor in the store."""
         pieces = self._for_matches(end, None) or ()
         return any(self._persisting.lacks(each, index) for each, index in pieces)
 
     def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
-        """Return the window and state values to copy to the host for matches at `end`.
+        """Return the (node, component) pairs whose windows and states a match at `end` needs copied.
 
-        Includes one extra page of a window, if present. Returns None if the device lacks a needed
-        value.
+        Includes one extra page of a window, if present. Returns None if the device lacks needed pages.
         """
         pieces: list[Missing] = []
         for component in self._components[1:]:
@@ -354,10 +353,11 @@ class BackingUp:
     def _full_attention(
         self, node: Node, room: int, *, tops_up: bool
     ) -> tuple[list[Missing], bool]:
-        """Return the full-attention pages to back up, and whether they complete the path on the host.
+        """Return (missing, complete) for the full attention on the path to `node`.
 
-        Without `tops_up`, returns no pages if the first missing page is in the store already, because
-        it was persisted through a temporary page.
+        `missing` are the (node, component) pairs to back up; `complete` tells whether the host then has
+        the whole path. Without `tops_up`, nothing is backed up if the store has the first missing page
+        already, because that page was persisted through a temporary host page.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -379,7 +379,11 @@ class BackingUp:
     def _others(
         self, ends: Sequence[Node], room: list[int], lent: Lent | None
     ) -> tuple[list[Missing], list[Node]]:
-        """Return the window and state values for matches at `ends`, and the ends without host room."""
+        """Return (windows and states to back up, nodes of `ends` that get none) for matches at `ends`.
+
+        The first are (node, component) pairs. A node gets none if host memory has no room for all that
+        a match at the node needs.
+        """
         found: dict[Missing, None] = {}
         left_out: list[Node] = []
         for end in ends:
@@ -413,7 +417,10 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return lent window pages above those that a match at `end` needs, if the host has room."""
+        """Return the nodes whose lent window pages lie above those that a match at `end` needs.
+
+        They are backed up too, as (node, component) pairs, while the host has room.
+        """
         found: list[Missing] = []
         index = component.index
         for each in end.path():
@@ -434,10 +441,10 @@ class BackingUp:
         return [each for each in self._passing(node, lent) if self._persisting.lacks(*each)]
 
     def _passing(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return the values on the path to `node` to be persisted through temporary host pages.
+        """Return the (node, component) pairs to be persisted through temporary host pages.
 
-        They are on the device, and neither on the host nor in the store. Writes of some may be in
-        flight.
+        Their pages are on the device, and neither on the host nor in the store. Writes of some may be
+        in flight.
         """
         wanted = [
             (each, 0)
@@ -456,10 +463,10 @@ class BackingUp:
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
-        """Start to copy the pages that the host lacks of a path longer than host memory.
+        """Copy pages to temporary host pages, from a path that is longer than host memory.
 
-        They are copied to temporary host pages. Returns the id of the operation, if one began, and
-        whether the path needs no further operation.
+        Copies only pages that the host lacks. Returns (ids of the operations begun, complete):
+        `complete` tells whether the path needs no further operation.
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
@@ -484,8 +491,8 @@ class BackingUp:
                 chosen.append((each, index))
                 continue
             complete = False
-            # Do not split a node chosen for another component: the choice would then mean its lower
-            # part only.
+            # Do not split a node that is chosen for another component, because then only its lower part
+            # would stay chosen for that component.
             divisible = self._components[index].per_page and all(each is not at for at, _ in chosen)
             if room[index] and divisible:
                 self._prefixes.split(each, room[index])
@@ -501,7 +508,7 @@ class BackingUp:
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
-        """Allocate temporary host pages for some of `wanted`; None if the first value gets none."""
+        """Allocate temporary host pages for some of `wanted`; return None if the first gets none."""
         allocator = self._prefixes.allocator
         counts = [0] * len(self._components)
         for node, index in wanted:
@@ -550,9 +557,9 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the match ends below a failed copy that need window pages of that copy.
+        """Return the match ends below a failed copy that need window pages which it should have copied.
 
-        Their backups did not copy these pages, because the failed copy was still in flight.
+        Their backups left out these pages, because the failed copy was still in flight.
         """
         found: dict[Node, None] = {}
         for node, index in lost:
@@ -586,9 +593,10 @@ class BackingUp:
         lent: Lent | None,
         passing: list[PageRun] | None = None,
     ) -> int:
-        """Start a backup of the missing values on the path to `node`.
+        """Back up the (node, component) pairs in `missing`; return the id of the operation.
 
-        Pins the host pages of the path. `passing` are temporary host pages; those not needed are freed.
+        The pairs are on the path to `node`, whose host pages are pinned. `passing` are temporary host
+        pages; those not needed are freed.
         """
         allocator = self._prefixes.allocator
         # Lock the source pages first, because the allocation of host pages may evict.
@@ -615,7 +623,7 @@ class BackingUp:
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:
-        """Assign pages from `taken` to the missing values, in order; unused pages stay in `taken`."""
+        """Assign pages from `taken` to the pairs in `missing`; unused pages stay in `taken`."""
         segments: dict[Segment, PageRun] = {}
         for node, index in missing:
             width = self._components[index].pages_of(node.width)

@@ -72,42 +72,42 @@ class Moving(Operation):
     """The queue that holds the operation until a verdict settles it."""
     components: Sequence[Component]
     segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
-    """By segment (node, component) that the operation reads or fills: the operation's own pages for it.
-    A segment that is only read has no such pages."""
+    """By segment (node, component) that the operation reads or fills: the pages for it that the
+    operation owns, none if the segment is only read."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages that the operation owns and that belong to no segment."""
 
     def own(self, tier: int, component: int, pages: PageRun) -> None:
-        """Add pages to those that the operation owns."""
+        """Make the operation the owner of these pages, which belong to no segment (node, component)."""
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     def give(self, segment: Segment) -> PageRun:
-        """Return the operation's pages for a segment; the caller becomes their owner."""
+        """Hand over the operation's own pages for a segment (node, component) to the caller."""
         pages, self.segments[segment] = self.segments[segment], page_run()
         return pages
 
     def disown(self, tier: int, component: int) -> PageRun:
-        """Return the operation's pages that belong to no segment; the caller becomes their owner."""
+        """Hand over to the caller the operation's own pages that belong to no segment."""
         return self.owned.pop((tier, component), page_run())
 
     def in_order(self) -> list[Segment]:
-        """Return the segments by component, each component from the root down."""
+        """Return the segments (node, component), sorted by component, then from the root down."""
         segments = list(self.segments)
         return segments if len(segments) == 1 else sorted(segments, key=_position)
 
     def mark(self) -> None:
-        """Mark the segments' nodes with this operation."""
+        """Add this operation to the marks of all nodes that it reads or fills."""
         mark = frozenset((self,))
         for segment in self.segments:
             node = segment.node
-            # Nearly every node has no other mark, so that all these nodes share one set.
+            # Let nodes without another mark share one set, because nearly all nodes have none.
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
-        """Remove the operation's marks from its nodes; keep only its lock handles and its pages.
+        """Remove the operation from its nodes' marks; it then refers to nodes only by its lock handles.
 
-        The nodes are added to `changed`.
+        Its pages stay its own. The nodes are added to `changed`.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
@@ -119,7 +119,7 @@ class Moving(Operation):
         self.segments.clear()
 
     def was_split(self, lower: Node, upper: Node) -> None:
-        """Divide the operation's segments of `lower`, whose first pages now belong to `upper`."""
+        """Divide the operation's pages after a split gave the first pages of `lower` to `upper`."""
         keeps_upper = False
         for component in self.components:
             index = component.index
@@ -174,7 +174,7 @@ class Copy(Moving):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backup(Copy):
-    """A copy from device pages of nodes, or lent ones, to host pages for those nodes."""
+    """Backup: a copy from device pages, owned by nodes or lent, to host pages for those nodes."""
 
     kind = OperationKind.BACKUP
     fills = HOST
@@ -188,7 +188,7 @@ class Backup(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Retract(Copy):
-    """A copy from device to host of all pages of a request, including unshared ones."""
+    """Retract: a copy from device to host of all pages of a request, including unshared ones."""
 
     kind = OperationKind.RETRACT
     fills = HOST
@@ -198,7 +198,7 @@ class Retract(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LoadBack(Copy):
-    """A copy from host pages of nodes to device pages for those nodes, or lent ones."""
+    """Load back: a copy from nodes' host pages to device pages, owned by the nodes or lent."""
 
     kind = OperationKind.LOAD_BACK
     fills = DEVICE
@@ -208,7 +208,7 @@ class LoadBack(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Resume(Copy):
-    """A copy from host to device of all pages of a retracted request."""
+    """Resume: a copy from host to device of all pages of a retracted request."""
 
     kind = OperationKind.RESUME
     fills = DEVICE
@@ -221,18 +221,18 @@ Loading = LoadBack | Resume
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Persist(Moving):
-    """A write of host pages to storage.
+    """Persist: a write of host pages to storage.
 
-    The pages belong to tree nodes, which are pinned. Pages listed in `segments`, if any, are temporary
-    host pages that the operation owns.
+    The pages belong to tree nodes, which are pinned. Any pages listed in `segments` belong to the
+    operation instead: they are temporary host pages.
     """
 
     kind = OperationKind.PERSIST
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """Store time of the last use of the pages, or of pages before them in the prefix if that is
-    earlier.
+    """Store time (pages written, agreed time) of the last use of the pages, or of pages before them in
+    the prefix if that is earlier.
 
     None until the write is ordered.
     """
@@ -274,7 +274,7 @@ class WantedPages(NamedTuple):
     pages: PageRun
 
     def after(self, count: int) -> "WantedPages":
-        """Return the objects to read without the first `count` of them."""
+        """Return these objects without the first `count` of them."""
         component, positions, keys, pages = self
         return WantedPages(component, positions[count:], keys[count:], pages[count:])
 
@@ -284,8 +284,8 @@ class Prefetch(Operation):
     """A prefetch: pages of one request that may come from storage or from another group.
 
     Full-attention pages continue the path to `anchor` (`last_host_node`). Pages of other components may
-    also fill nodes above the anchor. `floor` is the end of `best_match_node`, so that restoring fewer
-    pages would gain nothing.
+    also fill nodes above the anchor. `floor` is the end of `best_match_node`: a prefix up to there can
+    be restored without this prefetch.
     """
 
     kind = OperationKind.PREFETCH
@@ -308,7 +308,7 @@ class Prefetch(Operation):
     bound: int = UNBOUNDED
     """The greatest length in pages, counted from `floor`, that a rank may vote for."""
     votes: int = 0
-    """Number of times that the ranks had to vote again on the length."""
+    """Number of votes on the length in which the ranks did not agree."""
     goal: int = 0
     """The position up to which the ranks agreed to restore the prefix.
 
@@ -333,7 +333,7 @@ class Prefetch(Operation):
 
     @property
     def skips_known_misses(self) -> bool:
-        """Whether objects found missing are not queried again for a while; true only for the store."""
+        """Whether later prefetches skip missing objects for a while; true only for the store."""
         return not self.source
 
     def assign(self, wanted: Sequence[WantedPages]) -> None:
@@ -351,7 +351,7 @@ class Prefetch(Operation):
         self.assign(kept)
 
     def wanted_keys(self) -> list[tuple[int, bytes]]:
-        """Return the component and the key of each object to read, in order."""
+        """Return (component, key) of each object to read, in landing order."""
         return [(each.component, key) for each in self.wanted for key in each.keys]
 
     @property

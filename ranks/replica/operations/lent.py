@@ -35,9 +35,10 @@ def unfilled_after(
     starts: Sequence[int],
     before: Iterable[Unfilled] = (),
 ) -> list[Unfilled]:
-    """Return the unfilled positions after a load that fills each component from `starts` on.
+    """Return the positions that are unfilled once a load has filled each component from `starts` on.
 
-    The engine lends pages from position `first` on, so entries of `before` remain only below `first`.
+    `before` are the positions unfilled before the load. The engine lends pages from position `first`
+    on, so of `before` only positions below `first` remain.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [
@@ -93,7 +94,7 @@ class Lent:
         return pages
 
     def needed_from(self, component: Component) -> int:
-        """Return the first position that a request continuing after page `last` reads of a component.
+        """Return the first position of a component that a request reads when it continues after `last`.
 
         A request that has already started a page after `last` reads less of the window. The engine may
         therefore have freed window pages that a match ending at `last` would need.
@@ -103,7 +104,7 @@ class Lent:
         return max(component.needed_from(self.last), self.whole_from(component))
 
     def whole_from(self, component: Component) -> int:
-        """Return the first position from which on a component's pages are lent without a gap."""
+        """Return the position from which on all pages of a component are lent, without a gap."""
         run = self.runs[component.index][: self.last - self.first]
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
         return max((self.first, *gaps[-1:]))
@@ -145,9 +146,10 @@ def lent_for_all(  # noqa: PLR0917 - what is lent, and for what.
     computed: int,
     page_tokens: int,
 ) -> Lent:
-    """Return the pages that a request lends for its computed tokens from `start_tokens` on.
+    """Return a request's lent pages for its computed tokens, without the first `start_tokens`.
 
-    Raises `UsageError` if pages are missing or `start_tokens` is not at a shared page boundary.
+    Raises `UsageError` if pages are missing, or if `start_tokens` is not a page boundary within the
+    computed tokens.
     """
     first, last = start_tokens // page_tokens, computed // page_tokens
     if start_tokens % page_tokens or first > last:

@@ -22,7 +22,7 @@ from .requests import Request, RequestEvent, Requests
 
 
 class TailPages(NamedTuple):
-    """By component and tier: the pages of a request that belong to no tree node."""
+    """By component and tier: the pages of a retracted request that belong to no tree node."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
@@ -94,7 +94,7 @@ class LoadingBack:
         request.waits_for = operation.id
 
     def settle(self, operation: Loading) -> Request | None:
-        """Attach pages filled on every rank to the tree; return the request that waited for them."""
+        """Attach owned pages that every rank has filled; return the request that waited for them."""
         for segment, pages in operation.segments.items():
             node, component = segment
             if pages and node.values[DEVICE][component] is None:
@@ -107,7 +107,7 @@ class LoadingBack:
         return request
 
     def note_failed(self, operation: Loading) -> None:
-        """Record for the request's miss count which pages a load failed to copy."""
+        """Record up to which page a load failed, for the count of the request's misses by cause."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             end = max((node.end for node, _ in operation.segments), default=0)
@@ -143,8 +143,8 @@ class LoadingBack:
         ]
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
-        # A copy may still read the host pages, so the operation takes their ownership instead of
-        # freeing them. A node that another request or operation pins keeps its pages.
+        # A copy may still read the host pages, so make the operation their owner instead of freeing
+        # them. A node that another request or operation pins keeps its pages.
         allocator = self._allocator
         if node.parent is None or node.values[HOST][component] is None:
             return

@@ -1,6 +1,6 @@
 """The operation table: how operations of every kind begin, change phase and end.
 
-Only this module assigns operation ids, phases, prefetch slots and queue tickets.
+Only this module assigns operation ids, phases, prefetch slots and queue indices.
 """
 
 from collections import Counter, deque
@@ -30,7 +30,7 @@ _TO_HOST = (OperationKind.BACKUP, OperationKind.RETRACT)
 
 
 class OperationTable:
-    """Operations in flight by id, with their prefetch slots and queue tickets."""
+    """Operations in flight by id, with their prefetch slots and their indices in watermark queues."""
 
     def __init__(self, basis: ReplicaParts, allocator: PageAllocator) -> None:
         self._timeouts = basis.config.timeouts
@@ -39,7 +39,7 @@ class OperationTable:
         self._outbox = basis.outbox
         self._prefetch_slots = PrefetchSlots(basis.config.bounds.prefetches)
         self._queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
-        """By queue: (ticket, operation id) in the order in which operations settle."""
+        """By queue: (queue index, operation id) in the order in which operations settle."""
         self._next_ticket = 1
         self.in_flight: dict[int, Operation] = {}
         self.working: Counter[OperationKind] = Counter()
@@ -88,7 +88,7 @@ class OperationTable:
         self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
-        """Put a prefetch into a phase, and start a vote of the ranks on its length, up to `bound`.
+        """Put a prefetch into a phase in which the ranks vote on it, with lengths of at most `bound`.
 
         Takes a prefetch slot in the ballot if the operation has none.
         """
@@ -114,11 +114,11 @@ class OperationTable:
         return self._prefetch_slots.taken
 
     def queues(self) -> dict[Queue, list[tuple[int, int]]]:
-        """Return a copy of the queues: (ticket, operation id) in order."""
+        """Return a copy of the queues: (queue index, operation id) in ascending order."""
         return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
-        """Remove and yield the operations that a watermark settles, each with whether it succeeded.
+        """Remove and yield (operation, whether it succeeded) for operations that a watermark settles.
 
         Stops after the first failed operation, because the watermark says nothing about later ones.
         """
@@ -168,7 +168,7 @@ class OperationTable:
         self._outbox.events.append(Quarantined(operation.id, operation.kind, rank))
 
     def requeue_behind_others(self) -> None:
-        """Move the first quarantined operation to the end of its queue: others may finish first."""
+        """Requeue the first quarantined operation as the last, because others may finish before it."""
         line = self._queues[_QUARANTINE]
         if len(line) > 1:
             queue_index, number = line.popleft()

@@ -54,9 +54,9 @@ class Persisting:
         self.pauses = Pauses(basis.clock)
 
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
-        """Persist the segments of `settled` that the store lacks; host memory has all of them.
+        """Persist those pages of `settled` (node, component) that the store lacks; the host has all.
 
-        They are written for a match at `last`; None means at the deepest node written.
+        A match at the node `last` needs them; None means at the deepest node written.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -65,10 +65,10 @@ class Persisting:
             self._write(dict.fromkeys(unsaved, page_run()), last)
 
     def offer_path(self, node: Node, *, again: bool = False) -> None:
-        """Persist the pages that a match at `node` needs, host memory has and the store lacks.
+        """Persist the pages that a match at `node` needs, if the host has and the store lacks them.
 
-        If the store has everything, this costs one lookup. With `again` (a retry), records of pages
-        seen in the store long ago stay valid, so these pages are not written again.
+        If the store has everything, this costs one lookup. With `again` (a retry), pages that were seen
+        in the store long ago still count as stored, so they are not written again.
         """
         if not self._keeps(node):
             return
@@ -82,11 +82,11 @@ class Persisting:
             self._write(dict.fromkeys(unsaved, page_run()), node)
 
     def offer_again(self, node: Node, cause: Undone) -> None:
-        """Persist one small piece of the path to `node` that host memory has and the store lacks.
+        """Persist a few pages of the path to `node` that host memory has and the store lacks.
 
-        A store that is too slow for a write of the whole path may accept a piece. The rest gets a new
-        backlog entry. The search starts at the root, because pages whose write failed may lie above
-        pages written since.
+        At most `_PIECE_PAGES` pages are written, because a store that is too slow for the whole path
+        may accept these. The rest gets a new backlog entry. The search starts at the root, because
+        pages whose write failed may lie above pages written since.
         """
         if not self._keeps(node):
             return
@@ -114,7 +114,7 @@ class Persisting:
                 self._postpone(filter(self._is_lacking, every), Undone.NEW_STORE)
 
     def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
-        """Persist temporary host pages; the operation becomes their owner.
+        """Persist temporary host pages; the new operation owns them from now on.
 
         If the write cannot begin, the pages are freed.
         """
@@ -139,7 +139,7 @@ class Persisting:
 
         A node without pages is removed from the tree. With lent pages this may happen before the rest
         of a path longer than host memory is written. The keys of written pages are therefore remembered
-        for a while; each call restarts that time.
+        for a while, and each call extends that time.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
@@ -176,11 +176,11 @@ class Persisting:
 
     @property
     def has_turn(self) -> bool:
-        """Return whether one more persist could be ordered at once."""
+        """Return whether the bound allows one more persist to be ordered now."""
         return self.issued < self._bounds.persists
 
     def begin_waiting(self) -> None:
-        """Order waiting persists while the bound allows it, in order of their ids."""
+        """Issue orders for waiting persists, lowest id first, while the bound allows."""
         while self.waiting and self.has_turn:
             operation = self.waiting.popleft()
             self.issued += 1
@@ -244,11 +244,11 @@ class Persisting:
         return self._store.keeps(node.place, self._requests.generation)
 
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
-        """Return missing pages further up the path, then the part of `settled` that the store lacks.
+        """Return the segments (node, component) to write: those of `settled` that the store lacks.
 
-        The store may lack pages further up because their write failed, or because the store was
-        attached after they were cached. They must be written, because a stored prefix cannot be found
-        without its beginning.
+        Missing full attention further up the path comes first, because a stored prefix cannot be found
+        without its beginning. The store may lack it because a write failed, or because the store was
+        attached later.
         """
         for node, _ in settled:
             self._doubt_old(node)
@@ -262,12 +262,12 @@ class Persisting:
         return [each for each in self._above(last) if id(each.node) not in full] + new
 
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
-        """Return, from the top, the full attention that host memory has and the store lacks.
+        """Return the segments whose full attention the host has and the store lacks, from the top.
 
         Includes other components of nodes whose store record was invalidated. The search goes up from
         `node` and stops at the first node that the store has. Nodes above it need no check: a persist
-        includes missing pages above, a failed persist leaves a backlog entry, and the store was seen to
-        have them as recently.
+        includes missing pages above its own, a failed persist leaves a backlog entry, and records of
+        nodes above are at least as recent.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -290,9 +290,10 @@ class Persisting:
         return doubted
 
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
-        """Return the nearest stored node above a persist's first page, and the distance in pages.
+        """Return (node, distance): the nearest stored node above a persist's first page.
 
-        Returns None and 0 if the store has no such node.
+        The distance is that of the first page from the node's last page, in pages. Returns None and 0
+        if the store has no such node.
         """
         segments = operation.in_order()
         if not segments:
@@ -354,7 +355,7 @@ class Persisting:
             self._prefixes.allocator.not_stored.add(last, cause, pages)
 
     def transfer(self, segment: Segment) -> ObjectTransfer:
-        """Return the transfer of a segment: its objects and the node's host pages."""
+        """Return the transfer of a segment (node, component): object keys and the node's host pages."""
         return self._transfer(segment, _host_pages(segment))
 
     def _transfer(

@@ -48,7 +48,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Return how much of a host pool stores keep, as text, if it is more than half; else None."""
+        """Return a text if stores keep more than half of a host pool in quarantine, else None."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:
@@ -78,9 +78,9 @@ class Quarantine:
         return None
 
     def _most(self, pool: PagePool, share: int) -> int:
-        """Return how many pages of a pool may be in quarantine: `1 / share`, or `quarantine_pages`.
+        """Return how many pages of a pool may be in quarantine: the pool's size divided by `share`.
 
-        A configured `quarantine_pages` is capped at half of the pool.
+        A configured `quarantine_pages`, at most half of the pool, takes precedence.
         """
         bound = self._config.bounds.quarantine_pages
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)

@@ -84,8 +84,9 @@ class LoadState(StrEnum):
     FAILED = "failed"
     """The copy failed on some rank.
 
-    The request is no longer admitted, or continues in its lent pages. Host pages that a load could not
-    read are dropped, unless another request needs them.
+    If the replica owns the device pages, the request is no longer admitted; if the engine lends them,
+    it continues in them. Host pages that a load could not read are dropped, unless another request
+    needs them.
     """
 
 
@@ -184,7 +185,7 @@ class Request:
         """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget where the request's tokens came from, because they are counted or its tree is new."""
+        """Forget where the request's tokens came from: they are counted, or its tree is new."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -203,8 +204,8 @@ class OwnedRequest(Request):
     checkpoints: frozenset[int] = frozenset()
     """Page positions at which a recurrent state is kept in addition to the regular checkpoints."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """The hit event to publish when the request's load succeeds, and the digests of its missed pages.
-    """
+    """(hit event, digests of the missed pages), to be published and recorded when the request's load
+    succeeds."""
     ends: frozenset[int] = frozenset()
     """Page positions at which matches of other requests may end; used for models with a window.
 
@@ -251,7 +252,7 @@ def _shown(namespace: str) -> str:
 
 
 class Requests:
-    """The requests by name, and the tree identities of the current generation."""
+    """The requests by name, and the identity of each namespace's tree since the last cache reset."""
 
     def __init__(self, prefixes: Prefixes, journal: Journal, kind: type[Request]) -> None:
         """`kind` is the class of request to create: `OwnedRequest` or `LentRequest`."""
@@ -348,7 +349,7 @@ class Requests:
         return place.generation == self.generation
 
     def renew(self, request: Request) -> None:
-        """Move a request that starts from the beginning again to its namespace's current tree."""
+        """Move a request that computes again from its first token to its namespace's current tree."""
         before = request.place
         if isinstance(request, LentRequest):
             request.unfilled = ()

@@ -41,7 +41,7 @@ class Retraction:
         self._requests = requests
         self._backing_up = backing_up
         self.shared = [each for each in prefixes.components if each.held_by_requests]
-        """The components whose values in the tree a request uses in place while it computes."""
+        """The components whose tree-owned device pages a request uses in place while it computes."""
 
     def begin(
         self,
@@ -129,7 +129,10 @@ class Retraction:
         self._requests.renew(request)
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return the values that a resume needs, except those on the host or being copied there."""
+        """Return the (node, component) pairs that a resume needs and that must be copied to the host.
+
+        Pairs on the host, or being copied there, are left out.
+        """
         missing = lacking(self.shared, node, HOST)
         if lent is not None:
             starts = [lent.needed_from(each) for each in self._prefixes.components]

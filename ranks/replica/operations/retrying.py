@@ -12,7 +12,7 @@ from .operation_table import OperationTable
 from .persisting import Persisting
 
 _TRIES = 4
-"""The number of paths retried after one verdict, to bound the cost of a step."""
+"""Maximum number of backlog paths retried after one verdict, to bound the cost of a step."""
 
 
 class Retrying:
@@ -89,12 +89,12 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # If the host has the nodes that have left the device, back up to `node` itself, because a match
-        # there may need window pages further up that the device still has.
+        # If the host has all nodes of the path that have left the device, back up to `node` itself: a
+        # match at `node` may need window pages further up that are only on the device.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
-            # Pin the path's host pages so that copying its upper part does not evict them. Do not pin a
-            # path longer than host memory, because the copy needs the room of these pages.
+            # Pin the path's host pages, because the backup of its upper part could evict them. Do not
+            # pin a path longer than host memory, because its backup needs the room of these pages.
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)

@@ -1,8 +1,9 @@
 """Serving: host pages that other groups may read, pinned on every rank until the lease expires.
 
 Each call of `serve` returns how much of the prefix can be read by now, according to verdicts. Full
-attention can be read once it is in host memory. The windows and states that a match needs at the end
-follow once all whole pages are there. One request may be served up to several ends.
+attention can be read once it is in host memory. The windows and states that a match needs at the end of
+the prefix follow once all its whole pages are there. A request may be served for several prefixes, each
+with windows and states at its end.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""Largest share of a host pool that may be pinned after serving more pages."""
+"""Serving pins further host pages only while at most this share of a host pool is pinned in all."""
 
 
 class ServingPeers:
@@ -68,7 +69,8 @@ class ServingPeers:
         there = [e for e in wanted if all_of_it or (not e.component and e.node.end <= end)]
         operation = self.served.get(request.id)
         if operation is not None and not _leads_on(operation.last, node):
-            # The request has started again with other tokens, and only one path per request is pinned.
+            # Stop serving the old path. The request has started again with other tokens, and only one
+            # path per request is pinned.
             self.stop(request)
             operation = None
         if operation is None:
@@ -77,7 +79,8 @@ class ServingPeers:
             operation = self._begin(request)
         self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
         self._serve(operation, there)
-        # If values for a match at the end are missing, a match ends at least one page earlier.
+        # If windows or states for a match at the end are missing, a match ends at least one page
+        # earlier.
         complete = whole and all(each in operation.segments for each in wanted)
         unit = self._prefixes.tree.page_tokens
         return max(0, min(operation.end, node.end - (not complete))) * unit
@@ -99,7 +102,7 @@ class ServingPeers:
         self._operation_table.finish(operation)
 
     def _last(self, request: Request, tokens: bytes) -> Node | None:
-        """Return the last cached node of the whole pages of `tokens`.
+        """Return the last node of the cached prefix of `tokens`.
 
         Returns None if the request is not admitted or has no tokens.
         """
@@ -110,9 +113,10 @@ class ServingPeers:
         return nodes[-1] if nodes else root
 
     def _wanted(self, node: Node, *, whole: bool) -> tuple[list[Segment], list[Segment]]:
-        """Return the values that others must read for a prefix, and those among them not on the host.
+        """Return (wanted, lacking): segments that other groups must read, and those not on the host.
 
-        With `whole`, includes the windows and states that a match at the end of the prefix needs.
+        A segment is a node and a component. With `whole`, includes the windows and states that a match
+        at the end of the prefix needs.
         """
         if whole:
             self._prefixes.cut_for(node)
@@ -174,7 +178,8 @@ class ServingPeers:
         start = min(node.start for node in nodes)
         lock_handles = [*operation.lock_handles, ref_counts.acquire(HOST, index, last, start)]
         if not index:
-            # One lock handle to the farthest end keeps the whole path.
+            # Replace the full-attention lock handles by one to the farthest node, which covers the
+            # whole path.
             operation.last = last
             for each in [each for each in operation.lock_handles if not each.component]:
                 lock_handles.remove(each)
@@ -192,7 +197,7 @@ class ServingPeers:
                 allocator.ref_counts.kept_pages[HOST][index],
                 allocator.pools[HOST][index].capacity,
             )
-            # In a small pool, the windows or states for one end may need more than the share that may
+            # In a small pool, the windows or states for one match may need more than the share that may
             # be pinned. Allow them if nothing else of the pool is pinned.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:

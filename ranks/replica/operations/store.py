@@ -12,7 +12,8 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""A record of stored pages is old once pages worth 1 / this value of host memory were written since.
+"""The record that the store has a page becomes old once the group has written pages worth 1 / this
+value of host memory since.
 
 A full store has evicted as many pages as were written. At most this many stored pages are checked again
 per page written.
@@ -39,12 +40,13 @@ class Store:
         self.number = int(self.attached)
         """How many stores have been attached."""
         self.lacks_older = False
-        """Whether pages cached before the store was attached still have to be queued for it."""
+        """Whether pages cached before the store was attached still have to be queued for writing to it.
+        """
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
-        """Id of the first operation that can involve the current store, or the last one after a detach.
-        """
+        """The id of the first operation that can involve the current store; after a detach, the last
+        store."""
         times, most = config.timeouts, config.bounds.remembered_misses
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
         """Objects, by pool and key, whose read failed; not requested again for a while."""
@@ -71,12 +73,12 @@ class Store:
         self._changed("draining", reason)
 
     def drained(self) -> None:
-        """Complete a detach: no I/O for the store is in flight any more."""
+        """Complete a detach: no I/O for the store is in flight any more, except quarantined I/O."""
         self.draining = False
         self._changed("detached")
 
     def concerns(self, operation: Operation) -> bool:
-        """Return whether an operation began under the current store, or the last one if detached."""
+        """Return whether an operation began under the current store; after a detach, the last one."""
         return operation.id >= self._first_operation
 
     def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
@@ -95,11 +97,14 @@ class Store:
 
     @property
     def time(self) -> StoreTime:
-        """The current store time: pages written to the store so far, and agreed time."""
+        """The current store time: (pages written to the store so far, agreed time)."""
         return StoreTime(self._written, self._clock.agreed_ms)
 
     def seen_first(self, nodes: Iterable[Node]) -> StoreTime:
-        """Return the earliest store time at which pages of `nodes` were seen in the store, or now."""
+        """Return the earliest store time (pages written, agreed time) of the store records of `nodes`.
+
+        Returns the current store time if there are no records.
+        """
         return min((*filter(None, map(self._seen, nodes)), self.time))
 
     def had(self, node: Node) -> bool:
@@ -124,7 +129,7 @@ class Store:
         self._note(node, component, _LONG_AGO)
 
     def invalidate_stored(self, node: Node) -> bool:
-        """If the record that the store has a node's pages is old, invalidate it; return whether it was.
+        """Invalidate the record that the store has a node's pages if the record is old; return whether.
 
         A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
         pages are therefore persisted again at their next use.
@@ -179,8 +184,8 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # Another pool's object may have the same key, so an absence may be forgotten too early. That
-        # costs only one query.
+        # Absences are kept by key alone, but another pool's object may have the same key. An absence
+        # may therefore be forgotten too early, which costs only one query.
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:
@@ -189,7 +194,7 @@ class Store:
             self.lately.add((pool, key), self._clock.agreed_ms)
 
     def recent_count(self, pool: str, keys: Sequence[bytes]) -> int:
-        """Return how many of the leading objects were written recently."""
+        """Return how many objects, from the first on without a gap, were written recently."""
         for index, key in enumerate(keys if len(self.lately) else ()):
             if not self.lately.has((pool, key), self._clock.agreed_ms):
                 return index

@@ -36,8 +36,9 @@ class LookupPlanner:
     ) -> Prefetch | None:
         """Plan a prefetch that could lengthen the cached part of `tokens`, or return None.
 
-        `nodes` are the cached part. The path to the anchor and the needed host pages are pinned.
-        Objects remembered as missing in the store are queried only with a `source` (another group).
+        `nodes` are the cached part. The path to the anchor (`last_host_node`) and the needed host pages
+        are pinned. Objects remembered as missing in the store are queried only with a `source` (another
+        group).
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step, heeds = tree.page_bytes, not source
@@ -86,7 +87,10 @@ class LookupPlanner:
         )
 
     def room_for(self, operation: Prefetch, length: int) -> int:
-        """Return the longest length, up to `length`, for which host memory has room."""
+        """Return the longest length of a prefetch, at most `length`, for which the host has room.
+
+        Lengths are in pages beyond the floor (end of `best_match_node`).
+        """
         allocator = self._prefixes.allocator
         available = [allocator.available(HOST, each.index) for each in self._prefixes.components]
         room = operation.anchor.end - operation.floor + available[0]
@@ -101,13 +105,16 @@ class LookupPlanner:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
             if short <= 0:
                 break
-            # A length that is one page shorter needs at most one object less, so no length in between
-            # fits.
+            # Each page less saves at most one object. Too many by `short` objects, the length must
+            # therefore fall by at least `short` pages.
             fits = max(0, fits - short)
         return fits
 
     def positions(self, operation: Prefetch, length: int) -> list[Sequence[int]]:
-        """Return, by component, the page positions to read for `length` pages beyond the floor."""
+        """Return, by component, the positions of the pages that restoring `length` pages must read.
+
+        `length` counts from the floor, the end of `best_match_node`.
+        """
         end = operation.floor + length
         wanted: list[Sequence[int]] = []
         for component, need in zip(operation.components, operation.needs, strict=True):
@@ -150,7 +157,7 @@ class LookupPlanner:
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
     """Return a function that counts the objects that a match needs and the host lacks.
 
-    The function's argument is the position at which the match ends, at most `last`.
+    The function takes the position at which the match ends, at most `last`.
     """
     first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]

@@ -38,7 +38,8 @@ _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
-"""Number of votes on a prefetch's length, without agreement, after which the prefetch is a miss."""
+"""Number of votes on a prefetch's length without agreement after which the prefetch counts as a miss.
+"""
 
 
 class Prefetching:
@@ -83,9 +84,9 @@ class Prefetching:
         return None
 
     def begin(self, request: Request, tokens: bytes, source: str = "") -> bool:
-        """Start a prefetch that could lengthen the restorable part of `tokens`.
+        """Start a prefetch if it could lengthen the restorable part of `tokens`.
 
-        Returns whether it began.
+        Returns whether the prefetch began.
         """
         prefixes = self._prefixes
         root = prefixes.tree.roots.get(request.place)
@@ -114,7 +115,7 @@ class Prefetching:
         return True
 
     def begin_waiting(self) -> None:
-        """Start waiting prefetches while slots and budget allow, in order of their ids."""
+        """Start waiting prefetches, lowest id first, while prefetch slots and the page budget allow."""
         config = self._config
         while (
             self.waiting and self._operation_table.prefetch_slots_taken < config.bounds.prefetches
@@ -238,7 +239,10 @@ class Prefetching:
             self._end_query(operation, Outcome.ABORTED, MissReason.ABANDONED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
-        """Let the ranks vote on lengths up to `bound`, because they cannot all restore more."""
+        """Let the ranks vote again, on lengths of at most `bound` pages, or count a miss.
+
+        The prefetch is a miss after `VOTES_MAX` votes without agreement.
+        """
         operation.votes += 1
         if operation.votes >= VOTES_MAX:
             self._end_query(operation, Outcome.MISS, MissReason.ONE_RANK_LACKS_IT)
@@ -301,7 +305,7 @@ class Prefetching:
         self._operation_table.stop(operation, outcome)
 
     def _give_landed(self, operation: Prefetch) -> int:
-        """Insert the landed pages; return the position that a match can now reach.
+        """Insert the landed pages; return the position up to which a match can now reach.
 
         The operation continues to own the pages that were not inserted.
         """

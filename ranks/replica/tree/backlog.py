@@ -28,16 +28,16 @@ class Awaited(NamedTuple):
     cause: Undone
     pages: int
     ended: int
-    """Number of operations that had ended, in all, when the backup was last tried."""
+    """How many operations had ended since the start when the backup was last tried."""
     store_paused: bool
     """Whether the last try had to wait for room in the store's write queue or the end of a backoff."""
 
 
 class Backlog:
-    """The last nodes of paths with unwritten pages, in retry order.
+    """Paths with unwritten pages, each represented by its last node, in retry order.
 
-    An entry covers the whole path to its node, and moves to the parent when the node leaves the tree.
-    The entry is counted in `Node.ends`, so that the node is not merged into its child.
+    The entry of a path moves to the node's parent when the node leaves the tree. The entry is counted
+    in `Node.ends`, so that the node is not merged into its child.
     """
 
     def __init__(self, changed: dict[Node, None]) -> None:
@@ -75,13 +75,13 @@ class Backlog:
         node.ends += 1
 
     def engine_waits_for(self, request: str, awaited: Awaited) -> None:
-        """Record the last try of an incomplete backup of lent pages."""
+        """Record that a request's backup of lent pages is incomplete, as of the last try."""
         self.engine_is_done(request)
         self.awaited[request] = awaited
         self.pages[awaited.cause] += awaited.pages
 
     def engine_is_done(self, request: str, *, gave_up: bool = False) -> None:
-        """Remove a request's waiting backup; if its engine `gave_up`, count its pages as lost."""
+        """Remove a request's incomplete backup; if the engine `gave_up`, count its pages as lost."""
         awaited = self.awaited.pop(request, None)
         if awaited is not None:
             self.pages[awaited.cause] -= awaited.pages

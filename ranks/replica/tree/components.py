@@ -22,9 +22,10 @@ class Component:
 
     name: ClassVar[str]
     per_page: ClassVar[bool] = True
-    """Whether a value has one page per page of tokens; otherwise it is one slot for the node's end."""
+    """Whether a node has one page of the component per page of tokens; otherwise it has one slot for
+    the state at its end."""
     held_by_requests: ClassVar[bool] = True
-    """Whether a request uses the tree's device pages while it computes."""
+    """Whether a request computes in place on the component's device pages in the tree."""
 
     def __init__(self, index: int, pool: str, span: int | None) -> None:
         self.index = index
@@ -39,7 +40,7 @@ class Component:
         return 0 if self.span is None else max(0, end - self.span)
 
     def pages_of(self, width: int) -> int:
-        """Return how many pages of the pool a node of `width` pages uses."""
+        """Return how many pages of the component's pool a node of `width` pages of tokens uses."""
         return width if self.per_page else 1
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
@@ -93,7 +94,7 @@ class RecurrentComponent(Component):
 
 
 class Needs:
-    """The needs of a model's components for a match, precomputed as bits of `Node.there`.
+    """What a match needs, as bitmaps over `Node.there` (which values a node has).
 
     If a node has full attention, all its ancestors have it. Therefore the bit of full attention at the
     end of a path covers the whole path.

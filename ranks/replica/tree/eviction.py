@@ -37,7 +37,8 @@ _Late: TypeAlias = tuple[int, int, int, NodeT]
 """A heap entry of a node that entered with an old last use: grade, last use, order of entry, node."""
 
 STALE_SPARE = 64
-"""Number of stale heap entries allowed in addition to one for every four valid entries."""
+"""The heap is compacted when it has more than this number of stale entries, plus one for every four
+valid ones."""
 
 
 class EvictionQueue(Generic[NodeT]):

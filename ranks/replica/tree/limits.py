@@ -1,12 +1,12 @@
 """Quotas and times to live of namespaces.
 
 A namespace with a limit has additional eviction queues. Pages beyond its quota or time to live (agreed
-time, rule R14) are evicted as soon as nothing holds them, least recently used first, under any eviction
-policy.
+time, rule R14) are evicted as soon as they have no lock or pin, least recently used first, under any
+eviction policy.
 
 Under write-back, a node may have to be saved (backed up) before it is evicted. While it is saved, the
 node is *leaving*: the copy holds it on its tier, but its pages count as evicted, so that nothing else
-is evicted instead. A node is leaving until nothing holds it, or until it is used or pinned.
+is evicted instead. A node is leaving until its last lock is released, or until it is used or pinned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ class _Limited:
         return 0 if quota is None else self.pages[tier] - self._leaving_pages[tier] - quota
 
     def leave(self, node: Node, tier: int) -> None:
-        """Count a node as leaving: it is being saved before its eviction."""
+        """Count a node as leaving: it is being saved (backed up) before its eviction."""
         self.leaving[tier].add(node)
         self._leaving_pages[tier] += node.width
 
@@ -85,10 +85,11 @@ class Limits:
         self.are_set = bool(limits)
 
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
-        """Return a copy with one namespace's limit replaced, or removed if `limit` bounds nothing.
+        """Return a copy of all limits in which `limit` replaces that of its namespace or removes it.
 
-        Recounts `nodes`, which are all nodes of the tree. A node that is being saved before eviction
-        remains marked so if its namespace still has a limit.
+        A limit that bounds nothing removes the old one. Recounts `nodes`, which are all nodes of the
+        tree. A node that is being saved before eviction remains marked so if its namespace still has a
+        limit.
         """
         limits = {**self._limits, limit.namespace: limit}
         if not limit.limits_anything:
@@ -144,8 +145,8 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # A node that is being saved before eviction may have been split before its backup began.
-            # This half may have no copy, so evict it again.
+            # The node may be one half of a node that was split before its backup began, and that backup
+            # may not cover this half. Count it as no longer being saved, so that it is evicted again.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
@@ -193,9 +194,9 @@ class Limits:
             limited.leaving[tier].discard(upper)
 
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
-        """Remove and return an evictable node of a namespace that exceeds its quota, or None.
+        """Remove and return (node, surplus): a node to evict from a namespace over quota; or None.
 
-        The node comes with the number of pages by which the namespace exceeds the quota.
+        `surplus` is the number of pages by which the namespace exceeds the quota.
         """
         for name in list(self._over[tier]):
             limited = self._known.get(name)
@@ -209,7 +210,7 @@ class Limits:
         return None
 
     def expired(self, tier: int, now_ms: int) -> Iterator[Node]:
-        """Yield the nodes whose time to live on a tier is over; the caller evicts each before the next.
+        """Yield nodes whose time to live on a tier is over; each must be evicted before the next.
 
         The check visits every namespace, so it runs at most once per sixteenth of the shortest time to
         live. A node may be evicted late by that much.

@@ -27,10 +27,11 @@ class Match(NamedTuple):
 def reach(
     needs: Needs, nodes: list[Node], partial: Node | None = None, pages: int = 0
 ) -> tuple[int, int, int]:
-    """Return three lengths of a path in pages: usable on the device, restorable, on the host.
+    """Return (device, best, host): how far a path is cached, as three lengths in pages.
 
-    The third length counts only full attention. `partial` is a node after `nodes` of which only the
-    first `pages` pages match. Incident B: a match ends where every component accepts it, not at the
+    The device alone has all that a match of length `device` needs; device and host together, of length
+    `best`; the host has full attention up to `host`. `partial` is a node after `nodes` of which only
+    the first `pages` pages match. Incident B: a match ends where every component accepts it, not at the
     deepest node.
     """
     path = nodes
@@ -105,11 +106,11 @@ def match(prefixes: Prefixes, place: TreeIdentity, tokens: bytes | memoryview) -
 _NO_MATCH = Match(0, 0, 0)
 
 Missing = tuple[Node, int]
-"""A value that a tier lacks: the node, and the index of the component."""
+"""(node, index of a component): the node has no pages of the component on the tier in question."""
 
 
 def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Missing]:
-    """Return the values that a match ending at `node` needs and a tier lacks.
+    """Return the (node, component) pairs that a match at `node` needs and whose pages a tier lacks.
 
     Ordered by component, then from the root down.
     """

@@ -129,7 +129,7 @@ class Node:
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
         self.begins = 0
-        """Number of locks and pins that begin at this node, without those of full attention."""
+        """Number of locks and pins that begin at this node, except those of full attention."""
         self.ends = 0
         """Number of locks, pins, backlog entries and other references that end at this node."""
         self.there = 0
@@ -163,8 +163,8 @@ class Node:
         self.store = 0
         """The number of the store that `persisted` refers to."""
         self.stored_at: StoreTime | None = None
-        """Earliest time at which the store was seen to have the pages, or pages before them; None if
-        never.
+        """Earliest store time (pages written, agreed time) at which the store was known to have the
+        pages, or pages before them; None if never.
 
         The record is for the store with number `store`.
         """
@@ -173,7 +173,7 @@ class Node:
 
     @property
     def history(self) -> tuple[object, ...]:
-        """Last use, backup and store of the node; two nodes are merged only if theirs are equal."""
+        """Last use, backup and store record of the node; merging two nodes requires equal ones."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property
@@ -195,7 +195,8 @@ class Node:
 
     def is_held_on(self, tier: int) -> bool:
         """Return whether anything locks (device) or pins (host) the node."""
-        # A holder of any component also holds full attention.
+        # Checking full attention suffices, because a lock or pin of any component also holds full
+        # attention.
         return self.held[tier][0] > 0
 
     def path(self) -> Iterator["Node"]:

@@ -55,7 +55,7 @@ class PageAllocator:
         emptied: Callable[[Node], None],
         split: Callable[[Node, int], None],
     ) -> None:
-        """Set the callbacks: `emptied` gets a root that lost its last child; `split` splits a node."""
+        """`emptied` is called with a root that lost its last child; `split` splits a node."""
         config = basis.config
         self._tree = tree
         self.components = tree.components
@@ -81,7 +81,7 @@ class PageAllocator:
             for tier in TIERS
         )
         self.tree_pages = tuple([0] * len(self.components) for _ in TIERS)
-        """By tier and component: pages that tree nodes own."""
+        """By tier and component: the number of pages that tree nodes own."""
         self.changed: dict[Node, None] = {}
         """Nodes that changed and so may now be mergeable with a neighbour."""
         self.ref_counts = RefCounts(len(self.components), self._was_unlocked, self.changed)
@@ -128,7 +128,7 @@ class PageAllocator:
         return self.pools[tier][component].free + self.tree_pages[tier][component] - kept
 
     def attach(self, node: Node, tier: int, component: int, pages: PageRun, cause: Cause) -> None:
-        """Give a node its pages of a component on a tier; the node owns them from now on."""
+        """Make a node the owner of `pages` of a component on a tier."""
         values, parent = node.values[tier], node.parent
         kind, count = self.components[component], len(pages)
         if (
@@ -167,9 +167,10 @@ class PageAllocator:
         self._outbox.events.append(told)
 
     def detach(self, node: Node, tier: int, component: int, leaving: LeavingPages) -> None:
-        """Remove a node's pages of a component on a tier, and add them to `leaving`.
+        """Remove a node's pages of a component from a tier, and add them to `leaving`.
 
-        A node's full-attention pages must be removed after its other pages on that tier.
+        `leaving` are freed later. A node's full-attention pages must be removed after its other pages
+        on that tier.
         """
         values = node.values[tier]
         pages = values[component]
@@ -192,10 +193,10 @@ class PageAllocator:
         leaving.runs[tier][component].extend(pages)
 
     def detach_all(self, node: Node, tier: int, leaving: LeavingPages) -> None:
-        """Remove all pages of an unheld node on a tier, and add them to `leaving`.
+        """Remove all pages of a node without locks or pins on a tier, and add them to `leaving`.
 
-        The result is that of `detach` for all components, but faster, because nearly all evictions need
-        it.
+        `leaving` are freed later. The result is that of `detach` for all components, but faster,
+        because nearly all evictions need it.
         """
         values, owned, queues = node.values[tier], self.tree_pages[tier], self.queues[tier]
         parent, base = node.parent, values[0]
@@ -241,7 +242,7 @@ class PageAllocator:
         return list(map(PagePool.take, pools, counts))
 
     def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
-        """Evict the unheld pages of these nodes on a tier. Children must come before their parents."""
+        """Evict the pages of `nodes` on a tier unless locked or pinned; children come first."""
         leaving = self.leaving(cause)
         for node in nodes:
             if self.evictable(tier, 0, node):
@@ -249,7 +250,7 @@ class PageAllocator:
         self.give_back(leaving, tier)
 
     def enforce_limits(self, now_ms: int) -> None:
-        """Evict unheld pages of namespaces that exceed their quota or time to live."""
+        """Evict pages without lock or pin of namespaces that exceed their quota or time to live."""
         if not self.limits.are_set:
             return
         for tier in TIERS:
@@ -287,7 +288,7 @@ class PageAllocator:
                     self._outbox.events.append(told)
 
     def give_back(self, leaving: LeavingPages, tier: int, component: int = 0) -> None:
-        """Free the pages in `leaving`; record for which pool (tier, component) they were evicted."""
+        """Free the pages in `leaving`; record in the journal for which pool they were evicted."""
         self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
         for pools, runs in zip(self.pools, leaving.runs, strict=True):
             for pool, pages in zip(pools, runs, strict=True):
@@ -374,13 +375,13 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Let nodes on the path to `node` stay on a tier, although a namespace limit evicts them."""
+        """Cancel the eviction, by a namespace's limit, of nodes on the path to `node` from a tier."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None
 
     def hold(self, tier: int, node: Node, *, requested: bool = False) -> list[LockHandle]:
-        """Lock or pin everything that a match ending at `node` needs; return the lock handles.
+        """Lock (device) or pin (host) everything that a match at `node` needs; return the lock handles.
 
         If `requested`, leaves out components that requests do not use in place.
         """
@@ -437,7 +438,7 @@ class PageAllocator:
         return True
 
     def prune(self, node: Node) -> None:
-        """Remove nodes without pages, children or holds from the end of the path to `node`."""
+        """Remove nodes without pages, children, locks and pins from the end of the path to `node`."""
         while not (node.there or node.children or node.hold_count or node.parent is None):
             parent = node.parent
             self.remove_if_dead(node)
@@ -462,7 +463,7 @@ class PageAllocator:
         return all(count <= self.available(tier, index) for index, count in enumerate(counts))
 
     def _have_to_wait(self, counts: Sequence[int], saves: Callable[[Node, int], bool]) -> bool:
-        """Back up pages that would be evicted from the device; return whether eviction must wait."""
+        """Back up device pages before their eviction; return whether the eviction must wait."""
         waits = False
         for component, count in zip(self.components, counts, strict=True):
             queue = self.queues[DEVICE][component.index]

@@ -53,7 +53,7 @@ class RefCounts:
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> LockHandle:
         """Lock or pin the nodes on the path to `node` that begin at or after position `start`.
 
-        For full attention, lock or pin the whole path.
+        For full attention, always lock or pin the whole path.
         """
         node.ends += 1
         each = node
@@ -82,8 +82,8 @@ class RefCounts:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # A node below the old end was held already, so the old end counts it as a held child.
-                # Remove the count that the old end has for this handle.
+                # A node below the old end was held already, so the old end counts its held child. Drop
+                # the count that the old end has for this handle, which now ends below.
                 self._unlock_base(tier, old)
                 break
             each = each.parent

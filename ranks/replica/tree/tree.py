@@ -118,8 +118,8 @@ class Tree:
         if node.hold_count:
             upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
             for held in upper.held:
-                # For full attention, the upper half counts one held child, and no lock handle ends at
-                # it.
+                # The upper half counts the lower half as its one held child; no full-attention lock
+                # handle ends at the upper half.
                 held[0] = min(held[0], 1)
             upper.hold_count = sum(map(sum, upper.held))
         for tier in (DEVICE, HOST):
@@ -147,7 +147,8 @@ class Tree:
         """Return whether a node and its only child must stay separate (rule R15).
 
         Reasons: a lock or pin begins or ends between them, an operation is in flight on either, only
-        one has pages of a component, `upper` ends with a state or match end, or their histories differ.
+        one has pages of a component, `upper` ends with a state or match end, or their last uses,
+        backups or store records differ.
         """
         if upper.ends or lower.begins or upper.marks or lower.marks or len(upper.children) > 1:
             return True

@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkn
 
 
 class Codec(Generic[T]):
-    """Encodes and decodes values of one type. Values cannot be nested deeper than the type is."""
+    """Encodes and decodes values of one type. Refuses messages that are nested deeper than the type."""
 
     def __init__(
         self, kind: Any, *, bytes_max: int = BYTES_MAX, error: type[LockstepError] = WireError

@@ -1,7 +1,7 @@
 """Expectations: the replica's instructions to the ballot on which operations to track.
 
-The replica emits expectations, and the ballot applies them in that order. The ballot returns nothing to
-the replica.
+The ballot applies expectations in the sequence in which the replica emits them. The ballot returns
+nothing to the replica.
 """
 
 from .codec import Record

@@ -144,7 +144,7 @@ class Rounds:
 
         Called when this rank met the error in a round, or when every rank derived it from a verdict.
         """
-        # Close the transport at once, so that ranks waiting for this one notice without a timeout.
+        # Close the transport at once, so that ranks waiting for this rank notice without a timeout.
         self.ended_by, self._launched = error, None
         self._collective.close()
         raise error

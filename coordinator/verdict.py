@@ -125,7 +125,7 @@ class Verdict:
     watermarks: tuple[Watermark, ...]
     """The watermark queues that changed since the round before, in the order of `Queue`."""
     prefetch_slots: tuple[SlotVerdict, ...]
-    """The prefetch slots that changed since the round before, in the order of operation ids."""
+    """The prefetch slots that changed since the round before, by ascending operation id."""
     proposed: Proposed | None = None
     requests: int = 0
     """The number up to which every receiving rank has every operator request; 0 if no rank receives

@@ -85,7 +85,7 @@ def _connect(
 
 
 def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
-    """Return (transport, reason) that `auto` selects for ranks on these hosts."""
+    """Return the transport that `auto` selects for ranks on these hosts, paired with the reason."""
     ranks = sum(len(each) for each in hosts)
     if ranks == 1:
         return Transport.SHM, "there is one rank"

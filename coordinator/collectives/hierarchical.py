@@ -43,8 +43,7 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Extra seconds, after the deadline of its own ranks, that a host waits for the other hosts once all
-its own ranks have joined.
+"""Seconds that a host whose ranks have all joined waits for other hosts after its own deadline.
 
 Within that time another host may still report which of its ranks was late.
 """
@@ -150,8 +149,8 @@ class _HostLeaderThread:
             self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
             self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
-            # Gloo does not propagate a failure. Therefore each host leader that sees one closes its own
-            # connections.
+            # Gloo does not propagate a failure, so each host leader that sees one closes its own
+            # connections. Other host leaders then notice the failure.
             self._between.close()
         except BaseException:
             log.exception(

@@ -71,7 +71,7 @@ _CLAIM_S = 1.0
 """Seconds to wait for the file lock while another rank of the host writes the ending."""
 
 _LOOK_S = 0.0001
-"""Seconds between polls for changes that cause no wake-up."""
+"""Seconds between a waiting rank's polls for changes that cause no wake-up."""
 
 _LINE = 8
 """The number of 64-bit words in a cache line. No two ranks write to the same cache line."""
@@ -284,8 +284,8 @@ class HostGroup:
         self._rank_by_process: dict[int, int] = {}
         """Maps a pidfd, readable once its process has ended, to the rank of that process."""
         self._ended_processes = select.poll()
-        # The lock is reentrant, because a signal handler may close the cache while this thread holds
-        # the lock.
+        # The lock is reentrant, because a signal handler may close the transport while its own thread
+        # holds the lock.
         self._ending = threading.RLock()
 
     @classmethod
@@ -372,9 +372,8 @@ class HostGroup:
             ending = self.ended_before(number)
             if ending is not None:
                 raise ending.error
-            # First check for dead processes, then for missing ranks, then read. In this order, data
-            # that a process wrote before it died is seen, and a rank that has joined is not reported as
-            # missing.
+            # Check for dead processes, then for missing ranks, then read. Therefore data that a process
+            # wrote before it died is seen, and a rank that has joined is not reported as missing.
             lost = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
             late = self.cells.missing(self.here, number)
             folded = self.cells.read(span, number)

@@ -6,8 +6,9 @@ by all_gather takes 2.4 and 7.1 ms (119 lanes; int32 costs the same as int64). T
 usual size are gathered and folded by every rank. Only vectors above `GATHERED_BYTES_MAX` are reduced by
 gloo.
 
-The group is never shared, because gloo matches collectives by order alone. Users that interleave
-differently on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
+The group is never shared, because gloo matches the collectives of ranks only by the sequence in which
+each rank starts them. Two users that start collectives in different sequences on two ranks would
+silently receive each other's numbers. Tensors stay on the CPU.
 
 Gloo stays usable after a timed wait for an asynchronous collective, but not after a timeout inside
 gloo. Gloo does not propagate failures, so a rank that notices a dead peer must close its own

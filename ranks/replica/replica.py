@@ -146,7 +146,7 @@ class Replica:
         return self.operation_table.prefetch_slots()
 
     def knows(self, name: str) -> bool:
-        """Return whether a request is known. Changes nothing."""
+        """Return whether there is a request of this name. Changes nothing."""
         return name in self.requests
 
     def match(self, namespace: str, tokens: bytes | memoryview) -> Match:

@@ -267,8 +267,8 @@ class LentDevice:
         assert request.node is not None
         wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
-            # Host memory lacks a page of the shared prefix, because another request's backup of it has
-            # failed.
+            # The request cannot be resumed: host memory lacks a page of its shared prefix, because
+            # another request's backup of the page has failed.
             self._saving.lose(request, RequestEvent.LOSE)
         return wait
 

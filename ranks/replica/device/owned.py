@@ -123,7 +123,7 @@ class OwnedDevice:
         on_device, end = self._reach(nodes)
         best = root if not end else next(node for node in reversed(nodes) if node.end == end)
         prefixes.cut_for(best)
-        # If the device has the whole prefix, skip the search for missing values.
+        # If the device has the whole prefix, skip the search for missing pages.
         missing = [] if on_device == end else lacking(self._components, best, DEVICE)
         for node, index in missing:
             if node.is_to_have(DEVICE, index):
@@ -142,8 +142,8 @@ class OwnedDevice:
         prefixes.use(best, hits=1, priority=priority)
         self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
-            # The allocation may have split nodes, so list the missing values again; their order stays
-            # the same.
+            # List the missing pages again, because the allocation may have split nodes; their order
+            # stays the same.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
@@ -238,7 +238,8 @@ class OwnedDevice:
         pins = self._saving.begin(request, tokens, node, tail)
         if pins is None:
             return False
-        # The retract operation owns the partial last page and the state, so take them from the request.
+        # Take the partial last page and the state from the request, because the retract operation owns
+        # them now.
         request.own = [run[len(part) :] for run, part in zip(request.own, tail, strict=True)]
         self._saving.let_go(request)
         request.locks, request.node, request.prefix = pins, node, node.end
@@ -251,8 +252,8 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
-            # Host memory lacks a page of the shared prefix, because another request's backup of it has
-            # failed.
+            # The request cannot be resumed: host memory lacks a page of its shared prefix, because
+            # another request's backup of the page has failed.
             self._saving.lose(request, RequestEvent.LOSE)
         if wait is not None:
             return wait
@@ -497,7 +498,7 @@ class OwnedDevice:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
             pool = self._allocator.pools[DEVICE][component.index]
-            # Count the cached pages that a match needs, and the new pages after them.
+            # Count the cached pages that a match needs, and the pages to be computed after them.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:
                 raise UsageError(

@@ -463,7 +463,7 @@ class BackingUp:
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
-        """Copy pages to temporary host pages, from a path that is longer than host memory.
+        """Copy pages of a path that is longer than host memory to temporary host pages.
 
         Copies only pages that the host lacks. Returns (ids of the operations begun, complete):
         `complete` tells whether the path needs no further operation.
@@ -479,7 +479,8 @@ class BackingUp:
         taken = self._allocate_unkept(wanted)
         if taken is None:
             return (), False
-        # The allocation may have evicted or split nodes of this path, so list the values again.
+        # List the pages to copy again, because the allocation may have evicted or split nodes of the
+        # path.
         wanted = self._to_pass_on(node, lent)
         chosen: list[Missing] = []
         room = [len(run) for run in taken]
@@ -503,8 +504,8 @@ class BackingUp:
             for pool, run in zip(self._prefixes.allocator.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # A path of lent pages is not complete yet, because the engine must keep the pages until they
-        # are written.
+        # A path of lent pages is complete only once they are written, because until then the engine
+        # must keep them.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
@@ -526,7 +527,7 @@ class BackingUp:
         self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
-        """Queue match ends without host room for a retry, or record a lent backup as incomplete."""
+        """Queue match ends for which the host has no room, or record a lent backup as incomplete."""
         not_on_host = self._prefixes.allocator.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:

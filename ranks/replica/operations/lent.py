@@ -85,7 +85,10 @@ class Lent:
     def pages_for(
         self, missing: Sequence[Missing], components: Sequence[Component]
     ) -> list[PageRun]:
-        """Return, by component, the lent pages for the values in `missing`; none may be absent."""
+        """Return, by component, the lent pages of the (node, component) pairs in `missing`.
+
+        All these pages must be lent.
+        """
         pages = [page_run() for _ in components]
         for node, index in missing:
             run = self.of(node, components[index])

@@ -56,7 +56,7 @@ class LoadingBack:
         *,
         lent: bool = False,
     ) -> None:
-        """Copy the values missing on the path to `last` from the host; the request waits for the copy.
+        """Copy the pages missing on the path to `last` from the host; the request waits for the copy.
 
         `pages` are, by component, the device pages to fill: lent, or owned by the operation from now
         on. With a `tail` (the unshared pages of a retracted request), the operation is a `Resume` and
@@ -120,8 +120,8 @@ class LoadingBack:
         self._operation_table.release_locks(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
-        # Host pages that other requests or operations hold stay in the tree, pinned until no copy reads
-        # them.
+        # Pin the host pages that stay in the tree because other requests or operations hold them, until
+        # no copy reads them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)

@@ -229,7 +229,8 @@ class LentRequest(Request):
     saved_from: Sequence[int] = ()
     """By component, while retracted: the first position of the prefix that the request needs."""
     unfilled: Sequence[Unfilled] = ()
-    """Positions of the prefix that neither the request nor a load has filled."""
+    """Positions of the prefix at which the lent device pages have no valid contents, because neither
+    the request nor a load has filled them."""
     copies: frozenset[int] = frozenset()
     """Ids of copies to and from the request's lent device pages; some may have finished."""
 
@@ -261,7 +262,7 @@ class Requests:
         self._kind = kind
         self._known: dict[str, Request] = {}
         self._place = TreeIdentity("")
-        """The tree identity that `place` returned last, as a cache: usually there is one namespace.
+        """The tree identity that `place` returned last, cached because there is usually one namespace.
 
         Its generation and weights version are those of the last reset.
         """
@@ -277,7 +278,7 @@ class Requests:
         return self._place.weights_version
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a request is known."""
+        """Return whether there is a request of this name."""
         return self.get(name) is not None
 
     def __len__(self) -> int:
@@ -289,12 +290,12 @@ class Requests:
         return iter(self._known.values())
 
     def get(self, name: str) -> Request | None:
-        """Return a request, or None if it is not known."""
+        """Return the request of this name, or None."""
         require_name("request", name)
         return self._known.get(name)
 
     def known(self, name: str) -> Request:
-        """Return a request; raise `UsageError` if it is not known."""
+        """Return the request of this name; raise `UsageError` if there is none."""
         request = self.get(name)
         if request is None:
             raise UsageError(
@@ -308,9 +309,9 @@ class Requests:
         return request if request is not None and request.waits_for == operation.id else None
 
     def enter(self, name: str, namespace: str) -> Request:
-        """Return a request, creating it if it is not known.
+        """Return the request of this name; create it if there is none.
 
-        Raises `UsageError` if the request is known in another namespace.
+        Raises `UsageError` if there is one in another namespace.
         """
         request = self.get(name)
         if request is None:

@@ -62,7 +62,7 @@ class ServingPeers:
         whole = node.end == self._prefixes.tree.whole_pages(tokens)
         wanted, lacking = self._wanted(node, whole=whole)
         if self._bring_to_host(request, node, lacking):
-            # The backup may have split nodes, so list the values again.
+            # List the segments again, because the backup may have split nodes.
             wanted, lacking = self._wanted(node, whole=whole)
         all_of_it = whole and not lacking
         end = self._end(lacking, node)
@@ -206,7 +206,7 @@ class ServingPeers:
 
 
 def _leads_on(served: Node | None, node: Node) -> bool:
-    """Return whether either path, the served one or that to `node`, is a prefix of the other."""
+    """Return whether one of two paths, the served one and that to `node`, is a prefix of the other."""
     if served is None or node.parent is None:
         return True
     last, first = (served, node) if served.end > node.end else (node, served)

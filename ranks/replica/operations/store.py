@@ -78,7 +78,7 @@ class Store:
         self._changed("detached")
 
     def concerns(self, operation: Operation) -> bool:
-        """Return whether an operation began under the current store; after a detach, the last one."""
+        """Return whether an operation began under the current store; after a detach, the last store."""
         return operation.id >= self._first_operation
 
     def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
@@ -115,7 +115,7 @@ class Store:
         """Record that the store has a node's pages of a component on every rank.
 
         `at` is the store time at which these pages, or pages before them in the prefix, were used. If
-        the node has an earlier time already, that one is kept.
+        the node has an earlier time already, the earlier time stays.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)

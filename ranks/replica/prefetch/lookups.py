@@ -1,8 +1,8 @@
 """Lookups: the objects that a prefetch queries in storage, and those that it then reads.
 
-Positions are pages from the start of the prefix. Full attention is queried from `last_host_node` on. Of
-another component, a lookup names every object that host memory lacks and that a match at any length
-beyond `best_match_node` could need.
+Positions are pages from the start of the prefix. Full attention is queried from `last_host_node` on.
+For each other component, a lookup names every object that host memory lacks and that a match at any
+length beyond `best_match_node` could need.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,8 +105,8 @@ class LookupPlanner:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
             if short <= 0:
                 break
-            # Each page less saves at most one object. Too many by `short` objects, the length must
-            # therefore fall by at least `short` pages.
+            # `short` objects do not fit. Each page less saves at most one object, so the length must
+            # fall by at least `short` pages.
             fits = max(0, fits - short)
         return fits
 

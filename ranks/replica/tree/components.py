@@ -29,7 +29,7 @@ class Component:
 
     def __init__(self, index: int, pool: str, span: int | None) -> None:
         self.index = index
-        """The component's index in a node's value lists."""
+        """The component's index in the lists that nodes have by component."""
         self.pool = pool
         """The name of the component's pool on either tier."""
         self.span = span
@@ -44,7 +44,7 @@ class Component:
         return width if self.per_page else 1
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Divide a node's value when the node is split after `pages` pages.
+        """Divide a node's pages of this component when the node is split after `pages` pages of tokens.
 
         Pages stay with their tokens; a state stays with the lower half, whose end it describes.
         """
@@ -67,8 +67,8 @@ class FullAttentionComponent(Component):
 class SlidingWindowComponent(Component):
     """The component of layers that attend only to the last tokens.
 
-    A match needs the whole window before its end and nothing earlier. After a position whose value was
-    evicted, a match is possible only once a whole window follows. Values that no request holds may be
+    A match needs the whole window before its end and nothing earlier. After a position whose page was
+    evicted, a match is possible only once a whole window follows. Pages without a lock or pin may be
     evicted from any node; nodes near the root are evicted first.
     """
 
@@ -94,7 +94,7 @@ class RecurrentComponent(Component):
 
 
 class Needs:
-    """What a match needs, as bitmaps over `Node.there` (which values a node has).
+    """The needs of a match as bitmaps over `Node.there`, which tells the components that a node has.
 
     If a node has full attention, all its ancestors have it. Therefore the bit of full attention at the
     end of a path covers the whole path.
@@ -103,8 +103,8 @@ class Needs:
     def __init__(self, components: Sequence[Component]) -> None:
         self.components = len(components)
         self.every = sum(1 << each.index for each in components)
-        """The bits of `Node.there`, for the device, that a node must have so that a match may end
-        there."""
+        """The components that a node must have on the device so that a match may end there, as bits of
+        `Node.there`."""
         self.host = 1 << self.components
         """The bit of `Node.there` for full attention on the host."""
         self.windows = tuple(

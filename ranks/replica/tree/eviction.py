@@ -18,7 +18,7 @@ NodeT = TypeVar("NodeT", bound=Graded)
 
 
 class _Line(Generic[NodeT]):
-    """The nodes of one grade that entered in order of recency, least recently used first."""
+    """The nodes of one grade (eviction class) that entered by ascending last use."""
 
     __slots__ = ("grade", "newest", "nodes")
 

@@ -150,7 +150,7 @@ class Limits:
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
-        """Update the queues after a node's use; return whether it was being saved for eviction."""
+        """Update the queues after a node's use; return whether it was being saved before eviction."""
         limited = self._of(node)
         if limited is None:
             return False

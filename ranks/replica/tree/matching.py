@@ -66,7 +66,8 @@ def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, 
     """Return the deepest position at which a match may end.
 
     Of the path's last node only the first `last_pages` pages match. If `shift` is the number of
-    components, values on the host count as well as values on the device; if it is 0, they do not.
+    components, pages on the host count like pages on the device. If `shift` is 0, only pages on the
+    device count.
     """
     every, windows = needs.every, needs.windows
     skipped = is_partial and not needs.within_nodes

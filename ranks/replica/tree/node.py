@@ -8,7 +8,7 @@ from ..core.pages import PageRun
 from .components import Component
 
 DEVICE, HOST = 0, 1
-"""Indices of the tiers in the value lists of a node."""
+"""Indices of the tiers in the lists that nodes have by tier."""
 
 NO_PERSIST_PREFIX = "\0"
 """Prefix of namespaces whose pages never go to storage, because no later run can use them."""
@@ -133,7 +133,7 @@ class Node:
         self.ends = 0
         """Number of locks, pins, backlog entries and other references that end at this node."""
         self.there = 0
-        """Bitmap of the values that the node has: bit `tier * components + component` for each."""
+        """Bitmap of the components of which the node has pages: bit `tier * components + component`."""
         self.occupied_children = [0, 0]
         """By tier: the number of children that have full-attention pages there."""
         self.last_access = 0
@@ -218,7 +218,7 @@ class Node:
 
 
 def needed(component: Component, last: Node) -> Iterator[Node]:
-    """Yield, deepest first, the nodes with a component's values that a match ending at `last` needs."""
+    """Yield, deepest first, the nodes whose pages of a component a match ending at `last` needs."""
     start = component.needed_from(last.end)
     for node in last.path():
         if node.end <= start:

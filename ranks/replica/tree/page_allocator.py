@@ -107,7 +107,8 @@ class PageAllocator:
         count = len(self.components)
         on_tier = (1 << count) - 1
         self._bits = 1, 1 << count
-        """By tier: the bit of full attention in `Node.there`."""
+        """By tier: the bit of full attention in `Node.there`, the bitmap of the components that a node
+        has."""
         self._off_tier = (~on_tier, ~(on_tier << count))
         """By tier: a mask of `Node.there` that clears the bits of that tier."""
         self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
@@ -272,7 +273,7 @@ class PageAllocator:
                 self.give_back(leaving, tier)
 
     def leaving(self, cause: Cause) -> LeavingPages:
-        """Return an empty collection for pages that are about to leave the tree for `cause`."""
+        """Return an empty collection for pages that will leave the tree because of `cause`."""
         runs = ([page_run() for _ in self.components], [page_run() for _ in self.components])
         return LeavingPages(cause, runs)
 
@@ -348,8 +349,8 @@ class PageAllocator:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # This use may make the two nodes mergeable. If they were used alike before, something
-                # else keeps them separate.
+                # Consider the two nodes for a merge, because this use may have made their uses equal.
+                # If these were equal before, something else keeps the nodes separate.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -375,7 +376,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Cancel the eviction, by a namespace's limit, of nodes on the path to `node` from a tier."""
+        """Cancel the eviction of nodes on the path to `node` from a tier by a namespace's limit."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None
@@ -387,7 +388,7 @@ class PageAllocator:
         """
         lock_handles: list[LockHandle] = []
         if node.parent is None:
-            # An empty match needs nothing, and must not keep the root.
+            # An empty match needs no locks, and must not keep the root.
             return lock_handles
         lock_handles.append(self.ref_counts.acquire(tier, 0, node))
         for component in self._others:

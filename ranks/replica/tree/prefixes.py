@@ -143,7 +143,7 @@ class Prefixes:
         return self.cut_to(*self.tree.follow(root, tokens))
 
     def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
-        """Split `pages` pages off the front of `partial`; return `nodes` with the new node appended."""
+        """Split the first `pages` pages off the node `partial`; return `nodes` and the new node."""
         if partial is not None:
             self.split(partial, pages)
             upper = partial.parent

@@ -156,7 +156,7 @@ class Tree:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True
-        # Only `lower` can have a state, so a state's storage record does not keep the two separate.
+        # Ignore the storage record of a state, because only `lower` can have a state.
         stored = upper.persisted ^ lower.persisted
         return upper.history != lower.history or bool(stored & self._in_pages)
 
@@ -226,7 +226,7 @@ class Tree:
             waiting.extend(node.children.values())
 
     def is_whole(self, node: Node) -> bool:
-        """Return whether a match may end at `node` with the values that its path has on either tier."""
+        """Return whether a match may end at `node` with the pages that its path has on either tier."""
         # If a node has full attention, so have all its ancestors.
         return node.has(0) and all(
             each.has(component.index)

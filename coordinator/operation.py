@@ -66,8 +66,8 @@ class Phase(_Numbered):
     TRANSFER = 3
     """The ranks read the operation's pages into host memory."""
     ISSUED = 4
-    """The ranks copy or write the operation's pages; they vote on completion by a watermark of its
-    queue."""
+    """The ranks copy or write the operation's pages. They agree on completion by the watermark of the
+    operation's queue."""
     QUIESCE = 5
     """The operation has stopped; pages with I/O in flight on any rank are not freed yet."""
     QUARANTINED = 6

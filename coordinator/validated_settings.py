@@ -194,10 +194,11 @@ def _converted(
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         if isinstance(value, str):
-            value.encode(errors="surrogateescape")  # File names may contain surrogate escapes.
+            # Accept surrogate escapes, which file names may contain.
+            value.encode(errors="surrogateescape")
         return msgspec.convert(value, kind, strict=strict)
     except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
-        # msgspec raises `AttributeError` when a mapping is expected and an array is given.
+        # `AttributeError`: msgspec raises it for an array in place of a mapping.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )

@@ -159,7 +159,8 @@ class Verdicts:
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
         self._prefetch_slots: PrefetchSlotTable = PrefetchSlots(shape.prefetch_slots).freeze()
-        # No real lane is this low, so every lane counts as changed in the first round.
+        # Start from lanes lower than any real lane, so that every lane counts as changed in the first
+        # round.
         lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
         self._body = lowest[HEADER_LANES:].tobytes()
 

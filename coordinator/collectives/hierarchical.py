@@ -167,8 +167,8 @@ class _HostLeaderThread:
         if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
-                # This exchange is the last one. Other host leaders may join it later, even after this
-                # thread has exited.
+                # Report the ending in a last exchange. Other host leaders may join it later, even after
+                # this thread has exited.
                 said[lanes] = -ended.word
                 self._between.launch(said)
             return False

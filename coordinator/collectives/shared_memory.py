@@ -135,8 +135,8 @@ class Cells:
             for parity in (0, 1)
         ]
         self._futex = futex
-        # A futex compares 32 bits. The lower half of the round number comes first in memory
-        # (little-endian).
+        # Use the address of the lower half of each round number, because a futex compares 32 bits. The
+        # lower half comes first in memory (little-endian).
         self._addresses = [[address + 8 * at for at in cells] for cells in self._at]
         self._wakes = [[futex.waker(each) for each in cells] for cells in self._addresses]
 
@@ -247,7 +247,7 @@ class Cells:
         The memory must be unmapped explicitly, because the error that ended an epoch keeps its stack
         frames, and thereby this object, alive.
         """
-        with suppress(ValueError):  # The memory is already closed.
+        with suppress(ValueError):  # Raised if already closed.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
         # A signal handler may close the memory during a call. The interrupted call then raises
         # `ValueError`.
@@ -435,7 +435,7 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # The host's first rank also writes the cells after those of the host's ranks.
+                # The cells after those of the host's ranks are written by the host's first rank, too.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
@@ -447,8 +447,7 @@ class HostGroup:
         The first ending wins, unless a later ending names an earlier round as the last one.
         """
         ending = Ending(cause, rank, last_round)
-        # The file lock excludes only other processes. A thread lock excludes the other threads of this
-        # process.
+        # Take a thread lock and a file lock, because the file lock excludes only other processes.
         with self._ending, self._claim():
             word = self.cells.ending
             if word and Ending.of(word).last_round <= last_round:
@@ -472,7 +471,8 @@ class HostGroup:
         try:
             yield
         finally:
-            # If the descriptor was closed meanwhile, closing it has already released the lock.
+            # Do not unlock a descriptor that was closed meanwhile, because closing it released the
+            # lock.
             if claimed and fd == self._fd:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 

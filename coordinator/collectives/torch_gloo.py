@@ -121,7 +121,7 @@ def _as_group_error(
     error: RuntimeError, what: str, timeout_s: float, absent: Sequence[int] = ()
 ) -> GroupError:
     """Convert gloo's error to a Lockstep error that names the absent ranks."""
-    # Gloo's message begins with a location in its own source, which users do not need.
+    # Remove the location in gloo's source from the beginning of the message; users do not need it.
     text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
     text = _ADVICE.sub(r"\1", text)
     named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
@@ -208,7 +208,7 @@ def _destroy_abandoned() -> None:
 
 
 def _common_store() -> distributed_c10d.Store:
-    # torch has no public API for the default store that all ranks share.
+    # Use a private function, because torch has no public API for the store that all ranks share.
     return distributed_c10d._get_default_store()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
@@ -308,10 +308,10 @@ class TorchCollective:
         return self._group
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a shared store; see `Collective`. Its own connection is not blocked by other waits."""
-        # torch's stubs lack `clone`.
+        """Return a shared store; see `Collective`. Waits on other connections do not block it."""
+        # `Any`: the type stubs of torch lack `clone`.
         own = cast("Any", _common_store()).clone()
-        # torch's default timeout for a missing value is half an hour.
+        # Shorten the timeout for a missing value, which is half an hour by default in torch.
         own.set_timeout(timedelta(seconds=_READ_S))
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
@@ -401,7 +401,7 @@ class TorchCollective:
         if group is None:
             return
         if dist.is_initialized() and isinstance(group, dist.ProcessGroup):
-            # torch raises `ValueError` if the engine has destroyed all groups and initialised
+            # Ignore torch's `ValueError`, raised if the engine has destroyed all groups and initialised
             # torch.distributed again.
             with suppress(ValueError):
                 dist.destroy_process_group(group)

@@ -96,7 +96,7 @@ class Attaching:
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
-            # If the ranks staged different proposals, reject all of them.
+            # If the ranks staged different proposals, withdraw all of them, naming none.
             told, refused = (
                 (None, None) if proposed.differs else (proposed.proposal, proposed.refused_rank)
             )

@@ -331,14 +331,14 @@ class Replica:
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
-            # After a reset the fence moves the request to a new tree, so end its prefetch, which fills
-            # the old tree.
+            # End the prefetch: after a reset, a fence moves the request to a new tree, and the prefetch
+            # fills the old tree.
             self.prefetching.stop(request)
         self._lent.fence(request)
 
     @command
     def retract_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> bool:
-        """Save a request from lent device pages to host memory; return False without room."""
+        """Save a request from lent device pages to host memory; return False if the host is full."""
         return self._lent.retract(self._lent_request(name), tokens, runs)
 
     @command
@@ -347,8 +347,8 @@ class Replica:
         request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
-            # A request that lost its pages may move to a new tree, so end its prefetch, which fills the
-            # old tree.
+            # End the prefetch: a request that lost its pages may move to a new tree, and the prefetch
+            # fills the old tree.
             self.prefetching.stop(request)
         return answer
 

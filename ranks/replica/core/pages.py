@@ -16,7 +16,7 @@ from .journal import Journal
 if TYPE_CHECKING:
     PageRun: TypeAlias = array[int]
 else:
-    # `array` takes no type parameters at run time before Python 3.12.
+    # Before Python 3.12, `array` takes no type parameters at run time.
     PageRun = array
 """Page numbers of one pool, in prefix order."""
 

@@ -96,8 +96,8 @@ class LentDevice:
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # The request's pages are saved, but a backup that started earlier still reads its device
-            # pages.
+            # Report SAVING although the pages are saved, because a backup that started earlier still
+            # reads the request's device pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
@@ -434,10 +434,12 @@ class LentDevice:
             self._requests.move(request, RequestEvent.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # The pages copied by earlier loads stay valid although this load has failed.
+            # Count the pages copied by earlier loads as loaded; they stay valid although this load
+            # failed.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
-            # The engine will compute the positions that the failed load left unfilled, so forget them.
+            # Forget the positions that the failed load left unfilled, because the engine will compute
+            # them.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:

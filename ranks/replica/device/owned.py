@@ -472,7 +472,7 @@ class OwnedDevice:
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
         """Return, by component, the request's unshared pages with data: a partial page or the state."""
         begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
-        # With no tokens computed there is no state to save.
+        # Save no state if no tokens were computed, because there is none.
         has_state = int(computed_bytes > 0)
         return [
             request.own[component.index][: begun_page if component.per_page else has_state]

@@ -211,7 +211,7 @@ class BackingUp:
         """
         again = lent.request in self._prefixes.allocator.not_on_host.awaited
         if again:
-            # If copies have failed, this retry starts the next backoff pause.
+            # Start the next backoff pause with this retry, if copies have failed.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
@@ -261,8 +261,8 @@ class BackingUp:
                 settled.append(segment)
             elif node.values[HOST][component] is None:
                 orphaned.append(segment)
-        # A segment is orphaned if the copy of its parent node has failed meanwhile; queue it for a
-        # retry.
+        # Queue orphaned segments (node, component) for a retry. A segment is orphaned if the copy of
+        # its parent node has failed meanwhile.
         self._copy_again(operation, orphaned)
         self._operation_table.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
@@ -315,7 +315,7 @@ class BackingUp:
         return any(self._persisting.lacks(each, index) for each, index in pieces)
 
     def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
-        """Return the (node, component) pairs whose windows and states a match at `end` needs copied.
+        """Return the (node, component) pairs of windows and states to copy for a match at `end`.
 
         Includes one extra page of a window, if present. Returns None if the device lacks needed pages.
         """
@@ -470,9 +470,8 @@ class BackingUp:
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # Writes of the path's pages may still fail. With lent pages the path does not count as
-            # complete before they succeed, because the engine could not lend the pages again
-            # afterwards.
+            # Do not call a path of lent pages complete while writes of its pages may still fail,
+            # because the engine could not lend the pages again afterwards.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
@@ -600,7 +599,7 @@ class BackingUp:
         pages; those not needed are freed.
         """
         allocator = self._prefixes.allocator
-        # Lock the source pages first, because the allocation of host pages may evict.
+        # Lock the source pages first, because the allocation of host pages may evict pages.
         lock_handles = [] if lent is not None else hold_pieces(allocator, DEVICE, missing)
         counts = [0] * len(self._components)
         for each, index in missing:

@@ -1,4 +1,4 @@
-"""Persist: write pages that every rank has in host memory to storage."""
+"""Persist: write to storage the pages that every rank has in host memory."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -162,7 +162,7 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # A node that is now known to be stored may be mergeable with its neighbours.
+        # Check the node for a merge: now that it is known to be stored, it may equal its neighbours.
         self._prefixes.allocator.changed[node] = None
 
     def keeps(self, node: Node) -> bool:

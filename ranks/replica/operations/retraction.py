@@ -111,7 +111,7 @@ class Retraction:
         allocator = self._allocator
         allocator.release(request.locks)
         if request.node is not None:
-            # The request's pin may have kept nodes without pages (tombstones); remove them.
+            # Remove nodes without pages (tombstones), which the request's pin may have kept.
             allocator.prune(request.node)
         for index, pages in enumerate(request.device_pages):
             allocator.pools[DEVICE][index].give_back(pages)
@@ -125,7 +125,8 @@ class Retraction:
         self._requests.move(request, event)
         self.let_go(request)
         request.waits_for = None
-        # A request that starts again must not see prefixes cached before a reset.
+        # Move the request to its namespace's current tree, because a request that starts again must not
+        # see prefixes cached before a reset.
         self._requests.renew(request)
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:

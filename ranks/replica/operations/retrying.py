@@ -1,4 +1,4 @@
-"""Retries of backups that found no room, and of failed writes."""
+"""Retries of backups for which host memory had no room, and of failed writes to the store."""
 
 from collections.abc import Callable
 

@@ -140,7 +140,7 @@ class ServingPeers:
                 break
             last = each
         if last is not None:
-            # `serve` is called in every step, so report missing room only once.
+            # Report only once that host memory has no room, because `serve` is called in every step.
             tells = request.served_to != last.end
             self._backing_up.write_through(last, tells=tells, passes=False)
             request.served_to = last.end
@@ -197,8 +197,8 @@ class ServingPeers:
                 allocator.ref_counts.kept_pages[HOST][index],
                 allocator.pools[HOST][index].capacity,
             )
-            # In a small pool, the windows or states for one match may need more than the share that may
-            # be pinned. Allow them if nothing else of the pool is pinned.
+            # Allow windows or states for one match if nothing else of the pool is pinned: in a small
+            # pool they may need more than the share that may be pinned.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:
                 return False

@@ -62,7 +62,7 @@ class Store:
         self.lost = False
         self.number += 1
         self._first_operation = next_operation
-        # Misses and recent writes describe the previous store.
+        # Forget misses and recent writes, because they describe the previous store.
         self.forget_all_misses()
         self.lately.clear()
         self._changed("attached")
@@ -123,13 +123,13 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        The record counts as old from the start, because reading these pages does not use the pages
-        before them in the prefix.
+        The record counts as old from the start. The read did not use the store's copies of earlier
+        pages of the prefix, so the store may evict these soon.
         """
         self._note(node, component, _LONG_AGO)
 
     def invalidate_stored(self, node: Node) -> bool:
-        """Invalidate the record that the store has a node's pages if the record is old; return whether.
+        """Invalidate an old record that the store has a node's pages; return whether it was old.
 
         A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
         pages are therefore persisted again at their next use.
@@ -184,8 +184,8 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # Absences are kept by key alone, but another pool's object may have the same key. An absence
-        # may therefore be forgotten too early, which costs only one query.
+        # Forget the absences of these keys. Absences are kept by key alone, so another pool's object
+        # may lose its absence too early, which costs only one query.
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:

@@ -46,8 +46,8 @@ class LookupPlanner:
         root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
-            # Cached pages beyond the anchor are only on the device: their backup is in flight, or host
-            # memory had no room for it.
+            # Do not prefetch if cached pages beyond the anchor are only on the device, because their
+            # backup is in flight or host memory had no room for it.
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
@@ -68,7 +68,7 @@ class LookupPlanner:
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
         needs += [self._need(each, path, keys, best, heeds=heeds) for each in components[1:]]
         lock_handles: list[LockHandle] = []
-        # A root has no pages to pin.
+        # Skip a root, which has no pages to pin.
         for component, need in zip(components, needs, strict=True) if path else ():
             first = need.first if component.index else 0
             lock_handles.append(
@@ -146,7 +146,7 @@ class LookupPlanner:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        # If the component's need begins beyond the cached path, skip the keys before that position.
+        # Add the keys beyond the cached path, from the first position that the component needs.
         asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:

@@ -260,7 +260,7 @@ class Prefetching:
             self._end_query(operation, Outcome.NO_ROOM, MissReason.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
-            # The length that fits in host memory may not be restorable, so vote again.
+            # Vote again, because the length that fits in host memory may not be restorable.
             self._vote_again(operation, fits)
             return
         positions = self._lookups.positions(operation, fits)
@@ -272,7 +272,7 @@ class Prefetching:
             return
         transfers = self._assign(operation, positions, taken)
         if not transfers:
-            # All pages of the prefetch have reached host memory in the meantime.
+            # Nothing is left to read: all pages of the prefetch have reached host memory meanwhile.
             self._settle(operation, None)
             return
         if operation.goal < operation.end:

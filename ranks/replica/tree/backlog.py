@@ -61,12 +61,12 @@ class Backlog:
         return len(self._entries)
 
     def add(self, node: Node, cause: Undone, pages: int) -> None:
-        """Append the path to a node to the backlog, with the path's number of unwritten pages."""
+        """Add an entry for the path to a node, of which `pages` pages are unwritten."""
         parent = node.parent
         if parent is None:
             return
         if parent in self._entries and len(parent.children) == 1:
-            # For a growing prompt, the entry of the longer path replaces that of the shorter one.
+            # Let the entry of a longer path replace that of a shorter one, as for a growing prompt.
             pages = max(pages, self._remove(parent)[1])
         if node in self._entries:
             pages = max(pages, self._remove(node)[1])
@@ -97,7 +97,7 @@ class Backlog:
         """Move the entry, if any, of a node that has left the tree to the node's parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
-            # Pages that the store has are not lost: they are missing only in host memory.
+            # Count only pages that the store lacks as lost; others are missing only in host memory.
             gone = 0 if 0 in node.persisted else min(pages, node.width)
             self.lost[cause] += gone
             self.add(parent, cause, pages - gone)
@@ -108,7 +108,7 @@ class Backlog:
             pass
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that have entries, in order."""
+        """Return the nodes that have entries, in retry order."""
         return list(self._entries)
 
     def _remove(self, node: Node) -> tuple[Undone, int]:

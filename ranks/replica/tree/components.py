@@ -1,8 +1,8 @@
 """Components: the kinds of state that a model keeps for a prefix, one class each.
 
-Kinds are full-attention KV, sliding-window KV, and recurrent state. A component has a pool on each tier
-and, on each tree node and tier, a value or a tombstone. The replica knows a component by this interface
-and by its index in a node's value lists; full attention has index 0.
+Kinds are full-attention KV, sliding-window KV, and recurrent state. A component has a pool on each
+tier. On each tier, a tree node has a value (its pages of the component) or a tombstone. The replica
+knows a component by this interface and by its index in a node's lists; full attention has index 0.
 
 A match may end at a position if every component has a value, on device or host, for every position from
 `needed_from` up to that end. Restorable sets, locks, backups and prefetches follow from this rule.

@@ -52,7 +52,8 @@ class EvictionQueue(Generic[NodeT]):
         self._grade = policy.grade
         self._evictable = evictable
         self._entered: dict[NodeT, _Line[NodeT] | _Late[NodeT]] = {}
-        """By node: the line that contains it, or its entry in the heap."""
+        """By node: the line (nodes of one grade by last use) that contains it, or its entry in the
+        heap."""
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
         self._late: list[_Late[NodeT]] = []
@@ -123,7 +124,8 @@ class EvictionQueue(Generic[NodeT]):
         """
         evictable, entered = self._evictable, self._entered
         while not self._late and self._lines and self._lines[0].nodes:
-            # The usual case: if the heap is empty, the head of the first line is the next victim.
+            # The usual case: with an empty heap, the least recently used node of the lowest grade is
+            # evicted.
             node, _ = self._lines[0].nodes.popitem(last=False)
             del entered[node]
             if evictable(node):
@@ -146,7 +148,7 @@ class EvictionQueue(Generic[NodeT]):
         if len(self._late) > self._late_count * 5 // 4 + STALE_SPARE:
             self._late = [each for each in self._late if self._entered.get(each[3]) is each]
             heapq.heapify(self._late)
-        # Nodes mostly leave the heap from its front, so drop stale entries there at once.
+        # Drop stale entries at the front of the heap at once, because most nodes leave from there.
         self._drop_stale()
 
     def _drop_stale(self) -> None:

@@ -61,7 +61,7 @@ class _Limited:
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
     """Yield the nodes unused for over `ttl_ms`; the caller evicts each before it takes the next."""
     while (node := queue.next_victim()) is not None:
-        # A node that was last used before the ranks agreed on a time starts to age now.
+        # Start the time to live now if the node was last used before the ranks agreed on a time.
         node.used_ms = node.used_ms or now_ms
         if now_ms - node.used_ms <= ttl_ms:
             queue.try_enter(node)

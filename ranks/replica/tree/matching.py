@@ -46,7 +46,7 @@ def reach(
     if needs.is_plain and last.there & needs.every:
         return end, end, _last_host(needs.host, path, end) if path[0].there & needs.host else 0
     device = _deepest(needs, path, pages, partial is not None, 0)
-    # If the device alone covers the path to its end, host memory cannot add anything.
+    # Skip host memory if the device alone covers the path to its end.
     best = device
     if device != end:
         best = _deepest(needs, path, pages, partial is not None, needs.components)
@@ -123,8 +123,8 @@ def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Miss
             if each.values[tier][index] is None:
                 lacks.append((each, index))
             elif not index:
-                # If a node has full attention on a tier, so have all its ancestors: nothing further up
-                # is missing.
+                # Stop at a node with full attention on the tier, because all its ancestors then have
+                # it, too.
                 break
         missing += reversed(lacks)
     return missing

@@ -110,7 +110,8 @@ class PageAllocator:
         """By tier: the bit of full attention in `Node.there`, the bitmap of the components that a node
         has."""
         self._off_tier = (~on_tier, ~(on_tier << count))
-        """By tier: a mask of `Node.there` that clears the bits of that tier."""
+        """By tier: a mask that clears the bits of that tier in `Node.there`, the bitmap of the
+        components that a node has."""
         self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
 
     def evictable(self, tier: int, component: int, node: Node) -> bool:
@@ -337,7 +338,8 @@ class PageAllocator:
     def limit(self, limit: NamespaceLimit) -> None:
         """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # After a change of limits, nodes that were being saved for eviction may be mergeable.
+            # Check for merges all nodes that were being saved for eviction, because the limits have
+            # changed.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -358,7 +360,8 @@ class PageAllocator:
                 each.hits += hits
             if priority:
                 each.priority = max(each.priority, priority)
-            # For full attention, only the leaves of a tier are in its queue.
+            # Move only leaves of a tier in its queue of full attention, because it contains no other
+            # nodes.
             there, below = each.there, each.occupied_children
             if there & device_bit and not below[DEVICE]:
                 on_device.used(each)
@@ -376,7 +379,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Cancel the eviction of nodes on the path to `node` from a tier by a namespace's limit."""
+        """Keep nodes on the path to `node` on a tier although a namespace limit would evict them."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None

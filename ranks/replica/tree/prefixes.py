@@ -38,11 +38,11 @@ class Prefixes:
         return namespace_seed(config.model_digest, namespace, generation, config.life, version)
 
     def join(self, place: TreeIdentity) -> None:
-        """Count a request or prefetch that uses a tree."""
+        """Count one more request or prefetch as a user of a tree."""
         self.users[place] = self.users.get(place, 0) + 1
 
     def leave(self, place: TreeIdentity) -> None:
-        """Stop counting a request or prefetch of a tree; drop the tree's root if it is unused."""
+        """Count one user of a tree less; drop the tree's root if no user or child is left."""
         left = self.users[place] - 1
         if left:
             self.users[place] = left
@@ -54,7 +54,7 @@ class Prefixes:
 
     def drop_root_if_unused(self, node: Node) -> None:
         """Remove a root that has no children and whose tree no request or prefetch uses."""
-        # Each request may use its own salt, so the number of unused roots would grow without bound.
+        # Drop unused roots, because each request may use its own salt, hence its own root.
         unused = not node.children and node.place not in self.users
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]

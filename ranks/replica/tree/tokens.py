@@ -46,7 +46,7 @@ def as_token_view(tokens: Tokens) -> bytes | memoryview:
         if view.format == "i" and view.ndim == 1 and _LITTLE:
             return view.cast("B")
     except (TypeError, ValueError):
-        # The tokens are not a buffer, are empty, or are not contiguous, so copy them.
+        # Copy tokens that are not a buffer, are empty, or are not contiguous.
         pass
     return as_token_bytes(tokens)
 
@@ -66,8 +66,8 @@ def as_token_bytes(tokens: Tokens) -> bytes:
                 f" with {tokens.ndim} dimensions"
             )
         if kind != np.int32 and tokens.size:
-            # A cast to int32 would wrap larger ids, so that the tokens could match the pages of another
-            # prompt.
+            # Refuse larger ids: a cast to int32 would wrap them, and the tokens could match the pages
+            # of another prompt.
             low, high = int(tokens.min()), int(tokens.max())
             if low < _SMALLEST or high > _LARGEST:
                 raise UsageError(f"tokens must be int32 token ids: from {low} to {high}")

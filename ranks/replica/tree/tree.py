@@ -57,7 +57,7 @@ class Tree:
         stop = len(tokens) - len(tokens) % step
         at = 0
         if stop <= COPIED_BYTES:
-            # For a short run, one copy is cheaper than slicing a memory view at each node.
+            # Copy a short run, because one copy is cheaper than slicing a memory view at each node.
             tokens = bytes(tokens)
         if isinstance(tokens, bytes):
             while at < stop:
@@ -132,8 +132,8 @@ class Tree:
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         if isinstance(tokens, bytearray):
-            # Delete the upper half's bytes in place, because the node may be a long conversation whose
-            # end is being evicted.
+            # Delete the upper half's bytes in place, because copying would be slow for a long
+            # conversation whose end is being evicted.
             del tokens[:cut]
         else:
             node.tokens = tokens[cut:]
@@ -227,7 +227,7 @@ class Tree:
 
     def is_whole(self, node: Node) -> bool:
         """Return whether a match may end at `node` with the pages that its path has on either tier."""
-        # If a node has full attention, so have all its ancestors.
+        # Check full attention only at `node`: if it has full attention, so have all its ancestors.
         return node.has(0) and all(
             each.has(component.index)
             for component in self.components[1:]
@@ -253,7 +253,7 @@ def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        # Start at `low`, because the pages before it are known to match.
+        # Compare from `low` on, because all pages before it are equal.
         if run.startswith(view[low * step : middle * step], low * step):
             low = middle
         else:

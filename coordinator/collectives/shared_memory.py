@@ -249,8 +249,8 @@ class Cells:
         """
         with suppress(ValueError):  # Raised if already closed.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
-        # A signal handler may close the memory during a call. The interrupted call then raises
-        # `ValueError`.
+        # Release the views even during a call that a signal handler has interrupted. That call then
+        # raises `ValueError`.
         self._mapped.release()
         self._addresses.clear()
         self._wakes.clear()

@@ -54,7 +54,7 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Remove a namespace's named pins and evict its pages that are not in use; None means all."""
+        """Remove the named pins of a namespace (None: of all) and evict its pages not in use."""
         self._journal.record("drop", namespace)
         for pin in list(self._pinning.pins.values()):
             if namespace in {None, pin.node.place.namespace}:

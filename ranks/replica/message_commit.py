@@ -14,7 +14,7 @@ from .core.journal import Journal
 
 
 class MessageCommit:
-    """Counts the external messages of an epoch; the first message has number 1."""
+    """Counts the external messages (operator requests) of an epoch; the first has number 1."""
 
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0

@@ -311,7 +311,7 @@ class LentDevice:
 
     @property
     def waits(self) -> bool:
-        """Whether a released request's lent pages are still in use and will become free.
+        """Whether copies use lent pages of a released request and a later verdict will free them.
 
         A request with a quarantined copy is not counted, because that copy may never end.
         """

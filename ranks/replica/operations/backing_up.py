@@ -344,7 +344,7 @@ class BackingUp:
         return component.needed_from(end.end - 1 if one_more else end.end)
 
     def _can_ever_be_whole(self, node: Node) -> bool:
-        """Return whether host memory, alone or with a store, can hold the whole path to `node`."""
+        """Return whether host memory, or a store for the excess pages, can hold the path to `node`."""
         return node.end <= self._config.host_pages or self._persisting.keeps(node)
 
     def _is_too_long(self, node: Node) -> bool:

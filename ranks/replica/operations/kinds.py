@@ -119,7 +119,7 @@ class Moving(Operation):
         self.segments.clear()
 
     def was_split(self, lower: Node, upper: Node) -> None:
-        """Divide the operation's pages after a split gave the first pages of `lower` to `upper`."""
+        """After a node split, assign the operation's pages for the first part of `lower` to `upper`."""
         keeps_upper = False
         for component in self.components:
             index = component.index

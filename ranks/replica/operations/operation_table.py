@@ -84,7 +84,7 @@ class OperationTable:
         self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s, after, distance))
 
     def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
-        """Order the executor to let other groups read more pages of a serving operation."""
+        """Order the executor to let other groups read more pages, which a serving operation pins."""
         self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:

@@ -162,7 +162,7 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # Check the node for a merge: now that it is known to be stored, it may equal its neighbours.
+        # Check the node for a merge, because a node newly known to be stored may equal a neighbour.
         self._prefixes.allocator.changed[node] = None
 
     def keeps(self, node: Node) -> bool:

@@ -31,7 +31,8 @@ class Store:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
-        """By component: the set that contains only its index, shared by nodes to save memory."""
+        """By component: the set that contains only the component's index, shared by nodes to save
+        memory."""
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
         """Whether a detach has begun and I/O for the store is still in flight."""
@@ -158,7 +159,7 @@ class Store:
         return self.misses.has((pool, key), self._clock.agreed_ms)
 
     def before_misses(self, pool: str, keys: list[bytes]) -> list[bytes]:
-        """Return the leading full-attention keys that are not remembered as missing or unreadable."""
+        """Return the leading full-attention keys, up to the first one known missing or unreadable."""
         now_ms, misses, absences = self._clock.agreed_ms, self.misses, self.absences
         if not misses and absences.misses_all_of(keys):
             return keys

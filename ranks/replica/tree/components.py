@@ -115,7 +115,7 @@ class Needs:
         """For each component that needs only part of the path: its device bit of `Node.there`, and its
         span in pages."""
         self.is_plain = len(components) == 1
-        """Whether a match may end wherever full attention is present."""
+        """Whether full attention alone decides where a match may end."""
         self.within_nodes = all(each.per_page for each in components)
         """Whether a match may end inside a node; false with recurrent state, which exists only at node
         ends."""

@@ -182,7 +182,7 @@ class Node:
         return self.saved_at == self.last_access
 
     def pages(self, tier: int, component: int = 0) -> PageRun | None:
-        """Return the pages of one component on one tier, or None."""
+        """Return the node's pages of one component on one tier, or None."""
         return self.values[tier][component]
 
     def has(self, component: int) -> bool:

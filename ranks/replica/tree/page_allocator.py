@@ -252,7 +252,7 @@ class PageAllocator:
         self.give_back(leaving, tier)
 
     def enforce_limits(self, now_ms: int) -> None:
-        """Evict pages without lock or pin of namespaces that exceed their quota or time to live."""
+        """Evict pages of namespaces that exceed their quota or time to live, unless held."""
         if not self.limits.are_set:
             return
         for tier in TIERS:

@@ -220,8 +220,8 @@ class Verdicts:
         votes: list[list[int]] = [
             lanes[at : at + SLOT_LANES].tolist() for at in prefetch_slots * SLOT_LANES
         ]
-        # A slot's three lanes are pages landed (or restorable), the limit or longest length, and a rank
-        # past its deadline.
+        # Lanes of a slot: pages landed (or the shortest restorable length); the ceiling (or the longest
+        # restorable length); a rank past its deadline.
         verdicts = [
             self._read_slot(row, vote)
             for row, vote in zip(rows, votes, strict=True)

@@ -98,7 +98,7 @@ class HierarchicalCollective(SharedMemoryCollective):
                 leaders = [ranks[0] for ranks in hosts]
                 between = TorchCollective.among(leaders, group.rank, name, timeout_s=timeout_s)
                 host_leader = _HostLeaderThread(host, between, group.rank)
-            # All ranks wait here until the host leaders are connected.
+            # Let all ranks wait here until the host leaders are connected.
             group.gather(b"", timeout_s)
         except BaseException:
             if host_leader is not None:

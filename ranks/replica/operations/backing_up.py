@@ -76,7 +76,7 @@ class BackingUp:
             self._persisting.offer_path(node)
 
     def back_up_if_hit_often(self, node: Node) -> None:
-        """Under write-through-selective, back up the part of the path to `node` with enough hits."""
+        """Under write-through-selective, back up the nodes of the path to `node` with enough hits."""
         if self._config.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
         hits = self._config.selective_hits

@@ -168,7 +168,7 @@ class Request:
 
     @property
     def admitted(self) -> bool:
-        """Whether the request has or lends device pages, so that a reset leaves it in its tree."""
+        """Whether the request has or lends device pages; if so, a reset leaves it in its tree."""
         return self.stage not in _WAITING
 
     @property

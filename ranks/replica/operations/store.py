@@ -159,7 +159,7 @@ class Store:
         return self.misses.has((pool, key), self._clock.agreed_ms)
 
     def before_misses(self, pool: str, keys: list[bytes]) -> list[bytes]:
-        """Return the leading full-attention keys, up to the first one known missing or unreadable."""
+        """Return the leading full-attention keys before the first one known missing or unreadable."""
         now_ms, misses, absences = self._clock.agreed_ms, self.misses, self.absences
         if not misses and absences.misses_all_of(keys):
             return keys

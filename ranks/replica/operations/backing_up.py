@@ -273,7 +273,7 @@ class BackingUp:
         self._operation_table.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
-        """Back up a node before its pages are evicted; return whether the pages must stay until then.
+        """Back up a node before its pages are evicted; return whether the pages must stay for a copy.
 
         A node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
         would evict each other's copies forever.

@@ -1,1 +1,1 @@
-"""Storage (L3): one asynchronous contract, and one module for each store that implements it."""
+"""Storage (L3): one asynchronous contract for all stores, and one module per kind of store."""

@@ -7,21 +7,23 @@ S1  Each call returns one outcome per key, in the order of the request. A failur
     outcome, never an exception.
 S2  Every call has a deadline. A key that is not finished by then is TIMED_OUT.
 S3  The backend owns the buffers of a call until the call returns, also after a cancellation: the call
-    returns only when no I/O touches the buffers any more. A caller that cannot wait must leave the
-    buffers alone until then.
-S4  A read is OK only if checksums prove that the buffers hold exactly the bytes written for those parts
-    of the object. Otherwise it is MISSING, CORRUPT or LACKING, and the buffers' contents are undefined.
-S5  A write is visible whole or not at all, to readers in any process, also after a crash.
+    returns only when no I/O touches the buffers any more. A caller that cannot wait must not touch the
+    buffers until then.
+S4  A read is OK only if checksums prove that the buffers hold exactly the bytes written for the
+    requested parts of the object. Otherwise it is MISSING, CORRUPT or LACKING (or FAILED or TIMED_OUT),
+    and the bytes in the buffers are undefined.
+S5  A write becomes visible atomically, to readers in any process, also after a crash.
 S6  The first writer of a name wins. A later writer gets PRESENT, and the object is unchanged.
-S7  `exists` is a hint that may be wrong in both directions. Only a read decides.
-S8  An object consists of parts (`object_shape`) and records its optional columns. A read may request a
-    subset of the parts, and verifies those. If the object lacks a requested column, the read is
-    LACKING, a miss. A write with a column that the object lacks atomically replaces the object by one
-    with the columns of both; otherwise S6 holds. So the set of columns only grows.
+S7  `exists` is a hint that may be wrong in both directions. Only a read proves that an object exists.
+S8  An object consists of parts (`object_shape`), and its header records which optional columns it has.
+    A read may request a subset of the parts, and verifies those. If the object lacks a requested
+    column, the read is LACKING, which is a miss. A write with a column that the object lacks atomically
+    replaces the object by one with the columns of both; otherwise S6 holds. So the set of columns only
+    grows.
 S9  A store that evicts objects itself evicts the least recently used first. The objects of one `write`
-    call form a chain in their order, and the first one continues the object in `after`. An object's
-    time of use is never later than that of its predecessor, so leaves are evicted before roots. Stores
-    with external eviction (a server, a bucket's life cycle) do not promise this.
+    call form a chain in their order, and the first one is the successor of the object in `after`. An
+    object's time of use is never later than that of its predecessor, so leaves are evicted before
+    roots. Stores with external eviction (a server, a bucket's life cycle) do not promise this.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -37,13 +39,13 @@ class ReadOutcome(IntEnum):
     """The outcome of reading one key."""
 
     OK = 0
-    """The buffer holds the object's bytes, verified."""
+    """The caller's buffers hold the requested parts of the object, verified by checksum."""
     MISSING = 1
-    """There is no such object."""
+    """The store has no object under this name."""
     CORRUPT = 2
-    """The object under this name is invalid; the backend will not serve it again."""
+    """The object under this name is invalid; the backend will not return its bytes again."""
     FAILED = 3
-    """The store could not be reached or did not answer properly."""
+    """The backend could not reach the store, or the store's answer was an error or invalid."""
     TIMED_OUT = 4
     """The deadline passed before the read finished."""
     LACKING = 5
@@ -54,7 +56,7 @@ class WriteOutcome(IntEnum):
     """The outcome of writing one key."""
 
     OK = 0
-    """The object is stored, as durably as the store's options promise."""
+    """The object is stored. The store's options define which crashes it survives."""
     PRESENT = 1
     """The object already existed with at least the columns of the write; its bytes are unchanged."""
     FAILED = 3
@@ -66,8 +68,8 @@ class WriteOutcome(IntEnum):
 class Read(NamedTuple):
     """A request to read the parts in `shape` of one object into `buffers`, one after the other.
 
-    The total length of the buffers is the total length of these parts. The buffers must not overlap the
-    buffers of another read in flight.
+    The buffers have as many bytes in total as these parts. The buffers must not overlap the buffers of
+    another read in flight.
     """
 
     name: ObjectName
@@ -76,38 +78,39 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """An object's predecessor in the chain of objects, and the distance to the predecessor."""
+    """The predecessor of an object in its chain, and the number of steps between the two."""
 
     name: ObjectName
     distance: int = 1
-    """Number of steps in the chain from `name` to this object; 1 if `name` is the direct predecessor.
-    """
+    """Number of steps in the chain from the object `name` to the later object; 1 if `name` is its
+    direct predecessor."""
 
 
 class Write(NamedTuple):
     """A request to write the concatenated bytes of `buffers` as one object with all parts of `shape`.
 
-    If the object already exists, the write costs little, marks the object as used and returns PRESENT.
+    If the object already exists, the write transfers no payload, marks the object as used and returns
+    PRESENT.
     """
 
     name: ObjectName
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
     after: After | None = None
-    """The predecessor of the first object in the `write` call (S9). All writes of one call have the
-    same value."""
+    """The predecessor of the first object of the `write` call (S9). All `Write`s of one call must have
+    the same `after`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """One object as a listing of the store reports it."""
+    """One object, as the listing of a store reports it."""
 
     name: ObjectName
     shape: ObjectShape
-    """The shape of the object, including which parts the object has."""
+    """The object's parts, including which of them this object has."""
     age_s: float | None
-    """Seconds since the last write or use, by the store's clock; None if the store does not report
-    it."""
+    """Seconds since the last write or use of the object, by the store's clock; None if the store does
+    not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,17 +118,17 @@ class Capabilities:
     """The optional features of a backend."""
 
     lists: bool = False
-    """Whether `objects` lists the contents of the store."""
+    """Whether `objects` can list the objects in the store."""
     shared: bool = True
     """Whether other processes see the objects that this backend writes."""
     writes: bool = True
-    """Whether the backend accepts writes."""
+    """Whether the store accepts writes; False if it is read-only."""
     zero_copy: bool = False
     """Whether bytes are transferred directly between the store and the memory passed to `open`."""
 
 
 class StorageBackend(Protocol):
-    """One store, used from one asyncio event loop. Deadlines are on `time.monotonic`'s scale."""
+    """One store, used from one asyncio event loop. All deadlines are values of `time.monotonic`."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -133,31 +136,31 @@ class StorageBackend(Protocol):
         ...
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """Make the store ready. Raises `ConfigError` that names the problem and the remedy.
+        """Connect to the store. Raises `ConfigError` that names the problem and the remedy.
 
-        `memory` are the regions that contain most buffers of later calls. A backend may register them
-        for direct transfers. The regions stay valid until the backend is closed.
+        `memory` contains the regions in which most buffers of later calls lie. A backend may register
+        them for direct transfers. The regions stay valid until the backend is closed.
         """
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the object seems to exist; False if the backend cannot tell."""
+        """Return for each name whether the object probably exists; False if that is unknown."""
         ...
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """Read the objects into their buffers."""
+        """Read the objects into their buffers, and return one outcome per read."""
         ...
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects."""
+        """Write the objects, and return one outcome per write."""
         ...
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether it is free afterwards."""
+        """Remove the objects; return for each name whether no object has it afterwards."""
         ...
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield the valid objects in the store, in any order; see `Capabilities.lists`.
+        """Yield the valid objects in the store, in any sequence; see `Capabilities.lists`.
 
         Objects written or removed during the listing may or may not appear. Raises `UsageError` if the
         store cannot list.
@@ -165,5 +168,5 @@ class StorageBackend(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release all resources and leave no temporary object behind. Idempotent."""
+        """Release all resources and delete the backend's temporary objects. Idempotent."""
         ...

@@ -1,6 +1,6 @@
-"""Helpers for callers' buffers: check that they fit, find their addresses, move their bytes to files.
+"""Helpers for callers' buffers: check their size, find their addresses, move their bytes to files.
 
-A buffer that does not fit is the caller's bug and fails only that key. Accepting it would write past
+A buffer of the wrong size is the caller's bug and fails only that key. Accepting it would write past
 the buffer or store a truncated object.
 """
 
@@ -18,7 +18,7 @@ _VIEWS_MAX: Final = 512
 def fitting(
     buffers: Sequence[memoryview], nbytes: int, *, writable: bool = False
 ) -> list[memoryview] | None:
-    """Return byte views of `buffers`, or None if the buffers cannot be used.
+    """Return byte views of `buffers`, or None if a read or write cannot use the buffers.
 
     The buffers must be contiguous, `nbytes` long in total and, for a read, writable.
     """
@@ -29,10 +29,10 @@ def fitting(
                 return None
             size = buffer.nbytes
             left -= size
-            # `cast` may raise for an empty buffer because of its format.
+            # Replace an empty buffer, because `cast` raises for an empty buffer of some formats.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
-        # The format of the elements is not a native one, or the memory was released.
+        # Reject the buffers: their element format is not a native one, or their memory was released.
         return None
     return None if left else views
 
@@ -50,11 +50,10 @@ def move_all(
     offset: int,
     block_bytes: int = 1,
 ) -> int:
-    """Transfer `views` by repeated `preadv` or `pwritev` calls; return how many bytes were transferred.
+    """Transfer `views` by repeated `preadv` or `pwritev` calls; return the number of bytes transferred.
 
-    The number is less than the total if the file ends or the disk is full. The loop stops after a
-    system call that transferred a number of bytes that is not a multiple of `block_bytes`. Raises
-    OSError.
+    The number is below the total if the file ends, the disk is full, or a system call transferred a
+    number of bytes that is not a multiple of `block_bytes`. Raises OSError.
     """
     left, done = views, 0
     while left:
@@ -67,7 +66,7 @@ def move_all(
 
 
 def _without(views: Sequence[memoryview | bytes], count: int) -> Sequence[memoryview | bytes]:
-    """Return `views` without their first `count` bytes and without leading empty views."""
+    """Return `views` without their first `count` bytes, and without empty views at the start."""
     for at, view in enumerate(views):
         if count < len(view):
             return [memoryview(view)[count:], *views[at + 1 :]]

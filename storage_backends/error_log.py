@@ -1,4 +1,4 @@
-"""Rate-limited warnings, with remedies, about a store whose calls fail key after key."""
+"""Rate-limited warnings about a store whose calls fail repeatedly; each warning states a remedy."""
 
 import errno
 import logging
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
-"""Minimum seconds between two logged warnings of one kind; warnings in between are only counted."""
+"""Minimum seconds between two logged warnings of one kind; the warnings in between are suppressed, and
+the next logged one states their number."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedError:
-    """Logs warnings of one kind, at most once per `SAID_AGAIN_S`, with the number of suppressed ones.
+    """Logs warnings of one kind, at most once per `SAID_AGAIN_S`, and counts the suppressed ones.
 
     Thread-safe.
     """
@@ -47,7 +48,7 @@ class LoggedError:
         self._unsaid = 0
 
     def warn(self, message: str, *arguments: object) -> None:
-        """Log a warning, or only count it if one was logged within the last `SAID_AGAIN_S`."""
+        """Log a warning, or only count it if one was logged within `SAID_AGAIN_S`."""
         with self._lock:
             now = self._clock()
             if self._say_at is not None and now < self._say_at:
@@ -61,9 +62,9 @@ class LoggedError:
 
 
 class ErrorLog:
-    """Logs the problems of one store, each kind rate-limited by `LoggedError`. Thread-safe.
+    """Logs warnings about one store. Each kind of warning has its own `LoggedError`. Thread-safe.
 
-    `store` is the store's name without secrets. `room` is the advice to print when the store is full.
+    `store` is the store's name without secrets. `room` is the remedy to print when the store is full.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class ErrorLog:
         self._troubles: dict[str, LoggedError] = {}
 
     def say(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning of the kind `what`; if one was logged recently, only count the warning."""
+        """Log a warning of the kind `what`, at most once per `SAID_AGAIN_S` for this kind."""
         trouble = self._troubles.setdefault(what, LoggedError(clock=self._clock))
         trouble.warn(f"store %s: {message}", self._store, *arguments)
 
     def log_failure(self, what: str, number: int | None) -> None:
-        """Log that `what` failed with the errno `number`; add the system's error text and a remedy."""
+        """Log that `what` failed with the errno `number`, with the system's error text and a remedy."""
         number = number or errno.EIO
         # A full store makes all writes fail for the same reason, so all of them share one warning.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"

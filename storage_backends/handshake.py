@@ -1,4 +1,4 @@
-"""Mutual authentication of two processes by a shared secret, before any other message.
+"""Mutual authentication of two processes by a shared secret, before they send any other message.
 
     both sides      greeting: magic (8 bytes), version (2), zeros (2), nonce (32)
     connecting side length (2) and text of the addresses that it dialled, as configured and as
@@ -34,10 +34,10 @@ _UNEQUAL: Final = "the other side has another secret; give both the same one"
 
 
 class RefusalReason(Enum):
-    """The reasons for which a handshake can fail."""
+    """The reasons for which a handshake fails."""
 
     STRANGER = auto()
-    """The other side's magic belongs to another purpose, so the other side is no peer for this one."""
+    """The other side's magic belongs to another purpose of connection."""
     VERSION = auto()
     """The other side speaks another version of the protocol."""
     SECRET = auto()
@@ -57,8 +57,8 @@ class NotAdmitted(LockstepError):
 
 
 UNPROVEN_S: Final = 60.0
-"""Seconds without a new connection to an address after the process there failed to prove its identity.
-"""
+"""Seconds for which no connection to an address is tried after the process there failed to prove its
+identity."""
 
 
 class UnprovenError(ConfigError):
@@ -66,21 +66,21 @@ class UnprovenError(ConfigError):
 
 
 class SessionKeys(NamedTuple):
-    """The keys that authenticate the messages of one connection, one key per direction."""
+    """The keys that authenticate the messages of one connection: one key for each direction."""
 
     connecting: bytes
     listening: bytes
 
 
 class ByteStream(Protocol):
-    """A connection over which a handshake can read and write bytes."""
+    """A connection, as far as a handshake needs it: it can read and write bytes."""
 
     async def read(self, count: int) -> bytes:
         """Return exactly `count` bytes. Raises `OSError` or `EOFError` if fewer arrive."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send `data`."""
+        """Send all of `data`."""
         ...
 
 
@@ -95,7 +95,7 @@ async def introduce(
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    # The text separates addresses by spaces, so a space within a host name must be replaced.
+    # Replace a space within a host name, because spaces separate the addresses in the text.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
     said = ours + theirs + text
     await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))
@@ -178,7 +178,7 @@ def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
 
 
 def greeting(magic: bytes, version: int) -> bytes:
-    """Return the first message of a handshake, with a new nonce."""
+    """Return a greeting, the first message of a handshake, with a new nonce."""
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 

@@ -1,4 +1,4 @@
-"""Latency histograms with a fixed number of buckets."""
+"""Histograms of durations, with a fixed number of buckets."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ class Histogram:
     """A histogram of durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """One count per bound in `BOUNDS_S`: the durations above the previous bound and up to this bound.
-    One more count, the last, is for durations above all bounds."""
+    """Number of durations per bucket: for each bound in `BOUNDS_S`, those up to this bound and above
+    the previous one; then those above all bounds."""
     sum_s: float = 0.0
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Return the counts added since `before`, an earlier state of the same histogram."""
+        """Return a histogram of the durations added since `before`, its earlier state."""
         counts = tuple(now - old for now, old in zip(self.counts, before.counts, strict=True))
         return Histogram(counts, self.sum_s - before.sum_s)
 
 
 class Latencies:
-    """Counts durations. One thread adds; any thread may read."""
+    """Counts durations in a histogram. One thread adds; any thread may read."""
 
     __slots__ = ("_counts", "_sum_s")
 
@@ -35,10 +35,10 @@ class Latencies:
         self._sum_s = 0.0
 
     def add(self, took_s: float) -> None:
-        """Count one duration."""
+        """Add one duration to the histogram."""
         self._counts[bisect_left(BOUNDS_S, took_s)] += 1
         self._sum_s += took_s
 
     def histogram(self) -> Histogram:
-        """Return the counts up to now."""
+        """Return the histogram of the durations added up to now."""
         return Histogram(tuple(self._counts), self._sum_s)

@@ -1,8 +1,8 @@
 """`memory://` and `memory://name`: the reference backend, a dictionary in this process.
 
-Each object is kept as the header and payload that a file would have, and checked on every read, so the
-outcomes equal those of other backends. All backends of this process with the same name share one store
-as long as one of them exists. `memory://` is private.
+Each object is kept as the header and payload that a file of `file://` would have, and checked on every
+read, so the outcomes equal those of other backends. All backends of this process with the same name
+share one store as long as one of them exists. The store of a `memory://` without a name is not shared.
 """
 
 import re
@@ -33,12 +33,12 @@ _NAME = re.compile(r"[a-z0-9.-]{1,128}")
 
 
 Stored = tuple[bytes, bytes]
-"""Header and payload of an object."""
+"""(header, payload) of an object."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Shelf:
-    """The objects of one store, keyed by the digest of their names.
+    """The objects of one store, keyed by the digests of their names.
 
     Thread-safe, because a look-up or an insertion is one atomic operation on the dictionary, and a
     thread that replaces or removes an object holds the lock.
@@ -52,7 +52,7 @@ _shelves: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
 
 
 class MemoryBackend:
-    """A `StorageBackend` that keeps objects in memory and does no I/O.
+    """A `StorageBackend` that keeps objects in this process's memory and does no I/O.
 
     Calls run on the event loop, and copy whole payloads there.
     """
@@ -69,7 +69,7 @@ class MemoryBackend:
         return Capabilities(lists=True, shared=False)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
-        """Make the store ready."""
+        """Make the backend usable; the store needs no connection."""
         self._open = True
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -84,7 +84,7 @@ class MemoryBackend:
         return [self._read(read, deadline) for read in reads]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Store the objects, copied from their buffers."""
+        """Store copies of the objects, and return one outcome per write."""
         return [self._write(write, deadline) for write in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -105,7 +105,7 @@ class MemoryBackend:
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
 
     async def close(self) -> None:
-        """Stop serving. The store's objects are freed when its last backend is garbage-collected."""
+        """Refuse later calls. The objects are freed when the store's last backend is freed."""
         self._open = False
 
     def _read(self, read: Read, deadline: float) -> ReadOutcome:
@@ -168,7 +168,10 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return the replacement of `standing`, or None if `standing` has all columns of `write`."""
+    """Return an object with the columns of `write` and of `standing`, the existing object.
+
+    Returns None if `standing` has all columns of `write`.
+    """
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)
     if finding is HeaderFinding.SOUND:

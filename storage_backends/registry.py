@@ -2,7 +2,7 @@
 
 A built-in scheme is imported only when it is used. Another package adds a scheme through the entry
 point group `lockstep.storage_backends`; the entry's name is the scheme, and its value a callable that
-takes a `StoreUri` and returns a `StorageBackend`. It cannot replace a built-in scheme.
+takes a `StoreUri` and returns a `StorageBackend`. An entry cannot replace a built-in scheme.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "lockstep.storage_backends"
 
 MakeBackend = Callable[[StoreUri], StorageBackend]
-"""A function that creates a backend, not open yet, from a URI. Raises `ConfigError` for an invalid URI.
-"""
+"""A function that creates a backend from a URI, without opening it. Raises `ConfigError` for an invalid
+URI."""
 WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
 """A function that wraps a backend in another one."""
 
@@ -32,17 +32,17 @@ _BUILT_IN = {
     "s3": ".s3.backend",
     "peer": ".peer.backend",
 }
-"""The module of each built-in scheme; its function `from_uri` is a `MakeBackend`."""
+"""By built-in scheme: its module, whose function `from_uri` is a `MakeBackend`."""
 _WRAPPERS = {
     "breaker": ".wrappers.breaker",
     "fault": ".wrappers.fault",
     "metrics": ".wrappers.metrics",
 }
-"""The module of each wrapper; its function `wrap` is a `WrapBackend`."""
+"""By wrapper: its module, whose function `wrap` is a `WrapBackend`."""
 
 
 def make_backend(uri: str) -> StorageBackend:
-    """Return the backend that `uri` names, not open yet.
+    """Return the backend that `uri` names, without opening it.
 
     Raises `ConfigError` if the URI is malformed, or its scheme, a wrapper or an option is unknown.
     """
@@ -56,12 +56,12 @@ def make_backend(uri: str) -> StorageBackend:
 
 
 def known_schemes() -> list[str]:
-    """Return the available schemes, sorted."""
+    """Return the schemes that can be used, built-in or of installed packages, sorted."""
     return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})
 
 
 def is_built_in(scheme: str) -> bool:
-    """Return whether a scheme is built into Lockstep, not provided by another package."""
+    """Return whether a scheme is built into Lockstep; False for schemes of other packages."""
     return scheme in _BUILT_IN
 
 
@@ -71,8 +71,8 @@ def _maker(uri: StoreUri) -> MakeBackend:
         return cast(MakeBackend, import_module(module, __package__).from_uri)
     for entry in _entries():
         if entry.name == uri.scheme:
-            # The import of another package may raise any exception, so turn it into an error that names
-            # the package.
+            # Turn any exception into an error that names the package, because the import of another
+            # package may raise anything.
             try:
                 return cast(MakeBackend, entry.load())
             except Exception as error:
@@ -94,7 +94,8 @@ def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
 
 
 def _entries() -> "list[EntryPoint]":
-    # Import here because this module is slow to import and only schemes of other packages need it.
+    # Import `entry_points` here, because the module is slow to import and only schemes of other
+    # packages need it.
     from importlib.metadata import entry_points
 
     return list(entry_points(group=ENTRY_POINT_GROUP))

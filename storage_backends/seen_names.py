@@ -1,7 +1,7 @@
-"""A bounded cache of names seen in a store, to answer `exists` without a system call.
+"""A bounded cache of the object names seen in a store, to answer `exists` without a system call.
 
-An entry may be stale after another process has removed the object, as S7 allows. A caller that finds a
-name missing or corrupt removes the entry.
+An entry may be stale after another process has removed the object, which S7 permits. A caller that
+finds an object missing or corrupt removes the entry.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ _NAMES_MAX: Final = 1 << 20
 
 
 class SeenNames:
-    """A set of at most `names_max` names, used only by the event loop's thread."""
+    """A cache of at most `names_max` object names, used only by the event loop's thread."""
 
     def __init__(self, names_max: int = _NAMES_MAX) -> None:
         self._names_max = names_max
@@ -26,8 +26,8 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Names with equal namespace, pool and shard share a set of keys. Consecutive names almost
-            # always do, so look the set up only when it changes.
+            # Look up the set of keys only when namespace, pool or shard changes. Names that agree in
+            # these share a set, and consecutive names almost always agree.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
@@ -35,8 +35,8 @@ class SeenNames:
                 continue
             if self._count >= self._names_max:
                 # When the cache is full, clear it completely, because evicting single names would cost
-                # time at each look-up. A name still in use costs one system call and is then in the
-                # cache again.
+                # time at each look-up. A name still in use then costs one system call, which adds it to
+                # the cache again.
                 self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
@@ -58,8 +58,8 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Names with equal namespace, pool and shard share a set of keys. Consecutive names almost
-        # always do, so look the set up only when it changes. Each other name then costs one membership
+        # Look up the set of keys only when namespace, pool or shard changes. Names that agree in these
+        # share a set, and consecutive names almost always agree. So most names cost only one membership
         # test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
@@ -73,7 +73,7 @@ class SeenNames:
         names: Sequence[ObjectName],
         ask: Callable[[Sequence[ObjectName]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        """Return for each name whether it exists; calls `ask` for names that are not cached."""
+        """Return for each name whether it exists; call `ask` for those that are not cached."""
         found = self.look_up(names)
         if False not in found:
             return found

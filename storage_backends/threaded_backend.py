@@ -1,16 +1,16 @@
-"""Base of backends with blocking calls: open once, run calls in batches on threads, close once.
+"""Base class of backends with blocking calls, which are executed in jobs on threads.
 
 A subclass of `ThreadedBackend` defines how to open the store and how a thread processes the keys of a
 job. This module decides when jobs run, and sets the outcome of keys whose job cannot run.
 
-A call is cut into a few jobs of neighbouring items, so that its overhead is paid per batch. At the
-deadline, or when the call is cancelled, queued jobs are dropped and running jobs are signalled to stop.
-The call still returns only when the last job has finished, because until then a thread may touch the
-caller's buffers (S2, S3). A call with `leaves` may return at its deadline while jobs still run, because
-such jobs touch the caller's buffers only inside `Stop.touching`.
+A call is cut into a few jobs of consecutive keys, so that overhead is paid per job and not per key. At
+the deadline, or when the call is cancelled, queued jobs are dropped and running jobs are signalled to
+stop. The call still returns only when the last job has finished, because until then a thread may touch
+the caller's buffers (S2, S3). A call with `leaves` may return at its deadline while jobs still run,
+because such jobs touch the caller's buffers only inside `Stop.touching`.
 
-The threads are daemons, because the standard library joins other threads at interpreter exit. A thread
-stuck in the kernel (for example on a dead network filesystem) would then block the exit.
+The threads are daemons: the standard library joins all other threads at interpreter exit, so a thread
+stuck in the kernel (for example on a dead network filesystem) would block the exit.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Seconds after a listing's deadline in which its thread may still return the reason for the delay."""
+"""Seconds after the deadline of a listing in which its thread may still return the reason for the
+delay."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -59,7 +60,7 @@ class _Job(Generic[Result]):
 
 
 class DaemonThreads:
-    """Runs submitted work on at most `threads` daemon threads, started on demand. Thread-safe.
+    """Runs submitted functions on at most `threads` daemon threads, started on demand. Thread-safe.
 
     After `end`, the last thread to exit calls `at_end`, so that shared resources are released as soon
     as no thread uses them.
@@ -75,11 +76,11 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # Mark the future as running, because a caller that stops waiting would otherwise cancel it.
+        # Mark the future as running, because otherwise a caller that stops waiting would cancel it.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` on the next free thread; the returned future can cancel the work before it starts.
+        """Run `work` on the next free thread. Cancelling the returned future prevents a later start.
 
         Raises `RuntimeError` after `end`, or if the system cannot start even one thread.
         """
@@ -94,9 +95,9 @@ class DaemonThreads:
         return future
 
     def end(self) -> Future[None]:
-        """Cancel queued work and let each thread exit after its current work; does not wait.
+        """Cancel queued functions and let each thread exit after its current one; does not wait.
 
-        The future is done once the last thread has exited and called `at_end`. Idempotent.
+        The returned future is done once the last thread has exited and called `at_end`. Idempotent.
         """
         queued: list[_Job[Any]] = []
         with self._lock:
@@ -121,7 +122,7 @@ class DaemonThreads:
         try:
             thread.start()
         except RuntimeError:
-            # The system cannot start another thread, so the existing threads do all the work.
+            # Go on with the existing threads, because the system cannot start another one.
             if not number:
                 raise
         else:
@@ -130,7 +131,8 @@ class DaemonThreads:
     def _live(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            # An idle thread must not keep the buffers of its last job alive.
+            # Drop the reference to the finished job, so that an idle thread does not keep its buffers
+            # alive.
             del job
             with self._lock:
                 self._unfinished -= 1
@@ -150,7 +152,7 @@ class DaemonThreads:
 
 
 class Stop:
-    """The deadline and stop flag of a call; a running job checks them between two items."""
+    """The deadline and stop flag of a call; a running job checks them between two keys."""
 
     __slots__ = ("_touched", "_touching", "asked", "deadline")
 
@@ -162,9 +164,9 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Keep the call from returning during the block; yield False if the job must touch no buffers.
+        """Keep the call from returning during the block; yield whether the job may touch its buffers.
 
-        The value is False once the call was told to stop or its deadline has passed.
+        The value is False once the call was stopped or its deadline has passed.
         """
         with self._touched:
             wanted = not self.due()
@@ -177,7 +179,7 @@ class Stop:
                 self._touched.notify_all()
 
     def leave(self) -> None:
-        """Wait until no job is inside `touching`; from then on `touching` admits no job.
+        """Wait until no job is inside `touching`; from then on `touching` yields False.
 
         The call may then return although its jobs still run.
         """
@@ -186,12 +188,12 @@ class Stop:
             self._touched.wait_for(lambda: not self._touching)
 
     def due(self) -> bool:
-        """Return whether the job should stop before the next item."""
+        """Return whether the job should stop before the next key."""
         return self.asked or time.monotonic() >= self.deadline
 
 
 class ThreadCalls:
-    """Runs the calls of one event loop on `threads` daemon threads.
+    """Runs the jobs of calls from one event loop on `threads` daemon threads.
 
     The last thread that exits after `close` calls `at_end` once, to release resources that no call uses
     any more.
@@ -219,8 +221,8 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # `close` cancelled the job. The caller was not cancelled, so raise an error instead of
-                # `CancelledError`.
+                # Raise an error instead of `CancelledError`, because `close` cancelled the job, but the
+                # caller was not cancelled.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -237,7 +239,7 @@ class ThreadCalls:
         deadline: float,
         leaves: bool = False,
     ) -> list[Result]:
-        """Return one result for each item, in order; `late` for items whose job never started.
+        """Return one result for each of `items`, in order; `late` for items whose job never started.
 
         `job` processes some items in a thread and returns one result for each. It checks its `Stop`
         between two items, and raises only for bugs. `weights` is the amount of work per item. Each job
@@ -273,7 +275,7 @@ class ThreadCalls:
 
     @property
     def left(self) -> int:
-        """Return how many threads still run a job whose call has already returned."""
+        """Return the number of threads that still run a job whose call has already returned."""
         return self._left
 
     def _leave(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -289,7 +291,7 @@ class ThreadCalls:
     async def close(self, timeout_s: float) -> bool:
         """Signal all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread stuck in the kernel is left behind. Its call returns only when that thread does, even
+        A thread stuck in the kernel is left running. Its call returns only when that thread does, even
         if this wait is cancelled. Raises the exceptions of `at_end`.
         """
         for stop in self._stops:
@@ -306,7 +308,7 @@ class ThreadCalls:
 
 
 def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) -> list[slice]:
-    """Cut the items of a call into at most one slice per thread, each of at least `job_weight_min`."""
+    """Return one slice of items per job: at most one per thread, each of `job_weight_min` or more."""
     job_weight = max(job_weight_min, -(-total // threads))
     if total <= job_weight:
         return [slice(0, len(weights))]
@@ -323,7 +325,7 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
 
 
 class _AllDone:
-    """Wakes the event loop once when the last job of a call is done.
+    """Wakes the event loop once, when the last job of a call is done.
 
     Earlier jobs do not wake the loop, because every wake-up makes all other threads wait.
     """
@@ -341,8 +343,8 @@ class _AllDone:
             self._left -= 1
             last = not self._left
         if last:
-            # The loop may have been closed, because a call with `leaves` returns before its jobs are
-            # done.
+            # Ignore the error: the loop may have been closed, because a call with `leaves` returns
+            # before its jobs are done.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._tell)
 
@@ -354,7 +356,7 @@ class _AllDone:
 async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, leaves: bool) -> None:
     """Wait until every job is done. If cancelled meanwhile, raise the cancellation only after that.
 
-    With `leaves` wait only until the deadline or a cancellation.
+    If `leaves` is set, wait only until the deadline or a cancellation.
     """
     done = _AllDone(jobs)
     cancelled: asyncio.CancelledError | None = None
@@ -406,14 +408,14 @@ class ThreadedBackend(ABC):
         """Open the store on its threads. Raises `ConfigError` if that fails."""
 
     def _on_opened(self) -> None:  # noqa: B027 - not every store has something to do.
-        """A hook that runs once the store is open, unless it was closed while it opened."""
+        """Override to do something once the store is open, unless it was closed while it opened."""
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Close everything that was opened. The last exiting thread calls this."""
+        """Close all that the subclass has opened. The last thread to exit calls this."""
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """Make the store ready; see `StorageBackend`."""
+        """Open the store; see `StorageBackend`."""
         if self._open_was_called or self._closed:
             raise UsageError(f"store {self._store} was opened before; make a new backend")
         self._open_was_called = True
@@ -443,7 +445,7 @@ class ThreadedBackend(ABC):
             await calls.close(CLOSE_TIMEOUT_S)
 
     def _ready(self) -> ThreadCalls | None:
-        """Return the threads, or None after `close`. Raises `UsageError` before `open`."""
+        """Return the runner of calls, or None after `close`. Raises `UsageError` before `open`."""
         if self._calls is None and not self._closed:
             raise UsageError(f"store {self._store} is not open; await open() first")
         return self._calls
@@ -454,7 +456,7 @@ class ThreadedBackend(ABC):
         names: Sequence[ObjectName],
         deadline: float,
     ) -> list[bool]:
-        """Run the job for each name and return its results.
+        """Run a job over the names and return one result per name.
 
         The result is False for names whose job never started, and for all names after `close`.
         """
@@ -477,7 +479,7 @@ class ThreadedBackend(ABC):
         late: Outcome,
         deadline: float,
     ) -> list[Outcome]:
-        """Run the job for each key and return the outcomes; `late` for keys whose job never started.
+        """Run a job over the keys and return one outcome each; `late` for keys whose job never started.
 
         After `close` the outcome of every key is FAILED.
         """
@@ -496,7 +498,7 @@ class ThreadedBackend(ABC):
     async def _list(
         self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Iterate `listed` on a thread, and yield its objects; sets each batch's deadline in `stop`.
+        """Iterate `listed` on a thread, and yield its objects; set each batch's deadline in `stop`.
 
         Yields nothing after `close`. Raises `StorageError` if the store is closed during the listing,
         or if a batch is late.

@@ -1,14 +1,15 @@
-"""Parses the URI of a store once, and rejects every ambiguous part with an error that names it.
+"""Parses the URI of a store, and rejects every ambiguous part with an error that names it.
 
     scheme://host/path?option=value&option=value
     wrapper+wrapper+scheme://...
 
 Wrappers, outermost first, precede the scheme. The scheme defines the meaning of host, path and options;
-an option `<wrapper>.<name>` belongs to that wrapper. Each reads its options as `Settings` through
-`StoreUri.read`, which rejects unknown names, so a typo is an error.
+an option `<wrapper>.<name>` belongs to that wrapper. Schemes and wrappers read their options as
+`Settings` through `StoreUri.read`, which rejects unknown names, so a misspelt option is an error.
 
-A URI may contain credentials. Print, log, raise or report a URI only through `without_secrets`, and
-text of third parties about it, such as a client's error, only through `without_secrets_of`.
+A URI may contain credentials. Code that prints, logs, raises or reports a URI must pass it through
+`without_secrets`, and other text that may contain it, such as a client's error, through
+`without_secrets_of`.
 """
 
 import os
@@ -27,25 +28,27 @@ from ..errors import ConfigError, LockstepError
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
 _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
-"""User and password before '@'; the password may contain characters that a valid URI would encode."""
+"""Matches the user and password before '@'; the password may contain characters that a valid URI would
+encode."""
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
 _SECRET = re.compile(r"secret|token|pass|pwd|pw$|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
 RANK: Final = "{rank}"
-"""The placeholder for the rank in a URI, for stores that are separate for each rank."""
+"""The text in a URI that is replaced by the rank's number, for stores that are separate for each rank.
+"""
 _NESTED_MAX: Final = 4
-"""Maximum depth of URIs nested in options at which secrets are masked one by one. A more deeply nested
-URI is masked as a whole."""
+"""Maximum depth of URIs within option values at which secrets are masked one by one. A URI nested more
+deeply is masked as a whole."""
 _SECRET_CHARACTERS_MIN: Final = 3
-"""Minimum length of a secret to be replaced in texts. Shorter secrets reveal little and would match
-many ordinary words."""
+"""Minimum number of characters of a secret that is replaced in error texts. Shorter secrets reveal
+little and would match many ordinary words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUri:
-    """The parts of a store's URI. `path` is percent-decoded.
+    """The components of a store's URI. `path` is percent-decoded.
 
-    `text` is the user's URI after `without_secrets`, for messages. Only `text` is printed.
+    `text` is the URI without secrets, for messages. Print only `text`.
     """
 
     text: str
@@ -56,7 +59,7 @@ class StoreUri:
     options: Mapping[str, str] = field(repr=False)
 
     def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
-        """Return the options as settings, merged with `parts`, the settings from the rest of the URI.
+        """Return the options as settings, together with `parts`, the settings from the rest of the URI.
 
         With `wrapper`, return the options of that wrapper: `breaker.calls` becomes the setting `calls`.
         Raises `ConfigError` for an unknown option or a value of the wrong type. Options of the URI's
@@ -76,7 +79,10 @@ class StoreUri:
         return read_settings(kind, given | parts, where, strict=False)
 
     def directory(self, example: str) -> Path:
-        """Return the absolute path in a URI without a host; errors show `example` as a correct URI."""
+        """Return the absolute path in a URI without a host.
+
+        Raises `ConfigError` for any other URI, with `example` as a correct one.
+        """
         if self.host:
             raise ConfigError(
                 f"store {self.text!r} names a host; an absolute path needs three slashes: {example}"
@@ -127,7 +133,7 @@ def _shown_option(option: str, depth: int) -> str:
 
 
 def without_secrets_of(uri: str, text: str) -> str:
-    """Return `text` with the secrets of `uri`, and their parts, replaced by `***`."""
+    """Return `text`, in which the secrets of `uri` and their components are replaced by `***`."""
     for secret in sorted(_secrets(uri, _NESTED_MAX), key=len, reverse=True):
         if len(secret) >= _SECRET_CHARACTERS_MIN:
             text = text.replace(secret, _HIDDEN)
@@ -150,7 +156,7 @@ def hiding_secrets(uri: str) -> Generator[None]:
 
 
 def _secrets(text: str, depth: int) -> set[str]:
-    """Return the secrets of a URI, whole and split into parts, as written and percent-decoded."""
+    """Return the secrets of a URI, whole and in components, as written and percent-decoded."""
     found: list[str] = []
     for user in (_USER if "://" in text else _USER_OF_NO_URI).findall(text):
         name = user.removeprefix("://").removesuffix("@")
@@ -165,7 +171,7 @@ def _secrets(text: str, depth: int) -> set[str]:
 
 
 def parse_uri(text: str) -> StoreUri:
-    """Return the parts of a store's URI. Raises `ConfigError` that says what is wrong with it."""
+    """Return the components of a store's URI. Raises `ConfigError` that states the mistake."""
     shown = without_secrets(text)
     head, separator, _ = text.partition("://")
     if not separator:

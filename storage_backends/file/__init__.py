@@ -1,1 +1,1 @@
-"""`file://`: one file per object."""
+"""`file://`: a store that keeps each object in one file of a directory."""

@@ -1,25 +1,29 @@
 """`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: one file per object.
 
-Paths are derived from digests of object names (`objects`). A file appears under its final name whole or
-not at all (`publish`). Every read verifies its file, and moves a corrupt one to the quarantine
-(`quarantine`). Processes may share the directory, also on a network filesystem with exclusive links.
+File paths are derived from digests of object names (`objects`). A file appears under its final name
+atomically (`publish`). Every read verifies its file, and moves a corrupt file to the quarantine
+directory (`quarantine`). Processes may share the store's directory, also on a network filesystem if its
+`link` is atomic.
 
-`durability` states which failures an OK write survives. `none` (default): the death of the process.
-`data`: also a power failure, but the file's name may be lost. `full`: a power failure, name included.
-`direct=1` bypasses the kernel's page cache; opening fails if the filesystem cannot do that. Buffers
-whose address or length is not a multiple of 4096 bytes still use the page cache, because bypassing it
-would need a copy. `threads` is the maximum of concurrent I/O.
+- `durability` states the failures that a write survives once it is reported as OK. `none` (default):
+  the death of the process. `data`: also a power failure, but the file's directory entry may be lost.
+  `full`: a power failure, directory entry included.
+- `direct=1` bypasses the kernel's page cache; opening fails if the filesystem cannot do that. Buffers
+  whose address or length is not a multiple of 4096 bytes still use the page cache, because bypassing it
+  would need a copy.
+- `threads` is the maximum number of I/O threads.
+- `quota_gib` (or `quota_bytes`) limits the disk space. The default is half of the disk space that the
+  store uses or could use, recomputed by each sweep; 0 means no limit. Writes between two sweeps may
+  exceed the quota.
+- `ttl_s` is the time after which an unused object is removed.
+- `read_only=1` means that nothing in the directory is created, moved or removed, and every write fails.
+- `trust=group` or `trust=any` accepts a directory that others can write to; otherwise it is refused.
 
-`quota_gib` (or `quota_bytes`) limits the disk space, and `ttl_s` the time that an unused object is
-kept. The default quota is half of the disk space that the store uses or could use, recomputed by each
-sweep; 0 means no limit. Every process sweeps the directory, one at a time (`sweeper`). Writes between
-two sweeps may exceed the quota. Records (manifests and writers' markers) are never swept.
+Every process sweeps the directory (removes expired and excess files), one process at a time
+(`sweeper`). Records (manifests and markers of writing groups) are never swept.
 
-With `read_only=1` nothing in the directory is created, moved or removed, and every write fails.
-
-Anyone who can write to the directory can forge objects, because checksums are not signatures. So only
-the owner can access the files. A directory that others can write to is refused unless the URI has
-`trust=group` or `trust=any`. Links out of the directory are not followed.
+Anyone who can write to the directory can forge objects, because checksums are not signatures. So by
+default only the owner can access the files. Links out of the directory are not followed.
 """
 
 import asyncio
@@ -54,19 +58,20 @@ THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 """Default number of I/O threads. More threads help with a slow disk, but without idle cores they cost
 time."""
 _JOB_BYTES_MIN: Final = 4 << 20
-"""Minimum bytes per job. Only large calls are divided among threads, because small objects are mostly
-interpreter work, which two threads do more slowly than one."""
+"""Minimum bytes per job. Only large calls are divided among threads. Small objects cost mostly
+interpreter work, and two threads do interpreter work more slowly than one."""
 _JOB_NAMES_MIN: Final = 8192
-"""Minimum names per job. A look-up is short interpreter work, which two threads do more slowly than
-one."""
+"""Minimum names per job. A look-up is short interpreter work, and two threads do interpreter work more
+slowly than one."""
 _LONG_LOOK_S: Final = 50e-6
-"""Seconds per look-up above which look-ups are assumed to wait for a device or network. Faster look-ups
-are mostly interpreter work, and take three times as long in concurrent calls as one after the other."""
+"""Mean seconds per look-up above which look-ups are assumed to wait for a device or network and run
+concurrently. Faster look-ups are mostly interpreter work, and concurrent calls would make them three
+times as slow."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups in a job for measuring their average duration."""
+"""Minimum number of look-ups in a job for its mean duration per look-up to count."""
 _LOOK_TURN_S: Final = 0.01
-"""Seconds that a look-up call waits for `_looking`, the lock of the look-up in progress. If the lock is
-held longer, its holder is waiting for the filesystem."""
+"""Seconds that a look-up call waits for the lock `_looking`, which the look-up in progress holds. If
+the wait times out, the holder is assumed to wait for the filesystem."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -93,7 +98,7 @@ class FileOptions(SweepLimits):
 
     @property
     def limits(self) -> SweepLimits:
-        """The quota and time to live of the store."""
+        """Return the quota and the time to live that the options set."""
         quota = self.quota_bytes if self.quota_gib is None else ceil(self.quota_gib * (1 << 30))
         return SweepLimits(quota_bytes=quota, ttl_s=self.ttl_s)
 
@@ -131,7 +136,8 @@ class FileBackend(ThreadedBackend):
         self._seen = SeenNames()
         self._looking = asyncio.Lock()
         self._looks_last = False
-        """Whether look-ups wait for the filesystem, so that calls should run them concurrently."""
+        """Whether look-ups mostly wait for the filesystem, so that calls should run them concurrently.
+        """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -178,7 +184,7 @@ class FileBackend(ThreadedBackend):
         self._files.close()
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether a file exists under it; False if not looked up in time."""
+        """Return for each name whether a file exists under it; False if the look-up timed out."""
         if self._ready() is None:
             return [False] * len(names)
         if self._sweeper is not None and self._sweeper.has_removed():
@@ -186,7 +192,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Look names up in the filesystem, one call at a time while look-ups are fast."""
+        """Look up names in the filesystem, in one call at a time while look-ups are fast."""
         has_turn = False
         if not self._looks_last:
             try:
@@ -252,8 +258,8 @@ class FileBackend(ThreadedBackend):
         swept = self._sweeper.end() if self._sweeper is not None else None
         await super().close()
         if swept is not None:
-            # If the wait times out, the sweeper's thread stops at the next file; it blocks no other
-            # thread.
+            # If the wait times out, leave the sweeper's thread running: it stops at the next file and
+            # blocks no other thread.
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(swept), CLOSE_TIMEOUT_S)
 

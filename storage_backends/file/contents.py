@@ -1,4 +1,4 @@
-"""Reads and writes the contents of object files through open descriptors.
+"""Reads and writes the bytes of object files through open file descriptors.
 
 A file is the object's header (one block of 4096 bytes) and then the payload. Reads go directly into the
 caller's memory, in pieces that are hashed while they are in the core's cache.
@@ -31,14 +31,14 @@ from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
-"""Maximum number of buffers that one system call fills together with the header. More would not be
-faster."""
+"""Maximum number of buffers of a read that gets header and payload with one system call. With more
+buffers, one call would not be faster."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
 """Maximum bytes read or written at once with direct I/O; large enough to keep the device busy."""
 
 
 def file_bytes(shape: ObjectShape) -> int:
-    """Return the space that the file of an object takes, in whole blocks."""
+    """Return the bytes that an object's file takes on disk, in whole blocks."""
     return BLOCK_BYTES * (1 + -(-shape.nbytes // BLOCK_BYTES))
 
 
@@ -65,12 +65,13 @@ class FileContents:
         """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
 
         Returns SOUND if the buffers hold the object's verified bytes. Returns LACKING, after reading
-        only the header, if the object lacks a column. Returns None if `stop` was due.
+        only the header, if the object lacks a column. Returns another finding if the file is corrupt,
+        and None if `stop` was due.
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
-        # Usually the object has exactly the columns that the reader wants, so one system call can read
-        # the whole file. An omitted part without bytes still splits the read into two runs.
+        # Read the whole file with one system call if the reader wants all parts of the object, which is
+        # the usual case. An omitted part without bytes still splits the read into two runs of parts.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -92,7 +93,7 @@ class FileContents:
         return self._pick(fd, buffers, shape.plan(presence_bits(block)), stop, direct=direct)
 
     def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[HeaderFinding, int]:
-        """Compare an object's columns with those of `shape`; return the finding and the presence bits.
+        """Return (finding, presence bits) of an object's file, whose columns are compared with `shape`.
 
         Checks the header and the length of the file, which must be open without O_DIRECT. The bits are
         0 if the file is not a valid object.
@@ -120,10 +121,10 @@ class FileContents:
     def unite(
         self, fd: int, buffers: Sequence[memoryview], shape: ObjectShape, present: int, stop: Stop
     ) -> memoryview | None:
-        """Return a payload with the columns in `buffers` and all other columns of the existing object.
+        """Return a payload with the columns in `buffers`, and the other columns of the object in `fd`.
 
-        The existing object is the one that this thread last passed to `look`, which returned the bits
-        `present`. Returns None if the existing payload is corrupt or `stop` was due.
+        The caller's thread must have called `look` for `fd` last; `present` are the presence bits that
+        `look` returned. Returns None if the existing payload is corrupt or `stop` was due.
         """
         whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)
@@ -154,8 +155,9 @@ class FileContents:
                 header = self._aligned(header)
             _write_fully(fd, [header, *buffers], 0)
             return True
-        # Write the header last; until then the file has no name. Hashing a piece after writing it is
-        # faster, because the write has brought the piece into the cache.
+        # Write the payload before the header, because the header contains the checksums; the file has
+        # no name until both are written. Hash each piece after writing it, because the write has
+        # brought the piece into the cache.
         at = BLOCK_BYTES
         hashes = PartHashes(plan.sizes)
         for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
@@ -169,7 +171,7 @@ class FileContents:
         return True
 
     def _aligned(self, header: bytes | memoryview) -> memoryview:
-        """Return this thread's aligned block with a copy of the header, for direct I/O."""
+        """Return a copy of the header in this thread's aligned block, as direct I/O requires."""
         block = self._scratch.block
         block[:] = header
         return block
@@ -177,9 +179,9 @@ class FileContents:
     def _pick(
         self, fd: int, buffers: Sequence[memoryview], plan: Plan, stop: Stop, *, direct: bool
     ) -> HeaderFinding | None:
-        """Read the parts wanted by `plan` into `buffers`, after the header was checked.
+        """Read the parts in `plan` into `buffers`, after the caller has checked the header.
 
-        The header is in this thread's block.
+        The header must be in this thread's block.
         """
         block = self._scratch.block
         size = os.fstat(fd).st_size - BLOCK_BYTES
@@ -188,8 +190,8 @@ class FileContents:
         if direct and any(
             run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
         ):
-            # Direct I/O cannot read a run that begins or ends within a block, so switch it off for this
-            # file.
+            # Switch off direct I/O for this file, because direct I/O cannot read a run of bytes that
+            # begins or ends within a block.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             direct = False
         piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
@@ -212,32 +214,40 @@ class FileContents:
 
 
 class _Scratch(threading.local):
-    """Aligned scratch memory of one thread."""
+    """Aligned scratch memory of one thread, for one header and one payload."""
 
     def __init__(self) -> None:
         memory = memoryview(mmap.mmap(-1, 2 * BLOCK_BYTES))
         self.block = memory[:BLOCK_BYTES]
         """Memory for the header block of a file."""
         self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
-        """One byte after the payload; a read fills it only if the file is longer than the object."""
+        """Memory for the byte after the payload; a read fills it only if the file is longer than the
+        object."""
         self._room = memory[:0]
 
     def room(self, nbytes: int) -> memoryview:
-        """Return `nbytes` of this thread's scratch memory for a payload, reused between calls."""
+        """Return `nbytes` of this thread's scratch memory for a payload.
+
+        The next call reuses the memory.
+        """
         if len(self._room) < nbytes:
             self._room = memoryview(mmap.mmap(-1, nbytes))
         return self._room[:nbytes]
 
 
 def _steps(nbytes: int, piece_bytes: int) -> list[int]:
-    """Return the lengths of the pieces of `nbytes`, each at most `piece_bytes`."""
+    """Return the lengths of the pieces into which `nbytes` are cut, each at most `piece_bytes`."""
     whole, rest = divmod(nbytes, piece_bytes)
     return [piece_bytes] * whole + ([rest] if rest else [])
 
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
-    """Fill `views` from `offset` until they are full or the file ends; return the bytes read."""
-    # A direct read that ends within a block has reached the end of the file, and cannot be continued.
+    """Fill `views` from the file position `offset` until they are full or the file ends.
+
+    Returns the number of bytes read.
+    """
+    # Stop: a direct read that ends within a block has reached the end of the file, and no further
+    # direct read can start there.
     return move_all(os.preadv, fd, views, offset, BLOCK_BYTES if direct else 1)
 
 

@@ -1,7 +1,7 @@
-"""Lists the objects in a store of files, by reading the headers of the files.
+"""Lists the objects of a `file://` store, by reading the headers of its files.
 
-Files that disappear meanwhile and files that are not objects are skipped. An unreadable file is an
-error, so that a caller that copies, verifies or removes all objects misses none.
+Files that disappear during the listing and files that are not objects are skipped. An unreadable file
+is an error, because a caller that copies, verifies or removes all objects must not miss any.
 """
 
 import errno
@@ -17,16 +17,16 @@ from ..base import StoredObject
 from .contents import FileContents
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags for opening a file: links are not followed, and opening a pipe does not block."""
+"""Flags for opening a file: links are not followed, and opening a named pipe does not block."""
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
-"""The kernel's errors when a file or directory does not exist, or has been removed."""
+"""The errnos for a file or directory that does not exist or was removed."""
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def stored_as(
     directory_fd: int, path: str, contents: FileContents, now: float
 ) -> StoredObject | None:
-    """Return the object that a file's header describes, with the object's age at time `now`.
+    """Return the object that a file's header describes, with its age at time `now`.
 
     Returns None if the file is not an object or has disappeared. Raises OSError if a regular file
     cannot be read.
@@ -55,7 +55,7 @@ def stored_as(
 
 
 def is_regular(directory_fd: int, path: str) -> bool:
-    """Return whether a regular file is at `path`, readable or not."""
+    """Return whether a regular file exists at `path`, readable or not."""
     try:
         status = os.stat(path, dir_fd=directory_fd, follow_symlinks=False)
     except OSError as error:
@@ -66,7 +66,7 @@ def is_regular(directory_fd: int, path: str) -> bool:
 
 
 def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
-    """Yield the paths in a directory below the root, in any order; none if it does not exist.
+    """Yield the paths of the entries of a directory below the root; none if it does not exist.
 
     Links are not followed. Raises `StorageError` if the directory exists but cannot be read.
     """
@@ -88,7 +88,7 @@ def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
-    """Return the error to raise for a path that exists but cannot be read."""
+    """Return the `StorageError` for a path that exists but cannot be read."""
     return StorageError(
         f"{path} cannot be read: {error.strerror}; the listing is incomplete, so fix the cause "
         "(permissions, filesystem, limit of open files) and repeat the call"

@@ -1,4 +1,4 @@
-"""The blocking part of `file://`, called from several threads: one file per object.
+"""Blocking file operations of `file://`, called from several threads: one file per object.
 
     <root>/objects/<namespace digest>/<2 digits>/<name digest>     one object
     <root>/quarantine/<number>                                     a corrupt file
@@ -38,23 +38,23 @@ from .write_lock_slots import Identity, WriteLockSlots
 _WRITE_TRIES: Final = 256
 """Maximum number of attempts of one write; an attempt fails only if another writer interfered."""
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
-"""The kernel's errors if a path is something other than a regular file."""
+"""The errnos of system calls on a path that is not a regular file."""
 
 
 class Durability(StrEnum):
-    """The failures that an OK write survives."""
+    """The failures (of the process, of the machine) that a write survives once it is reported as OK."""
 
     NONE = "none"
-    """The write survives the death of the process. After a power failure the object may be missing or
+    """A write survives the death of the process. After a power failure the object may be missing or
     corrupt."""
     DATA = "data"
-    """The write survives a power failure, but the file's name may be lost."""
+    """The bytes of a write survive a power failure, but the file's directory entry may be lost."""
     FULL = "full"
-    """The write survives a power failure, including the file's name."""
+    """A write survives a power failure, directory entry included."""
 
 
 class _New(NamedTuple):
-    """An object to be written, with its digest and path."""
+    """An object to be written, with the digest of its name and its path."""
 
     name: ObjectName
     digest: bytes
@@ -64,7 +64,7 @@ class _New(NamedTuple):
 
 
 class ObjectFiles:
-    """The files of one store. Methods may block; a failure of one key never raises."""
+    """The object files of one store. Methods may block; a failure of one key never raises."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ObjectFiles:
         self._root_fd = -1
 
     def open(self) -> None:
-        """Create the directories, sweep the temporary files of dead writers, and try a write.
+        """Create the directories, remove the temporary files of dead writers, and try a write.
 
         Raises `ConfigError`, before anything is created, if untrusted users can write to the directory.
         Raises OSError if a step fails.
@@ -96,7 +96,8 @@ class ObjectFiles:
             check_trust(self._root, self._root_fd, self._trust)
             for name in BELOW:
                 self._make_directory(name)
-            # Check again, because in a sticky root another user may have created the directories first.
+            # Check again, because in a sticky root (such as /tmp) another user may have created the
+            # directories first.
             check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
             self._make_draft = choose_draft(self._root_fd, self._direct_flag)
@@ -107,11 +108,11 @@ class ObjectFiles:
         self._quarantine = FileQuarantine(self._root_fd, self._turns)
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
-        """Return a sweeper of this store, which must be open."""
+        """Return a thread that keeps this store, which must be open, within its limits."""
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return a `UseTimes` for the files of one call; the call's first file continues `after`."""
+        """Return a `UseTimes` for the files of one call; the first file is the successor of `after`."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
@@ -121,12 +122,12 @@ class ObjectFiles:
             os.close(root_fd)
 
     def exists(self, name: ObjectName) -> bool:
-        """Return whether anything, valid or not, exists under the object's name."""
+        """Return whether the object's path exists, whether or not it is a valid object."""
         place = located(name)
         return place is not None and os.access(place[1], os.F_OK, dir_fd=self._root_fd)
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:
-        """Remove the object; return whether its name is free now."""
+        """Remove the object's file; return whether no file has its path now."""
         place = located(name)
         if place is None:
             return False
@@ -144,13 +145,16 @@ class ObjectFiles:
         return True
 
     def read_all(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        """Read objects one after the other; return for each the outcome that `read` would return."""
+        """Read objects one after the other; return one outcome per read."""
         if self._direct_flag:
             return [self.read(each, stop) for each in reads]
         return QuickReads(self._root_fd, self._own).read(reads, stop, self.read)
 
     def read(self, read: Read, stop: Stop) -> ReadOutcome:
-        """Read the object into its buffers and verify it. Move a corrupt file to the quarantine."""
+        """Read the object into its buffers and verify it.
+
+        A corrupt file is moved to the quarantine directory.
+        """
         name, buffers, shape = read
         place = located(name)
         if place is None:
@@ -176,7 +180,7 @@ class ObjectFiles:
                 return ReadOutcome.TIMED_OUT
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
-            # Keep the file open until it has moved, so that no new file can get its inode number.
+            # Keep the file open until it has been moved, so that no new file can get its inode number.
             self._quarantine.move_to_quarantine(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
@@ -187,7 +191,7 @@ class ObjectFiles:
     def write(
         self, name: ObjectName, buffers: Sequence[memoryview], shape: ObjectShape, stop: Stop
     ) -> WriteOutcome:
-        """Write the object unless it exists. A failed write leaves nothing behind.
+        """Write the object unless it exists. A failed write leaves no file behind.
 
         If the existing object lacks a column of the new one, an object with the columns of both
         replaces it.
@@ -207,8 +211,8 @@ class ObjectFiles:
                     return outcome
             except OSError as error:
                 failure = error
-                # A sweep, possibly by another host, removed the empty directory before the file was
-                # created.
+                # Try again: a sweep, possibly by another host, removed the empty directory before the
+                # file was created.
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     break
         if stop.due():
@@ -248,7 +252,7 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.move_to_quarantine(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # Direct I/O reports EINVAL for anything that is not a regular file.
+        # Not an alignment error: direct I/O reports EINVAL for anything that is not a regular file.
         if error.errno == errno.EINVAL and self._quarantine.move_to_quarantine(
             path, None, HeaderFinding.KIND, stop
         ):
@@ -256,7 +260,7 @@ class ObjectFiles:
         return ReadOutcome.FAILED
 
     def _direct_for(self, buffers: Sequence[memoryview], shape: ObjectShape) -> int:
-        """Return O_DIRECT if the store uses it and these buffers permit it, else 0."""
+        """Return O_DIRECT if the store uses it and one aligned buffer takes a whole object, else 0."""
         if not self._direct_flag or len(buffers) != 1 or not shape.is_whole:
             return 0
         payload = buffers[0]
@@ -268,11 +272,12 @@ class ObjectFiles:
         """Try once to write the object unless it exists; return None if another writer interfered."""
         if not self._is_within(new.path, stop):
             return None
-        # Usually no file exists; `access` reports that without the cost of an exception.
+        # Test with `access` first: usually no file exists, and `access` reports that without the cost
+        # of an exception.
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # If the length alone proves that the file is this object, one `stat` call is enough.
+        # Return early with one `stat` call if the file's length alone proves that it is this object.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -289,10 +294,10 @@ class ObjectFiles:
             os.close(fd)
 
     def _write_beside(self, fd: int, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Replace the file `fd`, which has the object's name, unless that file has all columns.
+        """Replace the object in the open file `fd`, unless that object has all columns of the new one.
 
-        Moves `fd` to the quarantine if it is corrupt; returns None if another attempt is needed. `fd`
-        stays open, so that no new file can get its inode number.
+        Moves the file to the quarantine directory if it is corrupt. Returns None if another attempt is
+        needed. `fd` stays open, so that no new file can get its inode number.
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -318,9 +323,9 @@ class ObjectFiles:
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
-        """Write a new file under the name, which must be free or belong to the file `standing`.
+        """Write a new file under the object's path, which must be free or lead to the file `standing`.
 
-        Returns False, and leaves nothing behind, if another file has the name or `stop` was due.
+        Returns False, and leaves no file behind, if another file has the path or `stop` was due.
         """
         path = new.path
         directory = path.rpartition("/")[0]
@@ -350,8 +355,8 @@ class ObjectFiles:
         try:
             return self._make_draft(self._root_fd, directory, direct)
         except FileNotFoundError:
-            # Usually only the last two directories are missing, but another process may have removed
-            # them all.
+            # Create the missing directories; usually only the last two are missing, but another process
+            # may have removed them all.
             for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
                 self._make_directory(each)
             return self._make_draft(self._root_fd, directory, direct)

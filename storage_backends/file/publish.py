@@ -1,12 +1,12 @@
-"""Publishes a new file under its name: whole, once, and without leftovers if the writer dies.
+"""Publishes a new file under its name: atomically, at most once, and without leftovers of dead writers.
 
 With `O_TMPFILE` a new file gets its only name when it is complete, and the kernel frees it if the
-writer dies earlier. Without `O_TMPFILE` the writer locks a file under a temporary name. A temporary
-file without a lock belongs to a dead writer, and the next process that opens the store removes it. On a
-filesystem without locks only a temporary file's age shows that its writer is dead.
+writer dies earlier. Without `O_TMPFILE` the writer creates the file under a temporary name and locks
+it. A temporary file without a lock belongs to a dead writer, and the next process that opens the store
+removes it. On a filesystem without locks only a temporary file's age shows that its writer is dead.
 
-The final name is given by `link`, which fails if the name is taken, so the first writer wins. A file
-that replaces another gets a temporary name first, and then the final one by `rename`, atomically.
+`link` gives the file its final name, and fails if the name is taken, so the first writer wins. A file
+that replaces another first gets a temporary name, and then `rename` gives it the final name atomically.
 """
 
 import errno
@@ -26,14 +26,14 @@ TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
-"""Minimum age in seconds for sweeping a temporary file without locks. Writing takes only seconds, but
-the clocks of hosts that share a filesystem may differ."""
+"""Minimum age in seconds at which a temporary file on a filesystem without locks is removed. Writing
+takes only seconds, but the clocks of hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class Draft:
-    """A new file that has no name, or only a temporary one, until published. One thread owns it."""
+    """A new file without a name, or with a temporary one, until published. One thread uses it."""
 
     def __init__(self, root_fd: int, fd: int, temporary: str | None = None) -> None:
         self._root_fd = root_fd
@@ -41,7 +41,7 @@ class Draft:
         self.fd = fd
 
     def publish(self, path: str) -> bool:
-        """Give the file its name below the root; return False if the name is taken."""
+        """Publish the file at `path` below the root; return False if that path is taken."""
         try:
             self._link(path)
         except FileExistsError:
@@ -49,7 +49,7 @@ class Draft:
         return True
 
     def replace(self, path: str) -> None:
-        """Give the file its name below the root, replacing the file that has the name."""
+        """Publish the file at `path` below the root, in place of the file that is there."""
         if self._temporary is None:
             # Lock the file, so that a sweep by another process does not remove its temporary name.
             try_to_lock(self.fd)
@@ -59,7 +59,7 @@ class Draft:
         os.replace(self._temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
 
     def close(self) -> None:
-        """Close the file. An unpublished file leaves nothing behind."""
+        """Close the file. If it was not published, remove it."""
         try:
             if self._temporary is not None:
                 with suppress(FileNotFoundError):
@@ -68,7 +68,7 @@ class Draft:
             os.close(self.fd)
 
     def _link(self, path: str) -> None:
-        # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. Without that flag
+        # Pass both directories so that Python calls linkat with AT_SYMLINK_FOLLOW. Without that flag
         # linkat would try to link the entry of /proc instead of the file.
         os.link(
             self._temporary or f"/proc/self/fd/{self.fd}",
@@ -80,18 +80,18 @@ class Draft:
 
 
 MakeDraft = Callable[[int, str, int], Draft]
-"""A function that creates an empty draft below a root, to be published in the given directory. `flags`
-are passed to `open`."""
+"""A function that creates an empty draft (a new file without its final name) below a root, to be
+published in the given directory. `flags` are passed to `open`."""
 
 
 def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
-    """Create a draft without a name, on a filesystem that supports that."""
+    """Create a draft (a new file) without a name, on a filesystem that supports unnamed files."""
     fd = os.open(directory, os.O_TMPFILE | _WRITE | flags, FILE_MODE, dir_fd=root_fd)
     return Draft(root_fd, fd)
 
 
 def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
-    """Create a draft under a temporary name, locked for as long as its writer lives.
+    """Create a draft (a new file) under a temporary name, and lock it for as long as its writer lives.
 
     `directory`, into which the draft will be published, must exist.
     """
@@ -102,8 +102,8 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
         draft = Draft(root_fd, fd, temporary)
         try:
-            # Another process's sweep may have removed the name, or locked the file to remove it, before
-            # this lock.
+            # Try another name if the file has no name or is locked: another process's sweep may have
+            # removed the name, or locked the file to remove it, before this lock.
             kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
         except BaseException:
             draft.close()
@@ -119,7 +119,7 @@ def _new_name() -> str:
 
 
 def sweep(root_fd: int) -> None:
-    """Remove the temporary files of dead writers; checks at most `SWEEP_MAX` files."""
+    """Remove the temporary files of dead writers; check at most `SWEEP_MAX` files."""
     fd = os.open(TEMPORARY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
     try:
         with os.scandir(fd) as entries:
@@ -145,10 +145,10 @@ def _sweep_one(directory_fd: int, name: str) -> None:
 
 
 def choose_draft(root_fd: int, flags: int) -> MakeDraft:
-    """Return the preferred kind of draft that works on this filesystem; raise OSError if none does.
+    """Return a function that creates drafts, for the best kind of draft that this filesystem supports.
 
     Tests each kind with a trial file, unnamed drafts first. `flags` are those with which drafts will be
-    opened.
+    opened. Raises OSError if no kind works.
     """
     try:
         _try(draft_unnamed, root_fd, flags)
@@ -168,8 +168,8 @@ def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
         # Lock the trial file, so that a sweep by another process does not remove it.
         try_to_lock(draft.fd)
         if draft.publish(path):
-            # On a filesystem without locks another host's sweep may have removed the file, if the
-            # clocks differ.
+            # Accept that the trial file is gone: on a filesystem without locks another host's sweep may
+            # have removed it, if the hosts' clocks differ.
             with suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=root_fd)
     finally:

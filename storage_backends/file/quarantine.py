@@ -1,8 +1,9 @@
-"""Keeps a bounded number of corrupt files for inspection; they are never served.
+"""Keeps a bounded number of corrupt files of a store for inspection; they are never served.
 
-A file moves to a free place of the quarantine. If no place is free, it replaces the file in the next
-place, in rotation. A non-empty directory cannot be replaced atomically. So if all places hold non-empty
-directories, each arriving file removes a bounded number of entries, so that no arrival waits long.
+A quarantine has `PLACES` numbered paths. A corrupt file moves to a free path. If none is free, it
+replaces the file at the next path, in rotation. A non-empty directory cannot be replaced atomically.
+Therefore, if non-empty directories occupy all paths, each move removes a bounded number of their
+entries, so that no move takes long.
 """
 
 import errno
@@ -19,16 +20,16 @@ from .write_lock_slots import Identity, WriteLockSlots
 
 QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
-"""Number of places in the quarantine, each for one file or directory."""
+"""Number of paths in the quarantine, each for one file or directory."""
 TAKEN_APART_MAX: Final = 1024
-"""Maximum number of directory entries removed per arriving file if non-empty directories hold all
-places."""
+"""Maximum number of directory entries removed per move to the quarantine, if non-empty directories
+occupy all its paths."""
 
 _log = logging.getLogger(__name__)
 
 
 class FileQuarantine:
-    """The quarantine of one store. Several threads and processes may use it at the same time."""
+    """The directory of a store's corrupt files. Threads and processes may use it concurrently."""
 
     def __init__(self, root_fd: int, turns: WriteLockSlots) -> None:
         self._root_fd = root_fd
@@ -41,9 +42,9 @@ class FileQuarantine:
     ) -> bool:
         """Move the file at `path` to the quarantine; return whether it was moved.
 
-        The file moves only if it has this `identity`, so that a good file that another process has put
-        there meanwhile stays. With None, only something other than a regular file moves. Waits for the
-        write lock until `stop` is due.
+        The file is moved only if it has this `identity`, so that a valid file that another process has
+        put there meanwhile stays. If `identity` is None, `path` is moved only if it is not a regular
+        file. Waits for the write lock until `stop` is due.
         """
         try:
             with self._turns.on(path, identity, stop) as ours:
@@ -68,7 +69,8 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # No place takes the file, but its name must become free, so delete the file.
+        # Delete the file, because it can move to no path of the quarantine, but its name must become
+        # free.
         _drop(self._root_fd, path)
         return True
 
@@ -82,8 +84,8 @@ class FileQuarantine:
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
-                # A place may not suit this entry: a directory can replace only an empty directory, and
-                # a file cannot replace a directory.
+                # Try the next path: a directory can replace only an empty directory, and a file cannot
+                # replace a directory.
                 if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:
@@ -91,10 +93,10 @@ class FileQuarantine:
         return False
 
     def _free_a_place(self) -> None:
-        """Empty one place of the quarantine, so that the next file can move there.
+        """Empty one path of the quarantine, so that the next corrupt file can move there.
 
-        Removes at most `TAKEN_APART_MAX` entries in total. A directory that needs more stays, and loses
-        only some of its entries.
+        Removes at most `TAKEN_APART_MAX` entries in total. A directory with more entries stays, with
+        fewer of them.
         """
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):

@@ -1,11 +1,11 @@
-"""The fast path for reads of whole objects, with as little work as possible between system calls.
+"""The fast path for reads of whole objects, which does as little as possible between system calls.
 
 Between system calls a thread holds the interpreter lock and blocks all other threads, the engine's too.
-Getting the lock back after a call takes longer than the work itself. So names are computed before the
-first file of a group is opened, and headers are checked after the last one is closed. In between, each
-file is opened, read in one call, closed and hashed.
+Waiting for the lock after a system call takes longer than the work between two calls. So paths are
+computed before the first file of a group is opened, and headers are checked after the last one is
+closed. In between, each file is opened, read in one call, closed and hashed.
 
-A file with anything unexpected is left to the normal path, which reads it again and finds the reason.
+If a file or its header is not as expected, the normal path reads it again and finds the reason.
 """
 
 import os
@@ -21,16 +21,17 @@ from .listing import READ_FLAGS
 from .trust import OwnDirectories
 
 _GROUP_PAGES: Final = 64
-"""Number of headers kept before they are checked; more would evict the pages from the caches."""
+"""Number of headers collected before they are checked. More would evict the pages from the core's
+cache."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Maximum payload bytes of the fast path. A larger payload is read in pieces. Then each piece is hashed
-while it is in the core's cache, and the read can stop soon after its deadline."""
+"""Maximum payload bytes of the fast path. Larger payloads take the normal path, which reads in pieces:
+each piece is hashed while it is in the core's cache, and the read can stop soon after its deadline."""
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 
 
 class _File(NamedTuple):
-    """One read on the fast path, which expects the file to contain exactly the requested parts."""
+    """A file to read on the fast path, which must contain exactly the requested parts."""
 
     at: int
     """Index of the read in its group of reads."""
@@ -38,11 +39,11 @@ class _File(NamedTuple):
     path: str
     target: memoryview
     parts: list[memoryview]
-    """The target memory of each part of the object; each part has its own checksum."""
+    """The target memory of each part of the object, so that one checksum per part can be computed."""
 
 
 class _Found(NamedTuple):
-    """The result of reading one file."""
+    """What one file contained: the number of bytes read, the header, and a checksum per part."""
 
     file: _File
     nbytes: int
@@ -58,7 +59,7 @@ class QuickReads:
         self._own = own
 
     def read(self, reads: Sequence[Read], stop: Stop, otherwise: ReadOne) -> list[ReadOutcome]:
-        """Return the outcome of each read; calls `otherwise` where the fast path fails."""
+        """Return the outcome of each read; call `otherwise` for reads that fail on the fast path."""
         outcomes: list[ReadOutcome] = []
         for start in range(0, len(reads), _GROUP_PAGES):
             for _, alike in groupby(reads[start : start + _GROUP_PAGES], _shape_of):
@@ -84,7 +85,7 @@ class QuickReads:
         }
 
     def _files(self, group: Sequence[Read], expected: ExpectedHeader) -> list[_File]:
-        """Return the files of the objects, without those that cannot be read in one call."""
+        """Return a `_File` for each object that one system call can read."""
         files: list[_File] = []
         for at, (name, buffers, _) in enumerate(group):
             place = located(name)
@@ -101,12 +102,12 @@ class QuickReads:
 def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found]:
     """Open, read and hash the files one after the other until `stop` is due.
 
-    Returns the results without files that could not be opened or read.
+    Returns the results of the files that could be opened and read.
     """
     header, beyond = bytearray(HEADER_BYTES), bytearray(1)
     found: list[_Found] = []
-    # Copy functions to local variables, because each page evicts the modules' attribute tables from the
-    # core's cache.
+    # Copy functions to local variables, because each page read evicts the modules' attribute tables
+    # from the core's cache.
     open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
     for file in files:
         _, _, path, target, parts = file
@@ -130,7 +131,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
 
 
 def _shape_of(read: Read) -> int:
-    """Return a key for grouping reads by shape: the shape's identity.
+    """Return the identity of the read's shape, by which reads are grouped.
 
     The identity is enough, because all reads of a pool share one shape object.
     """
@@ -148,5 +149,5 @@ def _is_plain(buffer: memoryview, nbytes: int) -> bool:
             and not buffer.readonly
         )
     except ValueError:
-        # The properties of a view raise ValueError after its memory was released.
+        # Return False if the memory was released: the view's properties then raise ValueError.
         return False

@@ -1,6 +1,7 @@
-"""The files of a store opened with `read_only=1`: nothing is created, moved or removed.
+"""The files of a `file://` store opened with `read_only=1`: nothing is created, moved or removed.
 
-So a store on a snapshot or a read-only mount can be listed and verified, and a live store inspected.
+This allows an operator to list and verify a store on a snapshot or a read-only mount, and to inspect a
+store in use.
 """
 
 import os
@@ -16,18 +17,18 @@ from .trust import Trust, check_trust
 
 
 class _NoQuarantine(FileQuarantine):
-    """A quarantine that leaves every file in place."""
+    """The quarantine of a read-only store, which leaves every corrupt file in place."""
 
     def __init__(self) -> None:
         pass
 
     def move_to_quarantine(self, *_: object, **__: object) -> bool:
-        """Move nothing and return False."""
+        """Leave the file in place and return False."""
         return False
 
 
 class ReadOnlyFiles(ObjectFiles):
-    """An `ObjectFiles` whose writes all fail; corrupt files stay and remain CORRUPT."""
+    """The object files of a read-only store: writes fail, and corrupt files stay where they are."""
 
     def __init__(self, root: Path, *, trust: Trust = Trust.OWNER, text: str = "") -> None:
         super().__init__(root, Durability.NONE, direct=False, trust=trust, text=text)
@@ -52,7 +53,7 @@ class ReadOnlyFiles(ObjectFiles):
         self._quarantine = _NoQuarantine()
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:  # noqa: ARG002
-        """Remove nothing; return whether the name is free."""
+        """Remove nothing; return for the name whether no file has it."""
         return not self.exists(name)
 
     def write(self, *_: object, **__: object) -> WriteOutcome:

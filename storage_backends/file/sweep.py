@@ -1,22 +1,22 @@
-"""One pass over the files of a store: removes expired files, then the least recently used.
+"""One sweep over the files of a store: removes expired files, then the least recently used ones.
 
-A file's mtime is the time of its last use, and never later than the mtime of the file that it continues
-(`uses`). A pass removes files strictly in the order of these times, so leaves go before roots. All
-times are by the filesystem's clock, because a host with a wrong clock must not empty a shared store. A
-file's size is its allocated blocks.
+A sweep is also called a pass. A file's mtime is the time of its last use, and never later than the
+mtime of its predecessor in a chain of pages (`uses`). A pass removes files in ascending order of mtime,
+so it removes leaves before roots. All times are by the filesystem's clock, because a host with a wrong
+clock must not empty a shared store. A file's size is its allocated blocks.
 
-Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass counts file sizes by age,
-derives the age limit, and walks the files again to remove older ones. Ages within about one percent
-share a counter. Only the files at the age limit are sorted.
+Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass adds up file sizes by age,
+derives the age above which files must be removed, and walks the files again to remove them. Ages within
+about one percent share a counter. Only the files that share the counter at the age limit are sorted.
 
-Records are kept at any age: manifests, and the markers by which groups of other TP sizes find pages.
-Without them existing pages could not be found or identified. A file is recognised as a record by its
-length and then by its header. `lockstep store rm` removes records with their pages.
+Records are kept at any age: manifests, and markers, by which groups of other TP sizes find pages.
+Without records, existing pages could not be found or identified. A file is recognised as a record by
+its length and then by its header. `lockstep store rm` removes records with their pages.
 
-Files in quarantine are removed first. A directory there is removed at the age limit of empty
-directories, because its contents were not counted.
+Files in the quarantine directory are removed first. A directory there is removed at the age
+`EMPTY_AGE_S`, whatever its size, because the sizes of its files were not added up.
 
-Removal is safe for readers, which keep their files open, and for writers, which create a removed
+Readers and writers are safe during a pass: readers keep their files open, and writers create a removed
 directory again. A pass enters only the store's own directories and follows no link.
 """
 
@@ -47,27 +47,27 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""Fraction of the quota that a process writes between two of its passes; then the process starts a pass
-at once. A single process stays within the quota, because passes start to remove at `HIGH_WATER`."""
+"""Fraction of the quota. A process starts a pass at once after it has written that much since its last
+pass. A single process stays within the quota, because passes start to remove files at `HIGH_WATER`."""
 LOCK: Final = "sweep.lock"
-"""The file in the root that the sweeping process locks. Its mtime is the end of the last pass."""
+"""Name of the file in the root that a sweeping process locks. The file's mtime is the end of the last
+pass."""
 EMPTY_AGE_S: Final = 3600.0
 """Seconds after which an empty directory, or any directory in quarantine, is removed."""
 FUTURE_S: Final = 60.0
-"""Seconds. A file whose mtime is further in the future than this was written with a wrong clock. Its
-mtime is reset to now; otherwise the file would stay until that future time."""
+"""Seconds. A file whose mtime is further in the future than this was written with a wrong clock. A pass
+resets its mtime to now; otherwise the file would be kept until that future time."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
-"""Maximum number of files at the age limit that are sorted at a time. If there are more, the pass walks
-the files again."""
+"""Maximum number of files at the age limit that a pass sorts at a time. If there are more, the pass
+walks the files again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMESPACE_DIGITS: Final = 32
 _DIRECTORY_DIGITS: Final = 2
 _FILE_DIGITS: Final = 64
-"""Number of hexadecimal digits of the file names in an object's path. The sweeper ignores other names.
-"""
+"""Number of hexadecimal digits in the name of an object's file. Files with other names are ignored."""
 _BLOCK_BYTES: Final = 512
 """Bytes per unit of `st_blocks`, the same on every filesystem."""
 
@@ -77,25 +77,25 @@ class SweepLimits(Settings):
     """The limits of a store: quota and time to live."""
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
-    """Maximum total size of the files. 0 means no limit. None means half of the space that the root's
-    filesystem would have without the store. Files of the store on filesystems mounted below the root
-    count too, because those filesystems would otherwise fill up."""
+    """Maximum total size of the files in bytes. 0 means no limit. None means half of the space that the
+    root's filesystem would have without the store. Files of the store on filesystems mounted below the
+    root count too, because those filesystems would otherwise fill up."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Seconds since the last use after which an object expires; None for never."""
 
     def quota(self, place: int | Path, held: int) -> int | None:
-        """Return the quota in bytes of the store at `place`, or None for no limit.
+        """Return the quota in bytes of the store in the directory `place`, or None for no limit.
 
         `held` is the number of bytes that the store uses now.
         """
         if self.quota_bytes is not None:
             return self.quota_bytes or None
         room = os.statvfs(place)
-        # Return no limit on a filesystem that does not report its size.
+        # Use no limit on a filesystem that does not report its size.
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
-        """Return True if the whole filesystem's usage proves that no file need be removed.
+        """Return whether no pass is needed, because the whole filesystem uses less than the quota.
 
         Reads no file. Returns False if a quota or time to live is set, because only a pass can check
         these.
@@ -108,18 +108,18 @@ class SweepLimits(Settings):
         return quota is None or used <= quota * HIGH_WATER
 
     def written_until_pass(self, root_fd: int) -> float:
-        """Return how many bytes a process may write before it starts a pass."""
+        """Return the number of bytes that a process may write between two passes."""
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            # A nearly full disk makes passes frequent. They are cheap in a small store, and in a large
-            # store the first pass removes enough files that later passes are rare.
+            # Accept that a nearly full disk makes passes frequent. They are cheap in a small store, and
+            # in a large store the first pass removes so many files that later passes are rare.
             half = room.f_bavail // 2 * room.f_frsize
             return max(half * WRITTEN_PART, 1.0) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
 
     def in_words(self, place: int | Path) -> str:
-        """Return a phrase for the log about the disk space that the store at `place` may use."""
+        """Return a phrase for the log: the disk space that a store in the directory `place` may use."""
         if self.quota_bytes is None:
             room = os.statvfs(place)
             if not room.f_blocks:
@@ -131,7 +131,7 @@ class SweepLimits(Settings):
 
 
 class _Seen(NamedTuple):
-    """A file found by a walk; the sort order is the order of removal."""
+    """A file that a sweep found, in a tuple whose sort order is the order of removal."""
 
     used_ns: int
     namespace: str
@@ -140,13 +140,13 @@ class _Seen(NamedTuple):
 
 
 class _Stopped(Exception):
-    """The pass ended early because its caller asked it to stop."""
+    """Raised to end a sweep early, because its caller wants it to stop."""
 
 
 def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]) -> int:
     """Run one pass and return the number of removed files.
 
-    `now` is by the filesystem's clock. The pass calls `stop` before each file, and ends early if it
+    `now` is by the filesystem's clock. The pass calls `stop` before each file, and ends early if `stop`
     returns True. Raises OSError if the store's own directories cannot be read.
     """
     a_pass = _Pass(root_fd, limits, now, stop)
@@ -157,11 +157,11 @@ def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable
 
 @contextmanager
 def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
-    """Hold the store's sweep lock for a pass, and yield the time by the filesystem's clock.
+    """Hold the store's sweep lock for one pass, and yield the time by the filesystem's clock.
 
-    Yields None if another process has the lock, or finished a pass less than `rest_s` ago. The kernel
-    releases the lock when its holder dies. On a filesystem without locks several processes may sweep at
-    the same time, which only costs time.
+    Yields None if another process has the lock, or finished a pass less than `rest_s` seconds ago. The
+    kernel releases the lock when its holder dies. On a filesystem without locks several processes may
+    sweep at the same time, which only costs time.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     before = _lstat(root_fd, LOCK)
@@ -202,8 +202,8 @@ class _Pass:
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
         self._counted = False
-        """Whether `_left`, the total size of the remaining files, already covers all files of the
-        store."""
+        """Whether `_left`, the total size of the store's files in bytes, is complete: a pass first adds
+        up all files, and then subtracts each removed one."""
         self.files_removed = 0
 
     def run(self) -> None:
@@ -223,9 +223,10 @@ class _Pass:
             pass
 
     def _remove_oldest(self, bucket: int, target: int) -> bool:
-        """Remove files older than age `bucket`, then that bucket's oldest ones until `target` is met.
+        """Remove files older than age `bucket`, then this bucket's oldest until `target` bytes remain.
 
-        Returns whether another walk is needed because the bucket has more files.
+        A bucket contains files of about the same age. Returns True if the bucket has more files, so
+        that another walk is needed.
         """
         oldest: list[_Seen] = []
         more = False
@@ -249,7 +250,7 @@ class _Pass:
         return more and self.files_removed > before
 
     def _remove_unused(self, seen: "_Seen") -> None:
-        """Remove a file unless it was used since the walk. Links on its path are not followed."""
+        """Remove a file unless it was used after the sweep found it. Follow no link on its path."""
         for objects in _opened(self._root_fd, OBJECTS):
             for namespace in _opened(objects, seen.namespace):
                 for directory in _opened(namespace, seen.digits):
@@ -270,7 +271,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the age bucket down to which files must be removed to free at least `excess` bytes."""
+        """Return the youngest age bucket that must lose files to free at least `excess` bytes."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1
@@ -313,9 +314,10 @@ class _Pass:
         return True
 
     def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
-        """Yield name and descriptor of each directory of the store in the open directory `above`.
+        """Yield (name, descriptor) of each of the store's directories in the open directory `above`.
 
-        Afterwards removes the directory if it is empty and old.
+        Removes each directory after its turn if it is empty and old. Names that do not have `digits`
+        hexadecimal digits are ignored.
         """
         with os.scandir(above) as entries:
             for entry in entries:
@@ -326,16 +328,17 @@ class _Pass:
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
-                    # `rmdir` fails if the directory is not empty, which is no error here.
+                    # Ignore the error of `rmdir`: the directory is not empty.
                     with suppress(OSError):
                         os.rmdir(entry.name, dir_fd=above)
 
     def _files(
         self, directory: int, goes: Callable[[os.stat_result], bool], digits: int | None
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Remove the regular files for which `goes` is true; yield the others, except records.
+        """Remove the regular files for which `goes` returns True; yield the others, except records.
 
-        With `digits`, ignore files whose names do not have that number of hexadecimal digits.
+        If `digits` is given, files whose names do not have that number of hexadecimal digits are
+        ignored.
         """
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -346,20 +349,19 @@ class _Pass:
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
                 if status.st_mtime > self._now + FUTURE_S:
-                    # Another user owns the file, so its mtime cannot be reset.
+                    # Ignore the error: another user owns the file, so its mtime cannot be reset.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
                 record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
                 if not record and goes(status) and self._remove(directory, entry.name, status):
                     continue
-                # Records count towards the store's size, but not towards the bytes that removal can
-                # free.
+                # Add records to the store's size, but not to the bytes that removal can free.
                 self._left += 0 if self._counted else _room(status)
                 if not record:
                     yield entry.name, status
 
     def _is_record(self, directory: int, name: str) -> bool:
-        """Return whether a file is a valid record under the right name, or cannot be read."""
+        """Return whether a file is a valid record with the right file name, or cannot be read."""
         try:
             stored = stored_as(directory, name, self._contents, self._now)
         except OSError:
@@ -375,7 +377,7 @@ class _Pass:
 
 
 def _opened(above: int, name: str) -> Iterator[int]:
-    """Yield the open directory `name` once, or nothing if it does not exist or is a link."""
+    """Yield a descriptor of the directory `name`; nothing if it does not exist or is a link."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The thread, one per process, that keeps a store within its quota and time to live.
+"""A thread, one per process, that keeps a `file://` store within its quota and time to live.
 
-The process that gets the store's sweep lock runs the pass (`sweep`), and the other processes skip it. A
-read only records the object's name, and the thread later sets the mtimes of all recorded files. So
-other processes may see a file in constant use as unused for one interval. A write sets the mtimes
-itself, also those of existing objects.
+The process that gets the store's sweep lock sweeps (`sweep`), and the other processes skip that pass. A
+read only records the object's name in memory, and the thread later sets the mtimes of all recorded
+files. So other processes may see a file in constant use as unused for one interval. A write sets the
+mtimes of its files itself, also of those that existed already.
 """
 
 import logging
@@ -24,13 +24,13 @@ INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
 USED_NAMES_MAX: Final = 1 << 16
 PASS_MAX_S: Final = 3600.0
-"""Maximum seconds of one pass; a later pass continues with the remaining files."""
+"""Maximum seconds of one pass over the files; a later pass continues with the remaining files."""
 
 _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Sweeps the store below `root_fd`, through a duplicate of the descriptor.
+    """Sweeps the store in the directory `root_fd`, of which it keeps a duplicate descriptor.
 
     Thread-safe.
     """
@@ -50,11 +50,11 @@ class Sweeper:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Start sweeping with a pass at once. Call it once."""
+        """Start the thread, which sweeps at once and then at intervals. Call it once."""
         self._thread.submit(self._live)
 
     def end(self) -> Future[None]:
-        """Ask the thread to stop before its next file. Idempotent.
+        """Signal the thread to stop before its next file. Idempotent.
 
         The returned future is done when the thread has exited.
         """
@@ -63,10 +63,10 @@ class Sweeper:
         return self._thread.end()
 
     def used(self, names: Iterable[ObjectName]) -> None:
-        """Record that `names` were read, roots first; the thread later sets the mtimes of their files.
+        """Record that the objects `names` were read; the thread later sets the mtimes of their files.
 
-        Names beyond `USED_NAMES_MAX` are dropped and count as unused, which is safe because leaves are
-        dropped before roots.
+        `names` must be in order from root to leaf. Names beyond `USED_NAMES_MAX` are dropped and count
+        as unused, which is safe because leaves are dropped before roots.
         """
         with self._lock:
             for name in names:
@@ -80,7 +80,7 @@ class Sweeper:
                 self._used.pop(name, None)
 
     def wrote(self, nbytes: int) -> None:
-        """Add `nbytes` written; start a pass once `WRITTEN_PART` of the quota was written."""
+        """Count `nbytes` as written, and start a pass after `WRITTEN_PART` of the quota was written."""
         self._written += nbytes
         if self._written >= self._written_max:
             self._written = 0
@@ -95,9 +95,9 @@ class Sweeper:
         return removed
 
     def turn(self, *, wanted: bool) -> int | None:
-        """Set the mtimes of used files, and run a pass unless another process does or just did.
+        """Set the mtimes of used files; run a pass unless another process is running or just ran one.
 
-        `wanted` forces a pass because this process has written enough. Returns the number of removed
+        `wanted` forces a pass, because this process has written enough. Returns the number of removed
         files, or None if no pass ran, for example because the whole filesystem holds less than the
         quota. Raises OSError if the store cannot be swept.
         """
@@ -105,8 +105,8 @@ class Sweeper:
         self._written_max = self._limits.written_until_pass(self._root_fd)
         if self._limits.is_kept(self._root_fd):
             return None
-        # Skip the pass if another process has finished one within half an interval, so that of many
-        # processes only the first one in each interval walks the files.
+        # Skip the pass if another process finished one less than half an interval ago. So in each
+        # interval only the first of many processes walks the files.
         with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
             if now is None:
                 return None

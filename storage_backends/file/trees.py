@@ -1,9 +1,9 @@
-"""Removes a directory with its contents, in small steps.
+"""Removes a directory and everything in it, in small steps.
 
-Such a directory is in the store by mistake, so it may be very deep, very large, or changing. Every
-access goes through an open descriptor and follows no link. The removal may stop after any entry, and
-the next removal continues there. Deep directories are first moved up, so that depth costs neither long
-paths nor many descriptors.
+A directory in place of an object's file is there by mistake, so it may be very deep, very large, or
+changing. Every access goes through an open descriptor and follows no link. The removal may stop after
+any entry, and the next call continues there. Deep directories are first moved up, so that depth costs
+neither long paths nor many descriptors.
 """
 
 import os
@@ -16,7 +16,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
-    """Remove the directory `name` below the open directory `above`; return whether it is gone.
+    """Remove the directory `name` in the open directory `above`; return whether it is gone.
 
     Calls `go_on`, which may raise, before each entry, and stops when `go_on` returns False. An entry
     that cannot be removed stays and is not an error.
@@ -37,9 +37,10 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
 
 
 def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
-    """Remove entries of `directory`, which is `top` or below it.
+    """Remove the entries of `directory`, which is the directory `top` or below it.
 
-    Moves subdirectories of a lower directory up to `top`; returns whether any were moved.
+    If `directory` is below `top`, subdirectories are moved up to `top` instead. Returns whether any
+    were moved.
     """
     moved = False
     with os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""Checks, once when a store is opened, that only trusted users can write to its directory.
+"""Checks, when a store is opened, that only trusted users can write to its directory.
 
 A checksum detects damage, not forgery: a user with write access can store any bytes under any name.
 """
@@ -16,28 +16,28 @@ from .publish import TEMPORARY
 from .quarantine import QUARANTINE
 
 _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
-"""Length of a file's name in an object's path, with the separator before the name."""
+"""Number of characters of a file name in an object's path, with the separator before it."""
 _REAL_MAX: Final = 1 << 16
-"""Maximum number of directories remembered as not being links."""
+"""Maximum number of directories that are remembered as checked, that is, as not being links."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
-"""The names of the directories in the root of a store of files."""
+"""The names of the directories in the root directory of a `file://` store."""
 
 
 class Trust(StrEnum):
-    """The users whose permission to write to a store's directory is accepted."""
+    """The users who may have write permission for a store's directory."""
 
     OWNER = "owner"
     GROUP = "group"
-    """The owner and the directory's group may have write permission."""
+    """The owner and members of the directory's group may have write permission."""
     ANY = "any"
 
 
 def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
     """Raise `ConfigError` if untrusted users can write to the root or to a directory in `BELOW`.
 
-    The root may be sticky like /tmp, where users own their entries. Then the directories below must
-    belong to this user, the superuser, or the root's owner. Raises OSError if the root is not a
-    directory.
+    The root may be sticky like /tmp, where users can remove only their own entries. Then the
+    directories in it must belong to this user, the superuser, or the root's owner. Raises OSError if
+    the root is not a directory.
     """
     if trust is Trust.ANY:
         return
@@ -60,7 +60,7 @@ def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
 def check_own(root: Path, trust: Trust) -> None:
     """Raise `ConfigError` if untrusted users can create files in the directory `root`.
 
-    Unlike in `check_trust`, a sticky bit does not help.
+    Unlike in `check_trust`, a sticky bit makes no difference.
     """
     if trust is not Trust.ANY:
         _check_mode(root, root.stat(), trust, sticky_helps=False)
@@ -91,17 +91,17 @@ def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
 
 
 class OwnDirectories:
-    """Remembers which directories were checked not to be links. Thread-safe.
+    """Remembers which directories were checked and are not links. Thread-safe.
 
-    A directory is checked only at its first use, because the check finds links made by an
-    administrator. An attacker with write access could change the objects themselves.
+    A directory is checked only at its first use. The check is meant for links that an administrator has
+    made; an attacker with write access could change the objects themselves.
     """
 
     def __init__(self) -> None:
         self._real: set[str] = set()
 
     def foreign(self, root_fd: int, path: str) -> str | None:
-        """Return the first directory on an object's path that is not a real directory, or None."""
+        """Return the first directory on an object's path that is a link or no directory, or None."""
         directory = path[:-_NAME_CHARACTERS]
         if directory in self._real:
             return None

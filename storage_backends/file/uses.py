@@ -1,9 +1,9 @@
-"""Keeps each file's time of last use in its mtime, in an order that suits eviction.
+"""Keeps the time of last use of each object in its file's mtime, so that sweeps evict leaves first.
 
-A reader finds a page only after all pages before it, so a sweep must remove leaves before roots.
-Therefore a file never has a later mtime than the file that it continues. The files of a call get
-descending mtimes. The first mtime is now, or just below the mtime of the file that the first file
-continues.
+A reader finds a page only after all pages before it in the prefix, so a sweep must remove leaves before
+roots. Therefore a file never has a later mtime than its predecessor's file. The files of a call get
+descending mtimes. The first file's mtime is just below that of its predecessor's file, or now if there
+is no such file.
 """
 
 import os
@@ -16,24 +16,25 @@ from ...page_format.object_name import ObjectName, located
 from ..base import After
 
 STEP_NS: Final = 1000
-"""Nanoseconds between the mtimes of a file and the next one; filesystems store mtimes at least that
-precisely."""
+"""Nanoseconds by which a file's mtime is below its predecessor's; filesystems store mtimes at least
+that precisely."""
 
 
 class UseTimes:
     """Sets the mtimes of the files of one call, by their position in the call. Thread-safe."""
 
     def __init__(self, root_fd: int, after: After | None = None) -> None:
-        """`after` names the object that the first file of the call continues, if any."""
+        """`after` names the predecessor of the call's first object, if there is one."""
         self._root_fd = root_fd
         self._after = after
         self._lock = threading.Lock()
         self._first_ns: int | None = None
 
     def mark(self, first: int, names: Sequence[ObjectName | None]) -> None:
-        """Set the mtimes of neighbouring files, from position `first` on; None skips a position.
+        """Set the mtimes of consecutive files of the call, the first one at position `first`.
 
-        A file that does not exist or belongs to another user is skipped.
+        A None in `names` skips a position. A file that does not exist or belongs to another user is
+        skipped.
         """
         for position, name in enumerate(names, start=first):
             place = None if name is None else located(name)

@@ -1,4 +1,4 @@
-"""The write lock of a store: one process at a time moves or replaces a named file.
+"""The write lock of a `file://` store: one process at a time moves or replaces a published file.
 
 Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed. A
 process that removes or replaces a file first checks it. The process holds the lock from the check to
@@ -24,7 +24,8 @@ _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
 
 Identity = tuple[int, int]
-"""Device and inode number of a file. The file must stay open, so that no new file gets the number."""
+"""(device, inode number) of a file. The file must stay open, so that no new file gets the inode number.
+"""
 
 
 class Lock(Enum):
@@ -33,7 +34,7 @@ class Lock(Enum):
     OURS = 0
     TAKEN = 1
     UNKNOWN = 2
-    """The filesystem has no locks, so another process may hold one."""
+    """Unknown whether another process holds the lock, because the filesystem has no locks."""
 
 
 def try_to_lock(fd: int) -> Lock:
@@ -50,7 +51,7 @@ def try_to_lock(fd: int) -> Lock:
 
 
 class WriteLockSlots:
-    """The write lock of one store: a file lock on a directory. Thread-safe."""
+    """The write lock of one store: a file lock on one of its directories. Thread-safe."""
 
     def __init__(self, root_fd: int, directory: str) -> None:
         self._root_fd = root_fd
@@ -58,11 +59,10 @@ class WriteLockSlots:
 
     @contextmanager
     def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
-        """Wait for the lock; yield whether the file at `path` still has this identity.
+        """Hold the lock during the block; yield whether the file at `path` still has this identity.
 
-        With an identity of None, yield whether `path` is something other than a regular file. Raises
-        OSError if the path cannot be checked, or if the lock stays taken until the timeout or until
-        `stop` is due.
+        If `identity` is None, yield whether `path` is not a regular file. Raises OSError if the path
+        cannot be checked, or if the lock stays taken until the timeout or until `stop` is due.
         """
         fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
         try:
@@ -84,8 +84,8 @@ class WriteLockSlots:
 def _lock(fd: int, stop: Stop | None) -> None:
     """Wait for the lock.
 
-    Without locks in the filesystem, another process may act between this one's check and action. The
-    result is a good file in quarantine or lost columns: a miss, never wrong data.
+    On a filesystem without locks, another process may act between this one's check and action. The
+    worst result is a good file in the quarantine directory or lost columns: a miss, never wrong data.
     """
     give_up = time.monotonic() + _TIMEOUT_S
     while try_to_lock(fd) is Lock.TAKEN:

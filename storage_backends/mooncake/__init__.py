@@ -1,1 +1,1 @@
-"""`mooncake://`: a Mooncake Store, accessed with its own client."""
+"""`mooncake://`: a Mooncake Store, accessed by Mooncake's client library."""

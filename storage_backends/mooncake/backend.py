@@ -1,21 +1,26 @@
 """`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store, by its own client.
 
-`host:port` is the master. Options: `segment_bytes` (memory that this process contributes to the store,
-default 0), `buffer_bytes` (the client's staging memory), `protocol` (`tcp` or `rdma`), `device` (the
-RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (this process's address for others, default
-127.0.0.1), `replicas` (copies of each object).
+`host:port` is the master of the store. Options:
 
-An object is the header and payload that a file would have, under a key derived from the digest of its
-name. Objects are stored in segments, the memory of the participating processes. An object is lost with
-the process that owns its segment, or with the master. `exists` may stay true for some seconds after
-that, so reads decide. If the store has no space or no segment, writes are FAILED and a warning is
-logged, until the master evicts. A store with segments on disks may return another object than the
-requested one. Such an object is detected and removed, because names and checksums are inside objects.
+- `segment_bytes`: bytes of memory that this process contributes to the store, default 0
+- `buffer_bytes`: bytes of the client's staging memory
+- `protocol`: `tcp` or `rdma`; `device`: the RDMA device
+- `metadata`: the metadata server, default `P2PHANDSHAKE`
+- `host`: the address at which others reach this process, default 127.0.0.1
+- `replicas`: number of copies of each object
+
+An object is the header and payload that a file of `file://` would have, under a key derived from the
+digest of its name. The participating processes contribute segments (memory), in which objects are
+stored. An object is lost with the process that owns its segment, or with the master. `exists` may stay
+true for some seconds after that, so only a read proves that an object exists. If the store has no space
+or no segment, writes are FAILED and a warning is logged, until the master evicts. A store with segments
+on disks may return another object than the requested one. The backend detects that, because names and
+checksums are inside objects, and removes the object.
 
 While the master is stopped, a call blocks for at most the client's timeout of 30 seconds. The backend
-recovers when the master resumes or restarts. While the owner of a segment is stopped, a call blocks
-until the library gives up (`pieces`). A read still returns at its deadline and leaves its thread behind
-(`staged_reads`). While all threads are left behind, reads are FAILED at once.
+recovers when the master resumes or restarts. While the owner of a segment is stopped, a call of the
+library blocks until the library gives up (`pieces`). A read still returns at its deadline, and its
+thread stays blocked (`staged_reads`). While all threads are blocked, reads are FAILED at once.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,19 +48,19 @@ THREADS: Final = 4
 _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
-"""Seconds to wait for joining a store. The library takes 30 seconds to detect that a device does not
+"""Timeout in seconds for joining a store. The library takes 30 seconds to detect that a device does not
 exist."""
 
 
 class MooncakeBackend(ThreadedBackend):
     """A `StorageBackend` in a Mooncake Store.
 
-    Writes go directly from buffers in the memory passed to `open`. Other writes, and all reads, are
-    copied through staging memory.
+    Bytes of a write go to the store directly from buffers in the memory passed to `open`. Bytes of
+    other writes, and of all reads, are copied through staging memory.
     """
 
     reader: ObjectReader
-    """The reader of objects; set once the store is open."""
+    """The reader of objects; None until the store is open."""
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
         super().__init__(
@@ -84,7 +89,7 @@ class MooncakeBackend(ThreadedBackend):
             ) from error
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the master has an object; False if it answers too late."""
+        """Return for each name whether the master has its object; False if it answers too late."""
         return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -109,16 +114,16 @@ class MooncakeBackend(ThreadedBackend):
         return [each.outcome for each in asked]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects; FAILED for objects for which the store has no space."""
+        """Write the objects; an object is FAILED if the store has no space for it."""
         late = WriteOutcome.TIMED_OUT
         return await self._run_by_bytes(self._write, writes, late, deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects, even while others read them."""
+        """Remove the objects, even if they are being read."""
         return await self._run_by_names(self._remove, names, deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """Raise `UsageError`: the client cannot list."""
+        """Raise `UsageError`, because the client cannot list."""
         raise UsageError(f"store {self._store} cannot list its objects")
 
     def _join(self, memory: Sequence[memoryview]) -> None:
@@ -129,9 +134,9 @@ class MooncakeBackend(ThreadedBackend):
         self._writer = ObjectWriter(client, registered, self.reader, complaints)
 
     def _give_back(self) -> None:
-        """Leave the store; the contents of this process's segment are lost.
+        """Leave the store; the objects in this process's segment are lost.
 
-        The last thread calls this when no call of the library blocks any thread.
+        The last thread of the store calls this, when no thread is blocked in a call of the library.
         """
         client, self._client = self._client, None
         if client is not None:
@@ -200,7 +205,7 @@ class MooncakeBackend(ThreadedBackend):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A read with its outcome, which stays TIMED_OUT until a thread has finished the read."""
+    """A read and its outcome, which stays TIMED_OUT until a thread has finished the read."""
 
     read: Read
     outcome: ReadOutcome = ReadOutcome.TIMED_OUT

@@ -1,12 +1,12 @@
 """The part of the Mooncake Store client (`mooncake.store`) that `mooncake://` uses.
 
-Its calls block, for at most 30 seconds if the master has stopped. Several threads may call it, but a
-call after `close` crashes the process. Joining and leaving a store hold the interpreter lock, so both
-are done only while the master answers.
+Calls of the client block, for at most 30 seconds if the master has stopped. Several threads may call
+it, but a call after `close` crashes the process. Joining and leaving a store hold the interpreter lock,
+so both are done only while the master answers.
 
-Objects are written and read in *sessions*, which the library keeps by key. The master opens one put
-session per key and refuses other writers, so the first writer wins. A get session remembers where an
-object is stored, so that ranges are read without another query to the master.
+Objects are written in put *sessions* and read in get sessions, which the library keeps by key. The
+master opens one put session per key and refuses other writers, so the first writer wins. A get session
+remembers where an object is stored, so that ranges are read without another query to the master.
 """
 
 import ctypes
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _REACH_TIMEOUT_S: Final = 5.0
 _WHOLE_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of an object that is fetched whole; an object on disk can be fetched only whole."""
+"""Maximum bytes of an object that is read from a disk, because such an object must be fetched whole."""
 
 
 left_behind: list["MooncakeDistributedStore"] = []
 """Clients that could not leave their store. They are kept referenced, because garbage collection would
-close them."""
+close them, which blocks while the master does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class MooncakeSettings(Settings):
     master: str
     """The master's address as host:port."""
     host: str = "127.0.0.1"
-    """The address at which other clients reach this process's segment."""
+    """The address at which other clients reach this process's segment (its memory in the store)."""
     metadata: str = "P2PHANDSHAKE"
     protocol: Protocol = "tcp"
     device: str = ""
@@ -61,7 +61,7 @@ class MooncakeSettings(Settings):
 
 
 class MooncakeClient:
-    """One client of a store. Thread-safe, except for `close`. Methods return one code per key.
+    """One client of a store. Thread-safe, except for `close`. Results are one return code per key.
 
     `store` is the library's client after it has joined a store (see `set_up`).
     """
@@ -91,11 +91,11 @@ class MooncakeClient:
         return True
 
     def exist(self, keys: list[str]) -> list[bool]:
-        """Return for each key whether an object exists; False if the master does not answer."""
+        """Return for each key whether an object exists; all False if the master does not answer."""
         return [code == 1 for code in self.presence(keys)]
 
     def presence(self, keys: list[str]) -> list[int]:
-        """Return 1 for each key that has an object, 0 for one that has none, or a negative code.
+        """Return per key 1 if an object exists, 0 if none does, or the library's negative error code.
 
         The answers are not a snapshot: the master checks the keys in any order while others write.
         """
@@ -103,18 +103,18 @@ class MooncakeClient:
 
     @contextmanager
     def reading(self, keys: list[str]) -> Generator[list[int]]:
-        """Locate objects, and keep their get sessions open during the block; yields a code per key.
+        """Keep get sessions for these keys during the block; yield one return code per key.
 
-        Objects with code 0 can be fetched inside the block.
+        The block can `fetch` the objects with code 0.
         """
         with self._lock:
             self._reading.update(keys)
         try:
-            # An expired lease is not an error here, because `fetch` obtains a new one.
+            # Ignore an expired lease here, because `fetch` obtains a new one.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # The library has one session per key, shared by all readers, so end it when no reader is
-            # left.
+            # End the sessions of keys that no reader uses any more: all readers of a key share one
+            # session of the library.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -127,7 +127,7 @@ class MooncakeClient:
     def fetch(
         self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
     ) -> list[int]:
-        """Read pieces of objects; each code is the number of bytes read, or negative."""
+        """Read pieces of objects; return per key the number of bytes read, or a negative error code."""
         with self._lock:
             slow = {at for at, key in enumerate(keys) if key in self._on_disk}
         fast = [at for at in range(len(keys)) if at not in slow]
@@ -144,15 +144,15 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Query the locations of objects from the master, under a new lease; return a code per key."""
+        """Query the objects' locations from the master, under a new lease; return a code per key."""
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # Objects that are only on disk have no sessions, so remember them and report success.
+        # Remember objects that are only on disk and report success for them: they have no sessions.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # INVALID says nothing about the object when a session starts, so replace it by the code of a
-        # failed transfer.
+        # Replace the return code INVALID by that of a failed transfer, because INVALID at the start of
+        # a session does not prove that the object is invalid.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 
@@ -173,7 +173,7 @@ class MooncakeClient:
     def _dropped(self, key: str) -> bool:
         """Return whether the library may have ended a key's session while this reader used it.
 
-        The library ends a session, which all readers of the key share, when it finds the lease expired.
+        All readers of a key share one session, which the library ends when it finds the lease expired.
         """
         with self._lock:
             return key in self._expired or self._reading[key] > 1
@@ -191,7 +191,7 @@ class MooncakeClient:
         return sum(piece.nbytes for piece in pieces)
 
     def _whole_in_time(self, key: str, stop: Stop) -> mmap.mmap | int:
-        """Return a copy of all bytes of an object, or a negative code.
+        """Return a copy of all bytes of an object, or a negative error code.
 
         Retries, at most `LEASES` times, if the bytes arrive after the object's lease has expired.
         """
@@ -223,18 +223,18 @@ class MooncakeClient:
         return whole
 
     def size(self, key: str) -> int:
-        """Return the length of an object from the master, or a negative code."""
+        """Return the length of an object as the master states it, or a negative error code."""
         return self._store.get_size(key)
 
     def begin(self, keys: list[str], sizes: list[int]) -> list[int]:
-        """Start writing objects; code 0 if this caller is the first writer of a key.
+        """Start writing objects; return code 0 for each key if this caller is its first writer.
 
         For each key with code 0 the caller must call `finish` or `give_up`.
         """
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # If a key occurs twice in one call, only its first occurrence is a first writer.
+            # Start a key that occurs twice in one call only once, for its first occurrence.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:
@@ -249,7 +249,7 @@ class MooncakeClient:
     def send(
         self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
     ) -> list[int]:
-        """Write pieces of started objects; each code is the number of bytes written, or negative."""
+        """Write pieces of started objects; return per key the bytes written, or a negative code."""
         return move(self._store.batch_put_from_multi_buffer_ranges, keys, pieces, stop)
 
     def finish(self, keys: list[str]) -> list[int]:
@@ -264,18 +264,18 @@ class MooncakeClient:
         return codes
 
     def give_up(self, keys: list[str]) -> None:
-        """Discard objects whose writes were started."""
+        """Discard objects that were started with `begin`."""
         if keys:
             self._store.batch_put_session_revoke(keys)
             with self._lock:
                 self._writing.difference_update(keys)
 
     def remove(self, keys: list[str]) -> list[int]:
-        """Remove objects, also those that are being read."""
+        """Remove objects, even if they are being read."""
         return complete(self._store.batch_remove(keys, True), keys)
 
     def close(self) -> None:
-        """Leave the store; the contents of this process's segment are lost. Takes some seconds.
+        """Leave the store; the objects in this process's segment are lost. Takes some seconds.
 
         If the master does not answer, the client stays in the store until the process exits.
         """
@@ -295,8 +295,8 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # INVALID means that the library still has the session of an earlier write, which it could not
-        # revoke while the master did not answer. Revoke that session and start again.
+        # Revoke the sessions of keys with code INVALID and start them again: the library still has the
+        # session of an earlier write, which it could not revoke while the master did not answer.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]
@@ -309,7 +309,7 @@ class MooncakeClient:
 
 
 def connect(settings: MooncakeSettings) -> MooncakeClient:
-    """Join a store. Raises `ConfigError`; blocks for half a minute if the device does not exist."""
+    """Join a store. Blocks for half a minute if the device does not exist. Raises `ConfigError`."""
     return MooncakeClient(set_up(settings), settings)
 
 
@@ -327,7 +327,7 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
             f"store mooncake://{settings.master}: the installed client has no put sessions; install "
             "mooncake-transfer-engine-non-cuda 0.3.13 or newer"
         )
-    # Check that the master answers, because the library would retry for a minute and a half.
+    # Check first that the master answers, because the library would retry for a minute and a half.
     if not _answers(settings.master):
         raise ConfigError(
             f"store mooncake://{settings.master}: no master answers there; start mooncake_master, or "
@@ -355,18 +355,18 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
 def _answers(master: str) -> bool:
     """Return whether a running master answers at this address.
 
-    A successful connection proves nothing, because the system accepts it for a stopped process too.
+    A successful connection proves nothing, because the kernel accepts it for a stopped process too.
     """
     host, _, port = master.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as link:
             link.settimeout(_REACH_TIMEOUT_S)
-            # These bytes are not a valid request, so a running master disconnects at once.
+            # Send bytes that are not a valid request: a running master then disconnects at once.
             link.sendall(bytes(64))
             link.recv(1)
     except ConnectionResetError:
         return True
     except (OSError, UnicodeError):
-        # UnicodeError is raised for impossible host names.
+        # Catch UnicodeError too, which impossible host names raise.
         return False
     return True

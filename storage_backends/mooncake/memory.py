@@ -1,8 +1,8 @@
 """Memory registered with the Mooncake client: the caller's pool, and staging memory.
 
-Writes go directly from the caller's memory to the store if that memory is registered. Other writes go
-piece by piece through the staging memory of the thread, which has a fixed size. All reads go through
-staging memory (`staged_reads`).
+Bytes of a write go directly from the caller's memory to the store if that memory is registered.
+Otherwise they go piece by piece through the thread's staging memory, which has a fixed size. Bytes of
+all reads go through staging memory (`staged_reads`).
 """
 
 import logging
@@ -19,12 +19,11 @@ from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
-"""Maximum objects per call of the client, and number of header blocks in each thread's staging memory.
-"""
+"""Maximum objects per call of the client; each thread's staging memory has as many header blocks."""
 ROOM_BYTES: Final = 4 << 20
 STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
 WRITTEN_OFF_MAX: Final = 32
-"""Maximum number of staging memories that may be abandoned, 132 MiB in total."""
+"""Maximum number of abandoned staging memories, 132 MiB in total; beyond it, reads fail."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +39,11 @@ class StagingMemory:
         self.room_address = self.address + KEYS_AT_A_TIME * HEADER_BYTES
 
     def block(self, number: int) -> memoryview:
-        """Return the header block with this number."""
+        """Return the header block with this index."""
         return self.memory[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
 
     def block_address(self, number: int) -> int:
-        """Return the address of the header block with this number."""
+        """Return the address of the header block with this index."""
         return self.address + number * HEADER_BYTES
 
 
@@ -83,11 +82,11 @@ class RegisteredMemory:
 
     @property
     def is_used_up(self) -> bool:
-        """Return whether so much staging memory was abandoned that reads must stop."""
+        """Return whether too much staging memory was abandoned, so that reads must fail."""
         return self._written_off >= WRITTEN_OFF_MAX
 
     def write_off(self) -> None:
-        """Abandon this thread's staging memory, because late bytes may still be written to it."""
+        """Abandon this thread's staging memory: late bytes may still be written to it."""
         del self._threads.staging
         with self._lock:
             self._written_off += 1
@@ -107,8 +106,8 @@ class RegisteredMemory:
         if found is None:
             found = StagingMemory()
             with self._lock:
-                # Keep a reference after the thread exits, because only `close` of the client
-                # unregisters the memory.
+                # Keep a reference to the memory after the thread exits, because only `close` of the
+                # client unregisters the memory.
                 self._kept.append(found)
                 if not self._client.register(found.address, len(found.memory)):
                     raise OSError("the Mooncake client cannot register memory")
@@ -119,7 +118,7 @@ class RegisteredMemory:
 def staging_views(
     buffers: Sequence[memoryview], plan: Plan
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield views of the buffers in steps of at most `ROOM_BYTES`, with their offsets in the object."""
+    """Yield (offset in the object, views) of consecutive pieces of at most `ROOM_BYTES`."""
     runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, runs, strict=True):
         whole, rest = divmod(run.nbytes, ROOM_BYTES)

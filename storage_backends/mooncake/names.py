@@ -1,7 +1,7 @@
 """The objects requested from a Mooncake Store, and their keys there.
 
-The key of an object contains its *generation*. The first writer stores generation 0; see `reads` and
-`writes` for how later generations replace earlier ones.
+The key of an object contains its *generation*. The first writer stores generation 0, and a writer that
+adds columns stores the next one, which replaces it (`reads`, `writes`).
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from ...page_format.object_shape import ALWAYS, ObjectShape
 
 GENERATIONS: Final = 8
 """Maximum number of generations of an object. Each generation after the first adds an optional column,
-so an object can gain at most one column fewer than this."""
+so an object can have columns added at most this many times minus one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedObject:
-    """An object to read or write; its buffers are non-empty byte views."""
+    """An object to read or write. Its buffers are byte views that are not empty."""
 
     digest: bytes
     buffers: list[memoryview]
@@ -25,7 +25,7 @@ class WantedObject:
 
     @property
     def last_generation(self) -> int:
-        """Return the highest possible generation: one more for each optional column of the object."""
+        """Return the object's highest possible generation: one for each of its optional columns."""
         columns = {part.bit for part in self.shape.parts if part.bit != ALWAYS}
         return min(len(columns), GENERATIONS - 1)
 

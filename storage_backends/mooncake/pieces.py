@@ -1,14 +1,15 @@
 """Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
-A step is one call of the library with some pieces. The library moves the pieces of a call one after the
-other, and waits up to 30 seconds (over TCP by default) for the owner of each. If an owner has stopped,
-a call with many pieces would block for a multiple of that, past its deadline. But each call costs some
-0.1 ms. Therefore the first step is one piece, which shows whether the owner answers, and later steps
-are large enough to be worth a call.
+A step is one call of the library with some pieces (ranges of bytes). The library moves the pieces of a
+call one after the other, and waits up to 30 seconds (over TCP by default) for the owner of each. If an
+owner has stopped, a call with many pieces would block for a multiple of that, past its deadline. But
+each call costs some 0.1 ms. Therefore the first step is one piece, which shows whether the owner
+answers, and later steps are large enough to be worth a call.
 
 A reader has a lease on an object, after which the master may reuse the memory. If bytes arrive after
-the lease, the library rejects them and forgets where the object is. On a busy machine that happens to
-healthy reads, so the rejected step is repeated under a new lease, and the finished steps are kept.
+the lease has expired, the library rejects them and forgets where the object is. On a busy machine that
+happens to valid reads, so the rejected step is repeated under a new lease. The finished steps are not
+repeated.
 """
 
 import time
@@ -20,8 +21,8 @@ from ..threaded_backend import Stop
 
 STEP_PIECES: Final = 8
 STEP_BYTES: Final = 256 << 10
-"""A step with this many bytes gets no further piece, because moving them takes far longer than a call
-costs."""
+"""Number of bytes above which a step gets no further piece: moving so many bytes takes far longer than
+a call costs."""
 LEASES: Final = 3
 """Maximum number of times that one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
@@ -30,7 +31,7 @@ _PROMPT_S: Final = 0.5
 
 
 class Code(IntEnum):
-    """Negative codes by which the library reports the failure of a key; there are other codes too."""
+    """The library's negative return codes that this backend distinguishes; there are others."""
 
     NO_ROOM = -200
     INVALID = -600
@@ -46,11 +47,12 @@ class Code(IntEnum):
     NOT_TRANSFERRED = -800
     NO_MASTER = -900
     MASTER_LATE = -901
-    """The master did not answer in time. Also used here for a transfer that was not started in time."""
+    """The master did not answer in time. This backend also uses it for a transfer not started in time.
+    """
 
 
 class BufferPiece(NamedTuple):
-    """Bytes in registered memory, and their offset in an object."""
+    """A range of bytes in registered memory, and its offset in an object."""
 
     address: int
     nbytes: int
@@ -59,14 +61,14 @@ class BufferPiece(NamedTuple):
 
 Columns = list[list[int]]
 Move = Callable[[list[str], Columns, Columns, Columns], list[int]]
-"""A call of the library that takes addresses, lengths and offsets of each key's pieces, and returns a
-code per key."""
+"""A call of the library that takes (per key) the addresses, lengths and offsets of its pieces, and
+returns a code per key."""
 
 
 def move(
     by: Move, keys: Sequence[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
 ) -> list[int]:
-    """Move pieces of objects; each code is the number of bytes moved, or negative.
+    """Move pieces of objects; return per key the number of bytes moved, or a negative error code.
 
     After a failed piece, later pieces of the same object are skipped. Pieces that were not started when
     `stop` became due get the code MASTER_LATE.
@@ -101,7 +103,7 @@ def renewing(
     dropped: Callable[[str], bool],
     stop: Stop,
 ) -> Move:
-    """Return a function that reads like `by`, and retries under a new lease if bytes arrive too late.
+    """Return a function that reads with `by`, and retries under a new lease if bytes come too late.
 
     `renew` queries the locations of objects from the master, and returns a code for each. All readers
     of a key in this process share one session, and `dropped` returns whether another reader may have
@@ -133,7 +135,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return the library's codes; if it returned no list of codes, return a failure for each key."""
+    """Return the library's codes; if it returned too few or none, return a failure for each key."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

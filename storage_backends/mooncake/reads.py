@@ -2,8 +2,8 @@
 
 An object is stored under a key with its *generation* (`names`), and a stored generation never changes.
 To add columns, a writer stores the object under the next generation and then removes the earlier ones.
-So a reader that finds an object gone or lacking a column looks for a later generation. No generation is
-stored twice (see `writes`).
+So a reader that finds no object, or one without a wanted column, queries later generations. No
+generation is stored twice (see `writes`).
 
 The memory of a removed object may be reused during a read. Checksums detect that, so a reader treats an
 object as corrupt only after two failures.
@@ -27,10 +27,10 @@ _TRIES: Final = 8
 
 
 class Look(NamedTuple):
-    """The result of checking an object's header."""
+    """The result of reading an object's header and comparing it with the wanted object."""
 
     code: int
-    """The library's code for reading the header; negative if the read failed."""
+    """The library's return code for reading the header; negative if the read failed."""
     finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
@@ -43,7 +43,7 @@ class ObjectReader:
         self._staged = StagedReads(client, memory)
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
-        """Return the highest generation of each object that seems to exist; None if there is none.
+        """Return per object its highest stored generation, or None if no generation seems to exist.
 
         The result is a hint: while an object is being replaced, it may be None or an earlier
         generation.
@@ -56,9 +56,9 @@ class ObjectReader:
         ]
 
     def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
-        """Return the highest generation of each object after `generation`, or 0 if there is none.
+        """Return per object its highest stored generation above `generation`, or 0 if there is none.
 
-        A negative value is the code of a master that does not answer. Generations are queried in
+        A negative value is the error code of a master that does not answer. Generations are queried in
         ascending order, one call each, because a writer stores a generation before it removes the
         earlier one. So a generation that existed at the start is missed only if a later one is found.
         """
@@ -78,7 +78,7 @@ class ObjectReader:
         return found
 
     def read(self, wanted: Sequence[WantedObject], stop: Stop) -> list[ReadOutcome]:
-        """Fill the buffers of the objects, and verify them."""
+        """Fill the buffers of the objects, verify them, and return one outcome per object."""
         outcomes = self._staged.read([key_of(each.digest) for each in wanted], wanted, stop)
         doubtful = (ReadOutcome.MISSING, ReadOutcome.LACKING, ReadOutcome.CORRUPT)
         open_ends = [
@@ -93,7 +93,7 @@ class ObjectReader:
         return outcomes
 
     def read_at(self, want: WantedObject, generation: int, stop: Stop) -> ReadOutcome:
-        """Read one generation of an object into its buffers; remove a corrupt generation."""
+        """Read one generation of an object into its buffers; remove the generation if it is corrupt."""
         outcome = ReadOutcome.CORRUPT
         for _ in range(2):
             if stop.due():
@@ -105,7 +105,7 @@ class ObjectReader:
         return outcome
 
     def look(self, want: WantedObject, generation: int, stop: Stop) -> Look:
-        """Compare the header of one generation with the wanted object, and return the result."""
+        """Read the header of one generation, and compare it with the wanted object."""
         header = self._staged.header(key_of(want.digest, generation), stop)
         if isinstance(header, int):
             return Look(0, HeaderFinding.SHORT) if header == Code.INVALID else Look(header)
@@ -116,15 +116,16 @@ class ObjectReader:
     def _read_again(
         self, want: WantedObject, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
-        """Return the outcome of a read whose generation 0 gave `outcome`, after trying later ones.
+        """Return the final outcome of a read, after trying the generations above 0.
 
-        `generation` is the result of `later` for generation 0.
+        `outcome` is that of generation 0. `generation` is the highest later one, as `later` returned
+        it.
         """
         seen = 0
         for _ in range(_TRIES):
             if generation < 0:
                 return ReadOutcome.FAILED
-            # A corrupt object is read again, because it may have been removed during the read.
+            # Read a corrupt object again, because it may have been removed during the read.
             if generation == seen and outcome is not ReadOutcome.CORRUPT:
                 return outcome
             outcome, seen = self.read_at(want, generation, stop), generation

@@ -1,7 +1,7 @@
 """Reads objects from a Mooncake Store into staging memory, and copies them to the caller.
 
-The library cannot cancel a call: it may block longer than its caller waits, and over RDMA bytes of an
-abandoned transfer may still arrive. So the library never writes to the caller's memory. Bytes are
+The library never writes to the caller's memory, because its calls cannot be cancelled: a call may block
+longer than the caller waits, and over RDMA bytes of an abandoned transfer may still arrive. Bytes are
 staged, and copied out only while the caller's call is in progress (`Stop.touching`). The reader
 verifies the copy, not the staged bytes, so late bytes cannot change verified data.
 
@@ -35,14 +35,14 @@ _GONE = (Code.NOT_FOUND, Code.NOT_READY)
 
 
 class _Place(NamedTuple):
-    """The part of the staging memory for one object, with its address."""
+    """The part of the staging memory that one object is read into, with its address."""
 
     address: int
     memory: memoryview
 
 
 class StagedReads:
-    """Reads the objects under given keys through one client. Thread-safe."""
+    """Reads the objects stored under given keys through one client. Thread-safe."""
 
     def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
         self._client = client
@@ -74,7 +74,7 @@ class StagedReads:
         return outcomes
 
     def header(self, key: str, stop: Stop) -> bytes | int:
-        """Return the header of an object, or a negative code; INVALID if the object is too short."""
+        """Return an object's header, or a negative code; INVALID if the object is too short."""
         if self._memory.is_used_up:
             return Code.NOT_TRANSFERRED
         with self._client.reading([key]) as (found,):
@@ -109,7 +109,7 @@ class StagedReads:
         return _verdict(header, plan, hashes)
 
     def _read_by(self, header: bytes, key: str, want: WantedObject, stop: Stop) -> ReadOutcome:
-        """Fetch the payload of an object with this header, piece by piece, and copy it out."""
+        """Fetch the payload that `header` describes piece by piece, copy it out, and verify it."""
         plan = want.shape.plan(presence_bits(header))
         hashes = PartHashes(plan.sizes)
         staging = self._memory.staging()
@@ -125,7 +125,7 @@ class StagedReads:
         return _verdict(header, plan, hashes)
 
     def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
-        """Fetch a header into the memory at `address`; INVALID if the object is too short for one."""
+        """Read an object's header into the memory at `address`; INVALID if the object is too short."""
         (code,) = self._fetch([key], [[BufferPiece(address, HEADER_BYTES, 0)]], stop)
         return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
 
@@ -138,9 +138,10 @@ class StagedReads:
         return codes
 
     def _why(self, key: str, nbytes: int, stop: Stop) -> int:
-        """Return INVALID if the object is shorter than `nbytes`, else the reason for the failure.
+        """Return why a read of `nbytes` failed: INVALID if the object is shorter, else another code.
 
-        The master must be queried, because the client also returns INVALID for an unreachable owner.
+        The client returns INVALID for an unreachable owner too, so the master is asked for the object's
+        length.
         """
         if stop.due():
             return Code.MASTER_LATE
@@ -174,7 +175,7 @@ def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[li
 
 
 def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Place]:
-    """Return the part of the staging memory for each object of a group, one after the other."""
+    """Return for each object of a group its part of the staging memory, one part after the other."""
     places: list[_Place] = []
     at = 0
     for shape in shapes:
@@ -205,7 +206,10 @@ def _pieces(place: _Place, shape: ObjectShape) -> list[BufferPiece]:
 def _copy_out(
     staged: memoryview, views: Sequence[memoryview], hashes: PartHashes, stop: Stop
 ) -> bool:
-    """Copy staged bytes to the caller's views and hash the copy; return False after the call's end."""
+    """Copy staged bytes to the caller's views and hash the copy.
+
+    Returns False, and copies nothing, if the caller's call has ended.
+    """
     with stop.touching() as wanted:
         at = 0
         for view in views if wanted else ():

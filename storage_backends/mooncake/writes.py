@@ -3,11 +3,11 @@
 The master admits one writer per key, so there is one first writer among all processes. The other
 writers wait until it has finished, and check the object that it stored. See `reads` for generations.
 
-After a generation was replaced and removed, the master would admit a writer that had looked before the
-replacement. So an admitted writer queries later generations before it stores anything, and gives up if
-there are any. No writer can store a later generation before the admitted writer has finished, because
-the next generation is built from the admitted writer's. So a generation is stored at most once, and has
-all columns of the earlier ones.
+No generation is stored twice, and each has all columns of the earlier ones. The danger is a slow
+writer: it found no object, and the master admits it after another writer has replaced and removed that
+generation. So an admitted writer queries later generations before it stores anything, and gives up if
+there are any. No later generation can appear before the admitted writer has finished, because the next
+generation is built from the admitted writer's object.
 
 This holds until the object disappears: by `remove`, eviction, loss of its owner, or corruption. A
 writer that had read the object before may still store the next generation, which can hide columns that
@@ -64,7 +64,10 @@ class ObjectWriter:
         self._complaints = complaints
 
     def write(self, news: Sequence[New], stop: Stop) -> list[WriteOutcome]:
-        """Write the objects that do not exist yet; at most `KEYS_AT_A_TIME` objects per call."""
+        """Write the objects that do not exist yet; return one outcome per object.
+
+        `news` has at most `KEYS_AT_A_TIME` objects.
+        """
         standing = self._reader.latest([new.want.digest for new in news])
         fresh = [at for at, generation in enumerate(standing) if generation is None]
         codes = dict(zip(fresh, self._store([news[at] for at in fresh], 0, stop), strict=True))
@@ -78,7 +81,7 @@ class ObjectWriter:
     def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
         """Write an object that already exists or is being written by another writer.
 
-        PRESENT means that the existing object has all columns of the new one.
+        The outcome is PRESENT if the existing object has all columns of the new one.
         """
         until = time.monotonic() + _OTHER_WRITER_S
         while not stop.due():
@@ -176,7 +179,7 @@ class ObjectWriter:
         return codes
 
     def _send(self, news: Sequence[New], keys: Sequence[str], stop: Stop) -> list[int]:
-        """Transfer the objects that were started; return the bytes sent of each, or a negative code."""
+        """Transfer the started objects; return per object the bytes sent, or a negative error code."""
         staging = self._memory.staging()
         straight: list[int] = []
         pieces: list[list[BufferPiece]] = []

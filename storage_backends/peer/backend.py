@@ -4,18 +4,19 @@
 ranks. The engine of the serving group decides which pages can be read, and until when. This store is
 read-only and cannot list or remove. A corrupt page is CORRUPT at every read.
 
-Options: `secret` (that of the serving group; required unless the rank is on this host), `connect_s`
-(timeout of a connection attempt, default 5), `inflight_bytes` (maximum requested from one rank at a
-time, default 64 MiB), `allow_sources` (comma-separated networks and host names that the rank must
-belong to), `transfer` (`mooncake`: read pages with Mooncake's transfer engine if the serving group has
-one, too; default `tcp`: over the connection), and with it `protocol` (`tcp` or `rdma`), `device` (RDMA
-devices) and `insists` (1: never read pages over the connection).
+- `secret`: the secret of the serving group; required unless the rank is on this host
+- `connect_s`: timeout of a connection attempt in seconds, default 5
+- `inflight_bytes`: maximum bytes requested from one rank at a time, default 64 MiB
+- `allow_sources`: comma-separated networks and host names that the rank must belong to
+- `transfer`: `tcp` (default) reads pages over the connection. `mooncake` reads them with Mooncake's
+  transfer engine if the serving group has one, too; with it, `protocol` (`tcp` or `rdma`), `device`
+  (RDMA devices) and `insists` (1: never read pages over the connection) apply.
 
 A call sends requests to all ranks concerned, over one connection each. Bytes go directly into the
-caller's buffers and are verified there. A read that is abandoned early leaves its connection usable,
-and its late bytes are discarded. A broken connection fails its requests, and the next call reconnects.
-A silent rank makes each call wait until its deadline, which `breaker+` avoids. A transfer engine reads
-into staging memory of this process (`one_sided`), so even then a call returns at its deadline.
+caller's buffers and are verified there. If a read is abandoned early, its connection stays usable, and
+late bytes are discarded. A broken connection fails its requests, and the next call reconnects. A rank
+that does not answer makes each call wait until its deadline, which `breaker+` avoids. A transfer engine
+reads into staging memory of this process (`one_sided`), so even then a call returns at its deadline.
 """
 
 import time
@@ -50,7 +51,7 @@ class PeerOptions(TransferSettings):
 
 
 class PeerBackend:
-    """A read-only `StorageBackend` whose objects are the pages of another group."""
+    """A read-only `StorageBackend` whose objects are pages in the host memory of another group."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class PeerBackend:
         engine: TransferEngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
-        """`address` is the host:port of one rank; `text` is the store's name in messages."""
+        """`address` is one rank's host:port; `text` is the store's name in messages."""
         self._text = text or f"peer://{address}"
         self._make_group = partial(
             PeerGroup,
@@ -92,7 +93,7 @@ class PeerBackend:
         self._group = group
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the object can be read now."""
+        """Return for each name whether its rank would send the object now."""
         if self._group is None or not names or time.monotonic() >= deadline:
             return [False] * len(names)
         return await look_up(self._group, names, deadline)
@@ -104,7 +105,7 @@ class PeerBackend:
         return await read_objects(self._group, reads, deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write nothing: the pages belong to another group."""
+        """Return FAILED for each object, because the pages belong to another group."""
         late = self._group is not None and time.monotonic() >= deadline
         outcome = WriteOutcome.TIMED_OUT if late else WriteOutcome.FAILED
         return [outcome] * len(writes)
@@ -115,17 +116,17 @@ class PeerBackend:
         *,
         deadline: float,  # noqa: ARG002 - see `StorageBackend`.
     ) -> list[bool]:
-        """Remove nothing: the other group decides how long its pages can be read."""
+        """Return False for each name, because only the other group can free its pages."""
         return [False] * len(names)
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """Raise `UsageError`: ranks answer only requests for named objects."""
+        """Raise `UsageError`, because ranks answer only requests for named objects."""
         raise UsageError(
             f"store {self._text!r} cannot be listed: ranks are asked for pages by their names only"
         )
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close the connections to all ranks. Idempotent."""
         group, self._group = self._group, None
         if group is not None:
             await group.close()

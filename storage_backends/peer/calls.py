@@ -1,4 +1,4 @@
-"""Splits one backend call by rank, and sends the requests to all ranks concurrently."""
+"""Splits one backend call into requests to single ranks, and sends the requests concurrently."""
 
 import asyncio
 import time
@@ -18,8 +18,7 @@ from .wire import NAMES_MAX
 RequestT = TypeVar("RequestT", bound=PeerRequest)
 
 _REQUEST_BYTES: Final = 8 << 20
-"""Maximum bytes of the objects that one request reads; an object that is larger gets its own request.
-"""
+"""Maximum bytes of the objects in one read request. A larger object gets a request for itself."""
 
 
 async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:
@@ -79,8 +78,8 @@ async def read_objects(
         outcomes[at] = ReadOutcome.MISSING
         rank = group.rank_of(name, digest)
         if rank is not None:
-            # Group reads by the identity of the shape, because comparing shapes is slow and all reads
-            # of a batch share one shape object.
+            # Group reads by the identity of the shape, not by its value: comparing shapes is slow, and
+            # all reads of a batch share one shape object.
             shapes[id(shape)] = shape
             wanted = WantedParts(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
@@ -104,15 +103,15 @@ async def read_objects(
 async def _ask_ranks(
     group: PeerGroup, by_rank: Mapping[Address, Sequence[RequestT]], deadline: float
 ) -> None:
-    """Send the requests and return once each is answered, has failed, or is late.
+    """Send the requests; return when each is answered or failed, or the deadline has passed.
 
-    No buffer is touched afterwards, nor after a cancellation.
+    No buffer is touched after the return or a cancellation.
     """
     calls = [_ask_rank(group, rank, requests, deadline) for rank, requests in by_rank.items()]
     if len(calls) == 1:
         await calls[0]
     elif calls:
-        # `gather` passes a cancellation on to all calls, and returns only after all of them.
+        # Use `gather`, which passes a cancellation on to all calls, and returns only after all of them.
         await asyncio.gather(*calls)
 
 

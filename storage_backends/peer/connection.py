@@ -1,7 +1,7 @@
 """One connection to one rank of the serving group: sends requests and receives the answers.
 
-Everything runs on the event loop's thread. Requests are answered in the order of sending. An abandoned
-request keeps its place, and its late answer is discarded.
+Everything runs on the event loop's thread. The rank answers requests in the order of sending. An
+abandoned request therefore stays in the queue, until its late answer was received and discarded.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from .wire import (
 )
 
 SILENT_S: Final = 5.0
-"""Maximum seconds of silence while requests are outstanding. If a request times out after a longer
-silence, the connection is closed."""
+"""Maximum seconds without received bytes while requests are unanswered. If a request times out after a
+longer silence, the connection is closed."""
 
 
 async def connect(
@@ -50,7 +50,7 @@ async def connect(
     broke: Callable[[str], None],
     allowed: AllowedSources,
 ) -> "Connection":
-    """Connect to the rank at `address`, and return the connection once the rank's `Hello` has come.
+    """Connect to the rank at `address`; return the connection once the rank has sent `Hello`.
 
     Raises `ConfigError` for an address that is not allowed, another version or secret, or a missing
     secret if the rank is on another host. Raises `StorageError` or `OSError` for temporary failures.
@@ -111,7 +111,7 @@ class Connection:
         self._one_sided: OneSidedReads | None = None
         self._target = ""
         self._staged: dict[int, StagedReply] = {}
-        """Requests with a transfer engine's read in progress, by request number."""
+        """Requests whose read by a transfer engine is in progress, by request number."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
@@ -123,17 +123,17 @@ class Connection:
 
     @property
     def host(self) -> str:
-        """Return the address of this host on the route to the rank."""
+        """Return this host's address on the route to the rank."""
         return str(self._sock.getsockname()[0])
 
     def read_by(self, one_sided: OneSidedReads, target: str) -> None:
-        """Read objects by a transfer engine from now on; the rank's engine has address `target`."""
+        """Use a transfer engine for later reads; `target` is the address of the rank's engine."""
         self._one_sided, self._target = one_sided, target
 
     def submit(self, request: PeerRequest) -> None:
         """Queue the request, and send it when the limit of bytes in flight permits.
 
-        On a closed connection the request finishes at once, unanswered.
+        On a closed connection the request finishes at once, without an answer.
         """
         if not self.is_open:
             request.finish()
@@ -144,7 +144,7 @@ class Connection:
     def abandon(self, request: PeerRequest) -> None:
         """Stop touching the request's buffers at once, and ask the rank not to send the rest.
 
-        Closes the connection if the rank has been silent for `SILENT_S`.
+        Closes the connection if nothing was received from the rank for `SILENT_S`.
         """
         if not self.is_open or request.done.done():
             return
@@ -156,8 +156,8 @@ class Connection:
         if self._receiving is request:
             self._receiver.discard_rest()
         if number in self._staged:
-            # If the engine's read is still queued, cancel it now. A running read continues until the
-            # library returns.
+            # Cancel the engine's read if it is still queued. A running read continues until the library
+            # returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing was received for {SILENT_S:g} s")
@@ -269,7 +269,7 @@ class Connection:
                     raise StorageError(f"unexpected message {type(message).__name__}")
 
     def _receive_pages(self, reading: PartsRead, pages: ReadReply, attached_bytes: int) -> Parser:
-        """Receive the bytes attached to `pages`, and verify their tag.
+        """Receive the bytes attached to the frame `pages`, and verify the frame's authentication tag.
 
         If the read was abandoned, the bytes are discarded without verification.
         """
@@ -285,7 +285,7 @@ class Connection:
                 running.require(tag)
 
     def _read(self, reading: PartsRead, located: LocateReply, headers: memoryview) -> None:
-        """Start the transfer engine's read from the locations that the rank returned."""
+        """Start the transfer engine's read from the memory addresses that the rank returned."""
         number = located.number
         if self._one_sided is None or reading.is_abandoned():
             self._done(number)
@@ -300,7 +300,7 @@ class Connection:
             self._done(number)
 
     def _came(self, one_sided: OneSidedReads, number: int, staged: StagedReply) -> None:
-        """Deliver the result of an engine's read if its request still waits for the result."""
+        """Pass the result of an engine's read to its request, if that still waits for it."""
         if self.is_open:
             self._heard_at = time.monotonic()
             del self._staged[number]
@@ -318,7 +318,7 @@ class Connection:
         self._send(Done(number))
 
     def _engine_failed(self, one_sided: OneSidedReads, why: str) -> None:
-        """Log that the engine failed, and use the connection for later reads.
+        """Log that the engine failed, and read over the connection from now on.
 
         If the settings insist on the engine, later reads still use the engine.
         """

@@ -1,4 +1,4 @@
-"""Authentication tags for the frames of a connection between two sides with a shared secret.
+"""Authentication tags for the frames of a connection between two processes with a shared secret.
 
 A tag is a GMAC: AES-256-GCM without plaintext, over the frame as additional data. Each direction has
 its own key from the handshake, and the nonce is the tag's sequence number in that direction. So the tag
@@ -33,7 +33,7 @@ class FrameTags:
     """Computes and checks the authentication tags of one direction of one connection, in order."""
 
     def __init__(self, key: bytes = b"") -> None:
-        """Without a key every tag is empty."""
+        """`key` is the key of this direction; without a key every tag is empty."""
         self._key = key
         self._count = 0
         self.nbytes: Final = TAG_BYTES if key else 0
@@ -43,22 +43,22 @@ class FrameTags:
             self._cipher = AESGCM(key)
 
     def room(self) -> memoryview:
-        """Return memory to receive an authentication tag into."""
+        """Return memory that is large enough for one authentication tag."""
         return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the authentication tag of `data`, the next part of a frame."""
+        """Return the next authentication tag, which is that of `data`."""
         if not self._key:
             return b""
         return self._cipher.encrypt(self._nonce(), b"", data)
 
     def require(self, data: bytes | memoryview, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is the correct tag of `data`, the next part of a frame."""
+        """Raise `StorageError` unless `tag` is the next authentication tag, for `data`."""
         if not hmac.compare_digest(self.of(data), tag):
             raise WrongTagError
 
     def begin(self) -> "RunningTag":
-        """Return an object that computes the next authentication tag from data added in steps."""
+        """Return an object that computes the next authentication tag; its data is added in steps."""
         if not self._key:
             return RunningTag(None)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -72,13 +72,13 @@ class FrameTags:
 
 
 class RunningTag:
-    """An authentication tag over memory that is added view by view, without copies."""
+    """The authentication tag of data that is added one view at a time, without copies."""
 
     def __init__(self, context: "AEADEncryptionContext | None") -> None:
         self._context = context
 
     def add(self, views: Iterable[memoryview | bytes]) -> None:
-        """Add views to the tagged data; reads the memory before returning."""
+        """Add views to the data; they are read before this returns."""
         if self._context is not None:
             for view in views:
                 self._context.authenticate_additional_data(view)
@@ -97,18 +97,18 @@ class RunningTag:
 
 
 class ConnectionTags(NamedTuple):
-    """The tags of both directions, as one side of a connection uses them."""
+    """The authentication tags of both directions of a connection, as one of its sides uses them."""
 
     sent: FrameTags
     received: FrameTags
 
     @classmethod
     def of_reader(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags as the connecting side of a connection uses them."""
+        """Return the tags for the connecting side: its sending and receiving direction."""
         return cls(*(FrameTags(each if secret else b"") for each in keys))
 
     @classmethod
     def of_server(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags as the listening side of a connection uses them."""
+        """Return the tags for the listening side: its sending and receiving direction."""
         sent, received = cls.of_reader(secret, keys)
         return cls(received, sent)

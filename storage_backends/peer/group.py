@@ -1,4 +1,4 @@
-"""The serving group: its ranks, the objects that each can have, and the connections to the ranks."""
+"""The serving group: its ranks, the objects that each rank can have, and the connections to them."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from .wire import Hello
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""A pool and one of its shards."""
+"""(pool, shard), the parts of an object's name that determine which ranks can have it."""
 Address = str
 _SHORT: Final = 12
 
@@ -30,9 +30,9 @@ _SHORT: Final = 12
 class PeerGroup:
     """Maps objects to ranks, and connects to a rank when its first request is sent.
 
-    Used only by the event loop's thread. There is at most one connection per rank, and a call that
-    needs a connection opens a broken one again. Each new connection to the rank in the URI updates the
-    list of ranks.
+    Used only by the event loop's thread. There is at most one connection per rank. If it has broken,
+    the next call that needs it reconnects. Each new connection to the rank in the URI updates the list
+    of ranks.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PeerGroup:
     ) -> None:
         """`entry` is the rank in the URI; it must be in `allowed`, and the ranks it lists are trusted.
 
-        With `engine`, objects are read by a transfer engine from ranks that have one too.
+        If `engine` is given, objects are read by a transfer engine from ranks that have one too.
         """
         self._entry = entry
         self._secret = secret.encode()
@@ -57,8 +57,8 @@ class PeerGroup:
         self._inflight_bytes = inflight_bytes
         self._allowed = allowed
         self._unproven: dict[Address, float] = {}
-        """For each rank that failed to prove its identity, the time until which no connection to it is
-        tried."""
+        """By rank that failed to prove its identity: the time until which no connection to it is tried.
+        """
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
@@ -88,7 +88,7 @@ class PeerGroup:
     def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:
         """Return the rank to read an object from, or None if no rank of the group can have it.
 
-        If several ranks have the object because it is replicated data, the name decides between them.
+        If several ranks have a replicated object, the digest of its name selects one of them.
         """
         ranks = self._places.get((name.pool, name.shard), ())
         if not ranks or not self._is_of(name.namespace):
@@ -96,7 +96,7 @@ class PeerGroup:
         return ranks[int.from_bytes(digest[:8], "big") % len(ranks)]
 
     async def connection(self, address: Address, deadline: float) -> Connection:
-        """Return the connection to a rank; connect first if there is none.
+        """Return the connection to the rank at `address`; connect first if there is none.
 
         Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` if connecting fails.
         Callers share one connection attempt, and a cancelled caller does not cancel it.
@@ -121,7 +121,7 @@ class PeerGroup:
         return task.result()
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close the connections to all ranks. Idempotent."""
         self._closed = True
         tasks = list(self._connecting.values())
         for task in tasks:
@@ -135,7 +135,7 @@ class PeerGroup:
             self._one_sided.close()
 
     def _is_of(self, namespace: str) -> bool:
-        """Return whether `namespace` is that of the serving group's objects; log a warning if not."""
+        """Return whether the serving group's objects are in this namespace; log a warning if not."""
         assert self._hello is not None
         if namespace == self._hello.namespace:
             return True
@@ -184,7 +184,7 @@ class PeerGroup:
         return made
 
     async def _find_engine(self, made: Connection) -> None:
-        """Use a transfer engine to read this rank's objects if both sides have one.
+        """Use a transfer engine to read the objects of a rank if both sides have an engine.
 
         Otherwise log the reason, or raise `ConfigError` if the settings insist on an engine.
         """
@@ -230,8 +230,8 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # The group may list another address for the rank in the URI. Use the URI's address, so that
-        # there is only one connection to that rank.
+        # Use the address in the URI for its rank, even if the group lists another address for that
+        # rank, so that there is only one connection to it.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

@@ -1,4 +1,4 @@
-"""The handshake between readers and page servers over sockets; see `..handshake`."""
+"""The handshake between readers and page servers over sockets (format: `..handshake`)."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ MAGIC: Final = b"LOCKPEER"
 
 
 class SocketStream:
-    """A byte stream for the handshake, over a non-blocking socket."""
+    """The byte stream on which a handshake runs, over a non-blocking socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -75,7 +75,7 @@ def _place(name: tuple[str, int]) -> str:
 
 
 async def receive_exactly(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`; raises `ConnectionResetError` if the other side closes the connection first."""
+    """Fill `view` with received bytes; raises `ConnectionResetError` if the other side closes first."""
     loop = asyncio.get_running_loop()
     while view:
         count = await loop.sock_recv_into(sock, view)

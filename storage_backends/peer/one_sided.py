@@ -1,10 +1,10 @@
-"""Reads objects from a rank's memory with a transfer engine, into memory of this process.
+"""Reads objects from a rank's memory with a transfer engine, into staging memory of this process.
 
-A call of the library cannot be cancelled, so it never writes to the caller's buffers. It reads into a
-staging area, on a thread that may be left behind. The area has the layout of the rank's answer over the
-connection. On the event loop's thread the area is copied into the caller's buffers and verified there.
-So if the rank reused its memory during the read, verification detects that like any damage. Bytes that
-arrive after their call has returned are discarded.
+A call of the library cannot be cancelled, so the library never writes to the caller's buffers. It
+writes to a staging area, on a thread that may stay blocked when its caller stops waiting. The area has
+the layout of the rank's answer over the connection. On the event loop's thread the area is copied into
+the caller's buffers and verified there. If the rank reused its memory during the read, verification
+fails as for any damage. Bytes that arrive after their call has returned are discarded.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ _AREA_BYTES_MIN: Final = 256 << 10
 
 
 class OneSidedReads:
-    """The staging areas and threads for one serving group, used only by the event loop's thread."""
+    """Staging areas and threads for reads from one group, used only by the event loop's thread."""
 
     def __init__(self, settings: TransferEngineSettings) -> None:
         self.settings = settings
         self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
         self._free: dict[int, list[memoryview]] = {}
-        """Free staging areas by length in bytes, which is a power of two."""
+        """Free staging areas, by their number of bytes, which is a power of two."""
         self._engine: TransferEngine | None = None
         self.failures: Final = LoggedError()
-        """Rate-limited warnings about failed reads."""
+        """Log of failed reads, limited to one warning per interval."""
         self._closed = False
 
     async def start(self, host: str, timeout_s: float) -> None:
@@ -70,17 +70,17 @@ class OneSidedReads:
         headers: memoryview,
         came: Callable[["StagedReply"], None],
     ) -> "StagedReply":
-        """Start reading the located pages; `came` is called on the event loop when the read is over.
+        """Start reading the located pages; `came` is called on the event loop when the read has ended.
 
-        Then `came` must return the staging area with `end`. Raises `StorageError` if no memory can be
-        registered.
+        `came` must return the staging area by a call of `end`. Raises `StorageError` if no memory can
+        be registered.
         """
         assert self._engine is not None
         staged = StagedReply(reading, located, headers, self._area(reading.nbytes))
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
-            # The event loop may have been closed before the library returned.
+            # Ignore the error if the event loop was closed before the library returned.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(came, staged)
 
@@ -106,7 +106,7 @@ class OneSidedReads:
                 self._engine.unregister(areas.pop())
 
     def _area(self, nbytes: int) -> memoryview:
-        """Return a staging area of at least `nbytes`, reserved until `end`."""
+        """Return a staging area of at least `nbytes`, which is not free until `end`."""
         length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(length, [])
         if free:
@@ -126,9 +126,10 @@ class StagedReply:
     def __init__(
         self, reading: PartsRead, located: LocateReply, headers: memoryview, area: memoryview
     ) -> None:
-        """Plan where each object goes in the staging area; one with an invalid header gets no bytes.
+        """Plan the position of each object in the staging area.
 
-        `area` must have room for the longest possible answer to the request (`PartsRead.nbytes`).
+        An object with an invalid header gets no bytes. `area` must have room for the longest possible
+        answer to the request (`PartsRead.nbytes`).
         """
         self.area = area
         self.call: Future[bool] = Future()
@@ -153,7 +154,7 @@ class StagedReply:
 
     @property
     def has_come(self) -> bool:
-        """Return whether the library's call has finished and has read everything."""
+        """Return whether the library's call has finished and has read all pieces."""
         return not self.call.cancelled() and self.call.exception() is None and self.call.result()
 
     def give(self) -> None:
@@ -177,7 +178,7 @@ def fill(parser: Parser, source: memoryview) -> None:
 
 
 def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) -> memoryview:
-    """Return memory for the headers that are attached to `located`, a rank's answer.
+    """Return memory for the object headers that are attached to the answer `located`.
 
     Raises `StorageError` if the answer does not match the request `reading`.
     """
@@ -193,4 +194,4 @@ def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) ->
 
 
 def _nothing() -> None:
-    """Release nothing when the last thread exits, because `end` unregisters the areas."""
+    """Do nothing when the last thread exits, because `end` unregisters the staging areas."""

@@ -1,6 +1,6 @@
 """The requests to one rank, and the outcome of each key.
 
-A call of the backend creates a request, and its connection fills it, on one thread. Until the request
+A backend call creates a request, and a connection completes it, both on one thread. Until the request
 is done or abandoned, the connection owns the buffers.
 """
 
@@ -26,32 +26,33 @@ from .streams import Sinks, scratch
 from .wire import LookupRequest, ReadReply, ReadRequest, State
 
 _GROUP_BYTES: Final = 256 << 10
-"""Maximum total bytes of objects that are received together, so that they are hashed while they are in
-a core's cache."""
+"""Maximum total bytes of objects that are received together, so that they are still in the core's cache
+when they are hashed."""
 _PIECE_BYTES: Final = 256 << 10
-"""Maximum bytes of one piece of a larger object, so that a piece is hashed while it is in a core's
-cache."""
+"""Maximum bytes of one piece of a larger object, so that a piece is still in the core's cache when it
+is hashed."""
 
 
 class PeerRequest:
     """A request to one rank, with the outcome of every key."""
 
     nbytes = 0
-    """Maximum bytes of the answer to the request; they count as in flight until it is answered."""
+    """Maximum bytes of the answer to the request. They count as in flight until the request is
+    answered."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_abandoned = False
         self.unanswered = ReadOutcome.FAILED
-        """The outcome for keys that the rank did not answer."""
+        """The outcome for keys that the rank does not answer."""
 
     def message(self, number: int) -> LookupRequest | ReadRequest:
         """Return the wire message for this request; `number` identifies it on the connection."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Mark the request as abandoned, so that bytes that still arrive for it are discarded."""
+        """Mark the request as abandoned. Bytes that still arrive for it are discarded."""
         self._is_abandoned = True
 
     def is_abandoned(self) -> bool:
@@ -59,13 +60,13 @@ class PeerRequest:
         return self._is_abandoned
 
     def finish(self) -> None:
-        """Wake the waiters of this request, because no more answers will come."""
+        """Complete the request, because no more answers will come."""
         if not self.done.done():
             self.done.set_result(None)
 
 
 class LookupQuestion(PeerRequest):
-    """A lookup of objects of one pool and shard."""
+    """A request whether objects of one pool and shard exist."""
 
     def __init__(self, pool: str, shard: str, keys: Sequence[str]) -> None:
         super().__init__(keys)
@@ -77,14 +78,14 @@ class LookupQuestion(PeerRequest):
         return LookupRequest(number, self._pool, self._shard, self.keys)
 
     def answer(self, there: bytes) -> None:
-        """Record the answer; raises `StorageError` if it does not match this request."""
+        """Record the answer; raises `StorageError` if the answer does not match this request."""
         if len(there) != len(self.keys) or there.strip(b"\0\1"):
             raise StorageError(f"an answer of {len(there)} bytes about {len(self.keys)} objects")
         self.there = [bool(each) for each in there]
 
 
 class WantedParts(NamedTuple):
-    """One object to read: its key, the digest of its name, and the buffers of its parts."""
+    """One object to read: its key, the digest of its name, and the buffers for its wanted parts."""
 
     key: str
     digest: bytes
@@ -92,7 +93,7 @@ class WantedParts(NamedTuple):
 
 
 class PartsRead(PeerRequest):
-    """A read of parts of objects of one pool, shard and shape into the caller's buffers."""
+    """A read of the wanted parts of objects of one pool, shard and shape into the caller's buffers."""
 
     def __init__(
         self, pool: str, shard: str, shape: ObjectShape, wanted: Sequence[WantedParts]
@@ -107,7 +108,7 @@ class PartsRead(PeerRequest):
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
         self._received: list[tuple[int, ReadOutcome]] = []
-        """Positions and outcomes of received objects whose authentication tag has not been verified
+        """(index in `keys`, outcome) of each received object whose authentication tag is not verified
         yet."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
@@ -128,8 +129,8 @@ class PartsRead(PeerRequest):
     def receive(self, pages: ReadReply, attached_bytes: int) -> Generator[Sinks, None, None]:
         """Yield the memory into which the objects of `pages` are received, and verify each object.
 
-        The outcomes count only after `take`. Yielded memory is not written before the next step, unless
-        the request is abandoned. Raises `StorageError` if these are not the next objects of this
+        The outcomes count only after `take`. The memory of a step is not written before the next step,
+        unless the request is abandoned. Raises `StorageError` if these are not the next objects of this
         request, or have a wrong length.
         """
         first, count = pages.first, len(pages.states)
@@ -156,7 +157,7 @@ class PartsRead(PeerRequest):
         yield from self._receive_group(group)
 
     def take(self, pages: ReadReply) -> None:
-        """Make the outcomes of the received `pages` final, because their tag was verified."""
+        """Make the outcomes of the received `pages` final; their authentication tag is valid."""
         for at, outcome in self._received:
             self.outcomes[at] = outcome
         self._received.clear()
@@ -190,8 +191,8 @@ class PartsRead(PeerRequest):
         header = bytearray(HEADER_BYTES)
         nbytes = self._sent_bytes(state) - HEADER_BYTES
         pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
-        # Receive the header together with the first piece of the payload. If the header turns out to be
-        # bad, the buffers are undefined anyway.
+        # Receive the header together with the first piece of the payload. If the header is invalid, the
+        # buffers' bytes are undefined anyway.
         buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
         yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
@@ -215,15 +216,16 @@ class PartsRead(PeerRequest):
         self._received.append((at, outcome))
 
     def valid_plan(self, at: int, header: bytes) -> Plan | None:
-        """Return where the wanted parts lie in an object with this header.
+        """Return the positions of the wanted parts in an object with this header.
 
-        Returns None if the header is invalid or the object lacks a wanted part.
+        Returns None if the header is invalid or the object lacks a wanted part. `at` is the object's
+        index.
         """
         finding, plan = self._found(at, header)
         return plan if finding is HeaderFinding.SOUND else None
 
     def _checked(self, at: int, state: int, header: bytes) -> Plan | None:
-        """Check the header of a received object; return the plan of the wanted parts if it is good.
+        """Return the positions of a received object's wanted parts if its header is valid.
 
         Otherwise record the object's outcome and return None.
         """
@@ -243,7 +245,7 @@ class PartsRead(PeerRequest):
         return finding, self._shape.plan(presence_bits(header)) if sound else self._expected_plan
 
     def _judge(self, at: int, header: bytes, plan: Plan, checksums: bytes) -> None:
-        """Record whether the wanted parts have the checksums that the header states."""
+        """Record the outcome of an object: OK if its wanted parts have the checksums in its header."""
         start, sound = 0, True
         for run in plan.runs:
             end = start + len(run.parts) * CHECKSUM_BYTES

@@ -1,4 +1,4 @@
-"""Moves bytes between a connection and their final memory without copies.
+"""Moves bytes between a socket and their final memory without copies.
 
 Runs on an event loop's thread, with non-blocking sockets. Memory is touched only during a call of
 `receive` or `send`, so code on the loop's thread can release memory at any time.
@@ -15,7 +15,7 @@ from .wire import CONTROL_BYTES_MAX, MESSAGES, PREFIX_BYTES, Message, decode_pre
 Sinks = Sequence[memoryview]
 """Memory to fill, one view after the other."""
 Parser = Generator[Sinks, None, None]
-"""A generator that yields the memory to fill next, and continues once the memory is full. Raises
+"""A generator that yields the memory to fill next, and is resumed once the memory is full. Raises
 `StorageError` for invalid input."""
 
 _VIEWS_MAX: Final = 512
@@ -24,11 +24,11 @@ _TURN_BYTES: Final = 4 << 20
 """Maximum bytes per call of `receive` or `send`, so that other tasks on the event loop are not delayed.
 """
 _SCRATCH: Final = memoryview(bytearray(256 << 10))
-"""Memory for the discarded bytes of all connections; written but never read."""
+"""Memory that receives the bytes to discard, of all connections; never read."""
 
 
 class Receiver:
-    """Fills the memory that a parser yields."""
+    """Receives bytes from a socket into the memory that a parser yields."""
 
     def __init__(self, sock: socket.socket, parser: Parser) -> None:
         self._sock = sock
@@ -37,7 +37,7 @@ class Receiver:
         self._ask()
 
     def receive(self) -> int:
-        """Receive the available bytes, up to a limit; return how many.
+        """Receive the available bytes, up to a limit; return their number.
 
         Raises `OSError` if the connection has broken or ended, and the errors of the parser.
         """
@@ -57,7 +57,8 @@ class Receiver:
             received += count
             self._took(count)
             if count < wanted:
-                # The socket is drained; another call would only return EAGAIN.
+                # Return without another call, which would only return EAGAIN: the socket has no more
+                # bytes.
                 break
         return received
 
@@ -89,28 +90,31 @@ class Receiver:
 
 
 def scratch(count: int) -> list[memoryview]:
-    """Return memory for `count` bytes that are to be discarded."""
+    """Return memory for the next `count` bytes, which are discarded."""
     whole, rest = divmod(count, len(_SCRATCH))
-    # An empty view would never be filled, so receiving would not end.
+    # Leave out empty views: receiving into one would never end.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
 
 
 class FrameHead:
-    """Receives the head of each frame: the lengths, the control and the control's tag."""
+    """Receives the first part of each frame: the lengths, the control and the control's tag.
+
+    The control is the encoded message.
+    """
 
     message: Message
-    """The message in the last received control."""
+    """The message decoded from the last received control."""
     attached_bytes: int
-    """Number of bytes that follow the last received control as its attachment."""
+    """Number of bytes attached to the last received message."""
 
     def __init__(self, tags: FrameTags) -> None:
         self._tags = tags
         self._room = memoryview(bytearray(PREFIX_BYTES + CONTROL_BYTES_MAX + tags.nbytes))
 
     def receive(self) -> Parser:
-        """Yield the memory for the head of the next frame.
+        """Yield the memory for the lengths, the control and the control's tag of the next frame.
 
-        Raises `StorageError` if the head is not authentic.
+        Raises `StorageError` if the tag is invalid.
         """
         room = self._room
         yield [room[:PREFIX_BYTES]]
@@ -122,22 +126,22 @@ class FrameHead:
 
 
 class Sender:
-    """Sends views in order, without copies."""
+    """Sends queued views in order, without copies."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._views: deque[memoryview] = deque()
 
     def put(self, *views: memoryview | bytes) -> None:
-        """Queue views to send. They must not change until they are sent."""
+        """Queue views to send. The caller must not change their memory until it is sent."""
         self._views.extend(memoryview(view) for view in views if len(view))
 
     def is_empty(self) -> bool:
-        """Return whether everything was handed to the kernel, which has its own copy."""
+        """Return whether the kernel has a copy of all queued bytes."""
         return not self._views
 
     def send(self) -> int:
-        """Send as much as the kernel accepts, up to a limit; return how many bytes.
+        """Send as much as the kernel accepts, up to a limit; return the number of bytes.
 
         Raises `OSError` if the connection has broken.
         """
@@ -160,5 +164,5 @@ class Sender:
         return sent
 
     def clear(self) -> None:
-        """Drop all views that are not sent yet."""
+        """Remove all views from the queue that are not sent yet."""
         self._views.clear()

@@ -2,8 +2,8 @@
 
 Anyone who knows an engine's address can read and write all memory registered with it, because the
 library listens on every interface and uses no secret. A call may block (30 seconds over TCP if the
-other process has stopped) and cannot be cancelled; it releases the interpreter lock. The process shares
-one reading engine and never closes it, because one of its calls may hang.
+other process has stopped) and cannot be cancelled; it releases the interpreter lock. All readers in the
+process share one engine, which is never closed, because one of its calls may hang.
 """
 
 import json
@@ -17,12 +17,12 @@ from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
-"""Placeholder for a metadata server: engines exchange their registrations directly."""
+"""Placeholder for a metadata server, because engines exchange their registrations directly."""
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
 class RemotePiece(NamedTuple):
-    """One read of an engine: the local address, the remote address, and the number of bytes."""
+    """A range of bytes for an engine to read: local address, remote address and length."""
 
     here: int
     there: int
@@ -35,7 +35,7 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # If two threads import the package at the same time, the import may fail in one of them.
+            # The import may fail in one of two threads that import the package at the same time.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
@@ -100,7 +100,7 @@ class TransferEngine:
         """
         if self._engine is not None:
             self.unregister(*self._registered.values())
-            # Deleting the library's object stops its engine and waits for its threads.
+            # Delete the library's object, which stops its engine and waits for its threads.
             self._engine = None
 
 
@@ -109,7 +109,7 @@ _sharing: Final = threading.Lock()
 
 
 def shared_engine(settings: TransferEngineSettings, host: str) -> TransferEngine:
-    """Return this process's engine for reads; the first call starts the engine.
+    """Return the engine that all reads of this process share; the first call starts it.
 
     `host` is the address at which other hosts reach this host. Blocks while the library starts. Raises
     `StorageError` in every call if the engine cannot start.

@@ -4,13 +4,13 @@ A connection begins with a handshake of fixed length (`handshake`). Then each si
 
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
     8 bytes   length of the attachment, little-endian
-    control   one msgpack array: the number of its kind (the tag of a `Message`), then its fields
+    control   the message, one msgpack array: the tag of its kind of `Message`, then its fields
     tag       16 bytes, authenticates all of the above (`frame_tags`)
     attached  raw bytes; only `ReadReply` and `LocateReply` have any
     tag       16 bytes, authenticates the attachment, if there is one
 
-Without a secret the frames have no authentication tags. A wrong tag closes the connection: its control
-is not executed, and nothing of its attachment counts as read.
+Without a secret the frames have no authentication tags. A wrong authentication tag closes the
+connection: the message is not executed, and its attachment is not used.
 
 The server sends `Hello` once, first. It answers each `LookupRequest` by one `LookupReply`, and each
 `ReadRequest` by one or more `ReadReply` with consecutive keys. `ReadReply` attaches for each key:
@@ -26,9 +26,9 @@ the parts with its own transfer engine, at addresses that follow from the header
 unchanged until the reader sends `Done`, once for each `LocateReply`, or its connection is closed. After
 a `Forget` an unanswered `LocateRequest` is answered with ABSENT.
 
-The meaning of kinds and the order of fields never change. An addition raises `VERSION`, which the
-handshake compares. Invalid input raises `StorageError`, before any allocation of a claimed size, and
-closes the connection.
+The meaning of message kinds and the order of their fields never change. An addition raises `VERSION`,
+which the handshake compares. Invalid input raises `StorageError`, before any memory of a claimed size
+is allocated, and closes the connection.
 """
 
 import struct
@@ -50,13 +50,13 @@ NAMES_MAX: Final = 1024
 RANKS_MAX: Final = 1024
 POOLS_MAX: Final = 64
 TEXT_MAX: Final = 128
-"""Maximum characters of a part of an object's name (`object_name`)."""
+"""Maximum characters of each component of an object's name (namespace, pool, shard, key)."""
 ADDRESS_MAX: Final = 280
 REQUESTS_MAX: Final = 64
 """Maximum number of unanswered requests per connection."""
 FRAME_BYTES: Final = 4 << 20
-"""Bytes after which a `ReadReply` frame takes no further object. The server cannot withdraw the pages
-of a frame before the frame is sent."""
+"""Number of attached bytes at which no further object is added to a `ReadReply` frame. The server
+cannot free the pages of a frame before the frame is sent."""
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size
@@ -66,11 +66,11 @@ Name: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=ADDRESS_MAX)]
 Keys: TypeAlias = Annotated[tuple[Name, ...], Meta(min_length=1, max_length=NAMES_MAX)]
 States: TypeAlias = Annotated[bytes, Meta(max_length=NAMES_MAX)]
-"""The state of each key, one byte per key."""
+"""The `State` of each key in a request, one byte per key."""
 
 
 class State(IntEnum):
-    """How much of an object is attached to a frame."""
+    """For one key of a request: how much of its object is attached to the answer."""
 
     ABSENT = 0
     BARE = 1
@@ -80,13 +80,13 @@ class State(IntEnum):
 
 
 class PeerRank(Record, frozen=True, tag=False):
-    """One rank of a serving group."""
+    """One rank of a serving group, as `Hello` describes it."""
 
     address: Address
     """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """Pairs of a pool and the shard in the names of its objects on this rank. One pair is for the
-    group's marker."""
+    """(pool, shard) of the objects on this rank. One pair is that of the marker, the object by which
+    groups of other TP sizes find pages."""
     engine: Address = ""
     """Address of the rank's transfer engine; empty if the rank has none."""
 
@@ -96,10 +96,10 @@ class PeerRank(Record, frozen=True, tag=False):
 
 
 class Hello(Record, frozen=True, tag=1):
-    """Lists all ranks of the serving group."""
+    """The server's first message: lists all ranks of the serving group."""
 
     rank: Number
-    """The index in `ranks` of the server that sends this message."""
+    """The index in `ranks` of the rank whose server sends this message."""
     namespace: Name
     ranks: Annotated[tuple[PeerRank, ...], Meta(max_length=RANKS_MAX)]
 
@@ -109,7 +109,7 @@ class Hello(Record, frozen=True, tag=1):
 
 
 class LookupRequest(Record, frozen=True, tag=2):
-    """Asks which objects exist."""
+    """Asks a rank which objects of one pool and shard it has."""
 
     number: Number
     pool: Name
@@ -118,19 +118,19 @@ class LookupRequest(Record, frozen=True, tag=2):
 
 
 class PartsRequest(Record, frozen=True):
-    """A request for parts of objects."""
+    """The fields of a request for parts of objects."""
 
     number: Number
     pool: Name
     shard: Name
     table: Annotated[bytes, Meta(max_length=5 * PARTS_MAX)]
     held: Annotated[bytes, Meta(max_length=PARTS_MAX)]
-    """The numbers of the wanted parts, ascending, one byte each."""
+    """The indices of the wanted parts in the part table, ascending, one byte each."""
     keys: Keys
 
 
 class ReadRequest(PartsRequest, frozen=True, tag=3):
-    """Requests that parts of objects are sent, attached to the answers."""
+    """Requests parts of objects, which the server attaches to its answers."""
 
 
 class Forget(Record, frozen=True, tag=4):
@@ -147,7 +147,7 @@ class LookupReply(Record, frozen=True, tag=5):
 
 
 class ReadReply(Record, frozen=True, tag=6):
-    """Answers some consecutive keys of a `ReadRequest`; headers and parts are attached."""
+    """Answers some consecutive keys of a `ReadRequest`; object headers and parts are attached."""
 
     number: Number
     first: Number
@@ -155,20 +155,20 @@ class ReadReply(Record, frozen=True, tag=6):
 
 
 class LocateRequest(PartsRequest, frozen=True, tag=7):
-    """Requests the memory addresses of pages, which must then stay unchanged until `Done`."""
+    """Asks a rank for the memory addresses of pages. The rank must not overwrite them until `Done`."""
 
 
 class LocateReply(Record, frozen=True, tag=8):
-    """Answers a `LocateRequest`: the memory address of each page, with the headers attached."""
+    """Answers a `LocateRequest`: the memory address of each page; the object headers are attached."""
 
     number: Number
     states: States
     pages: Annotated[tuple[Number, ...], Meta(max_length=NAMES_MAX)]
-    """The memory address of each page; undefined if the object is ABSENT."""
+    """The memory address of each page on the rank; undefined if the object is ABSENT."""
 
 
 class Done(Record, frozen=True, tag=9):
-    """Releases the pages located by the request with this number, because their reads are over."""
+    """Tells the rank that all reads have ended of the pages that one `LocateRequest` located."""
 
     number: Number
 
@@ -186,17 +186,20 @@ Message = (
 )
 MESSAGES: Final[Codec[Message]] = Codec(Message, bytes_max=CONTROL_BYTES_MAX, error=StorageError)
 RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
-"""Encoding of a rank's entry, with which the ranks of a group exchange their addresses."""
+"""Encodes a `PeerRank`. The ranks of a group exchange their addresses in this encoding."""
 
 
 def encode(message: Message, attached_bytes: int = 0) -> bytes:
-    """Return a frame without its attachment. Raises `StorageError` if it is too long."""
+    """Return the frame of a message, without authentication tags and attachment.
+
+    Raises `StorageError` if the message is too long.
+    """
     control = MESSAGES.encode(message)
     return _PREFIX.pack(len(control), attached_bytes) + control
 
 
 def decode_prefix(raw: memoryview) -> tuple[int, int]:
-    """Return the lengths of control and attachment from `PREFIX_BYTES` bytes."""
+    """Return (length of the control, length of the attachment) from `PREFIX_BYTES` bytes."""
     control_bytes, attached_bytes = _PREFIX.unpack(raw)
     if not 0 < control_bytes <= CONTROL_BYTES_MAX:
         raise StorageError(f"a message of {control_bytes} bytes, must be 1 to {CONTROL_BYTES_MAX}")

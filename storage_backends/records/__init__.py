@@ -1,1 +1,1 @@
-"""Records that a store holds in addition to pages: manifests, and markers of groups' TP sizes."""
+"""Records: the small objects that a store holds in addition to pages (manifests, groups' markers)."""

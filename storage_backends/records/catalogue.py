@@ -1,11 +1,11 @@
-"""A summary of a store's contents: models with their weights, namespaces, pools and shards.
+"""A summary of a store's objects by model and weights, namespace, pool and shard.
 
 The name of an object contains its namespace, pool and shard. The manifests in the store (see
-`manifest`) map namespaces to models. The caller adds each listed object to a catalogue, then reads the
-manifests that were among them, and passes their contents to `learn`.
+`manifest`) map namespaces to models. The caller first adds each listed object to a catalogue. Then it
+reads the manifests that were listed, and passes each to `learn`.
 
-This module is pure. Its memory is bounded, and grows with the number of namespaces, pools and shards,
-not of objects.
+This module does no I/O. Its memory is bounded, and grows with the number of namespaces, pools and
+shards, not of objects.
 """
 
 import re
@@ -26,15 +26,15 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""The lengths of the records of a store, with headers: of a marker, and of a manifest."""
+"""(bytes of a marker, bytes of a manifest), including the objects' headers."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
-"""An upper bound on layers and heads. A manifest with more is ignored, because evaluating it would take
-too long."""
+"""Maximum layers and heads in a manifest. A manifest with more is ignored, because computing its shards
+would take too long."""
 
 
 class GroupKey(NamedTuple):
-    """The parts of an object's name, without the key, that all objects of one group share."""
+    """Namespace, pool and shard of an object's name. All objects that share them are one group."""
 
     namespace: str
     pool: str
@@ -43,7 +43,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Number and total bytes of some objects, headers included, with the youngest and oldest age."""
+    """Number and total bytes (with headers) of some objects, with the youngest and oldest age."""
 
     objects: int = 0
     nbytes: int = 0
@@ -51,11 +51,11 @@ class Totals:
     oldest_s: float | None = None
 
     def add(self, stored: StoredObject) -> None:
-        """Count one more object."""
+        """Add one object to the totals."""
         self.merge(Totals(1, stored_bytes(stored), stored.age_s, stored.age_s))
 
     def merge(self, other: "Totals") -> None:
-        """Add the objects counted by `other`."""
+        """Add the totals `other`."""
         self.objects += other.objects
         self.nbytes += other.nbytes
         ages = (self.newest_s, self.oldest_s, other.newest_s, other.oldest_s)
@@ -78,8 +78,8 @@ class ShardContents:
     pool: str
     shard: str
     tp_size: int | None
-    """The TP size of the groups that write objects of this shard; None if the size is unknown, or if
-    groups of every TP size write such objects."""
+    """The TP size of the groups of ranks that write objects of this shard; None if it is unknown, or if
+    ranks of every TP size write such objects."""
     extent: Totals
 
 
@@ -90,14 +90,14 @@ class NamespaceContents:
     namespace: str
     shards: tuple[ShardContents, ...]
     writers: tuple[str, ...]
-    """The markers that writing groups have left in the namespace, such as `stage0of1.tp2`."""
+    """The markers that groups of ranks have written in the namespace, such as `stage0of1.tp2`."""
     extent: Totals
     """The totals of all objects in the namespace, markers included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContents:
-    """The contents of one model with its weights, or of all namespaces whose model is unknown."""
+    """Objects in the store of one model and weights version, or of all unknown models."""
 
     manifest: Manifest | None
     namespaces: tuple[NamespaceContents, ...]
@@ -110,22 +110,23 @@ class ModelContents:
 
 @dataclass(slots=True)
 class Catalogue:
-    """Sums up the objects of one store as they are listed."""
+    """Adds up the objects of one store while they are listed."""
 
     total: Totals = field(default_factory=Totals)
     largest_bytes: int = 0
     manifests: dict[ObjectName, Manifest | None] = field(
         default_factory=dict[ObjectName, Manifest | None]
     )
-    """Each listed manifest by name. The value is None until `learn` is called for it, or if this
-    version cannot decode it."""
+    """Each listed manifest by the name of its object. The value is None before `learn` is called for
+    it, and if this version cannot decode the manifest."""
     _groups: dict[GroupKey, Totals] = field(default_factory=dict[GroupKey, Totals])
     _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
 
     def add(self, stored: StoredObject) -> None:
-        """Count one object. Raises `StorageError` if the store has more than `GROUPS_MAX` groups.
+        """Add one object to the totals.
 
-        A group is a combination of namespace, pool and shard.
+        Raises `StorageError` if the store has more than `GROUPS_MAX` groups, that is, combinations of
+        namespace, pool and shard.
         """
         self.total.add(stored)
         self.largest_bytes = max(self.largest_bytes, stored_bytes(stored))
@@ -142,8 +143,8 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Record the contents of the manifest named `name`; `manifest` is None if unreadable."""
-        # Ignore a manifest that names another model than its object's name does, or has absurd
+        """Record the manifest stored as `name`; None if it cannot be read or decoded."""
+        # Ignore a manifest that names another model than its object's name does, or has too large
         # dimensions.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
@@ -153,7 +154,7 @@ class Catalogue:
             self._models[default_namespace(said)] = said
 
     def model_of(self, namespace: str) -> Manifest | None:
-        """Return the manifest of the model whose objects are in `namespace`; None if not known."""
+        """Return the manifest of the model whose objects are in `namespace`, or None."""
         return self._models.get(namespace)
 
     def namespaces(self) -> list[str]:
@@ -161,7 +162,7 @@ class Catalogue:
         return sorted({key.namespace for key in self._groups})
 
     def models(self) -> list[ModelContents]:
-        """Return the contents by model and weights version; the unknown models come last."""
+        """Return the totals by model and weights version; those of unknown models come last."""
         by_namespace: dict[str, list[tuple[GroupKey, Totals]]] = {}
         for key, extent in self._groups.items():
             by_namespace.setdefault(key.namespace, []).append((key, extent))
@@ -181,24 +182,24 @@ class Catalogue:
 
 
 def manifest_bytes() -> int:
-    """Return the length of a manifest with its header, in bytes."""
+    """Return the length in bytes of a manifest, including its object's header."""
     return HEADER_BYTES + MANIFEST_BYTES
 
 
 def stored_bytes(stored: StoredObject) -> int:
-    """Return the length of an object with its header, in bytes."""
+    """Return the length in bytes of an object, including its header."""
     return HEADER_BYTES + stored.shape.nbytes
 
 
 def is_manifest(stored: StoredObject) -> bool:
-    """Return whether an object's name and length are those of a model's manifest."""
+    """Return whether an object has the name and length of a model's manifest."""
     name = stored.name
     named = (name.pool, name.shard, name.key) == (MANIFEST_POOL, "all", name.namespace)
     return named and stored.shape == ObjectShape.whole(MANIFEST_BYTES)
 
 
 def is_record(stored: StoredObject) -> bool:
-    """Return whether an object is a record, that is, a manifest or a writer's marker."""
+    """Return whether an object is a record, that is, a manifest or a group's marker."""
     mark = stored.name.pool == MARK_POOL and stored.shape == _MARK
     return mark or is_manifest(stored)
 
@@ -211,7 +212,7 @@ def default_namespace(manifest: Manifest) -> str:
 
 
 def tp_size_of(layout: PageLayout, shard: str) -> int | None:
-    """Return the TP size of the groups that write objects of this shard, for any pipeline stage.
+    """Return the TP size at which ranks write objects of this shard, for any pipeline stage.
 
     Returns None if the layout has no such shard, or if ranks of every TP size write the shard.
     """
@@ -220,7 +221,7 @@ def tp_size_of(layout: PageLayout, shard: str) -> int | None:
 
 @lru_cache(maxsize=64)
 def _tp_sizes(layout: PageLayout) -> dict[str, int]:
-    """Return the TP size that writes a shard, by the head range in the shard's name."""
+    """Return the TP size for each head range, which is the last component of a shard's name."""
     sizes = {
         layout.shard(rank, size, absent=layout.optional_names).name.rpartition(".")[2]: size
         for size in layout.tp_sizes()
@@ -231,19 +232,19 @@ def _tp_sizes(layout: PageLayout) -> dict[str, int]:
 
 
 def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
-    """Return the object's shape with all parts that an object of this name may ever have.
+    """Return the shape of a listed object with all parts that an object of this name may have.
 
-    The result marks the parts that the object holds now. A listing reports only the columns that exist
-    now, but another engine may add more, and unknown columns would make the object look corrupt.
-    Returns None if the layout has no such object.
+    The result marks the parts that the object has now. A listing reports only these parts, but another
+    engine may add columns, and unknown columns would make the object look corrupt. Returns None if the
+    layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
     for place in _places(layout, stored.name.shard):
         world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
         try:
-            # Leave out the optional columns, because a rank whose TP size cannot divide a column writes
-            # objects without that column.
+            # Compute the shard without optional columns: if the TP size cannot divide a column, a rank
+            # writes objects without that column.
             lean = layout.optional_names
             shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
         except ConfigError:
@@ -269,8 +270,8 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # One size is enough to represent all TP sizes above the number of units, because
-                    # their ranks write the same objects.
+                    # Use one TP size for all that exceed the number of units, because their ranks write
+                    # the same objects.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 
@@ -285,7 +286,7 @@ class FullShapes:
         self._known: dict[tuple[GroupKey, int], tuple[ObjectShape, ObjectShape | None]] = {}
 
     def of(self, stored: StoredObject) -> ObjectShape | None:
-        """Return an object's shape with all parts that it may ever have; None if not known."""
+        """Return the object's shape with all parts that it may have; None if its layout is unknown."""
         if is_record(stored):
             return stored.shape
         name = stored.name
@@ -307,7 +308,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 
 
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
-    """Return `full` with the parts of `stated` marked as held; None if `full` lacks one of them."""
+    """Return `full` with the parts of `stated` marked as present; None if `full` lacks any of them."""
     present = stated.present
     held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts
@@ -342,6 +343,6 @@ def _namespace_contents(
 
 
 def _numbers_first(text: str) -> tuple[list[int], str]:
-    """Return a key that sorts names by the numbers in them, so that `h8-16` precedes `h16-24`."""
+    """Return a sort key that orders names by the numbers in them: `h8-16` before `h16-24`."""
     digits = "".join(character if character.isdigit() else " " for character in text)
     return [int(number) for number in digits.split()], text

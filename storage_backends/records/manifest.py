@@ -1,10 +1,10 @@
 """The manifest: the page layouts that all users of a store must share for one model.
 
-For each model with its weights a store has one small object, the manifest, which lists the pools and
+For each model and weights version a store has one small object, the manifest, which lists the pools and
 the layout of their pages. The first user writes the manifest, and a user with other pools or another
 layout is refused. Without a manifest, groups with different layouts would fill one store with pages
 that miss for each other. The manifest contains neither the TP size nor the optional columns that a
-group keeps.
+group stores.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from ...page_format.page_layout import Column, PageLayout
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 
 MANIFEST_BYTES: Final = 16 << 10
-"""Bytes of every encoded manifest, fixed so that a reader knows the length before the read."""
+"""Bytes of every encoded manifest, the same for all so that a reader knows how many bytes to read."""
 _SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
-"""Maximum number of attempts to claim a model. An attempt fails only if another process wrote the
-manifest meanwhile, or if a corrupt manifest was removed."""
+"""Maximum number of attempts of one claim (writing the manifest or comparing with it). An attempt fails
+only if another process wrote the manifest meanwhile, or if a corrupt manifest was removed."""
 _CAUSES: Final = {
     "FAILED": "the store refuses it; check the warnings before this error, the store's free space and "
     "its permissions",
@@ -53,14 +53,14 @@ _DECODER: Final = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The contents of one model's manifest."""
+    """The manifest of one model: its name, weights version, and page layouts."""
 
     model: str
     weights_version: str
     layouts: Mapping[str, PageLayout]
-    """The layouts by pool name, in any order."""
+    """The page layouts by pool name, in any order."""
     name: ObjectName = field(init=False)
-    """The name of the manifest's object."""
+    """The name of the object in which the manifest is stored."""
 
     def __post_init__(self) -> None:
         digest = model_digest(self.model, self.weights_version)
@@ -89,7 +89,7 @@ async def claim_model(
     *,
     store: str = "",
 ) -> None:
-    """Ensure that all users of `backend` for this model and weights use `layouts`.
+    """Ensure that all users of `backend` for this model and weights version use `layouts`.
 
     `layouts` is by pool name. Any number of ranks and groups may call this at the same time. On return
     they have agreed, or the store is read-only and has no manifest. Raises `ConfigError` naming the
@@ -115,8 +115,8 @@ async def claim_model(
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
         if not backend.capabilities.writes:
-            # A read-only store without a manifest is accepted: pages in another layout have other
-            # names, so reads of them only miss.
+            # Accept a read-only store without a manifest: pages in another layout have other names, so
+            # reads of them only miss.
             return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
@@ -132,7 +132,7 @@ async def claim_model(
 
 
 def decode_manifest(content: bytes) -> Manifest | None:
-    """Return the manifest, or None if this version cannot decode it although it is intact."""
+    """Decode a manifest; return None if its bytes are valid but this version cannot decode it."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
         version, model, weights_version, pools = _DECODER.decode(

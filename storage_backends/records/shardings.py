@@ -1,9 +1,9 @@
 """Finds pages that groups of another TP size have written to the same store.
 
-Each writing group leaves a marker, a small object whose name states the group's TP size. Readers derive
-from it under which other names to look up pages. A marker is a hint and may be out of date. All TP
-sizes that are too large to divide any column share one marker, because their ranks hold the same data
-under the same names.
+Each writing group writes a marker, a small object whose name states the group's TP size. From the TP
+size, readers derive the names under which that group stored pages. A marker is a hint and may be out of
+date. All TP sizes that are too large to divide any column share one marker, because their ranks hold
+the same data under the same names.
 
 The sweeper of `file://` keeps markers, but a user may remove a namespace in use, and some stores evict
 objects that were not used for long. So each writer periodically writes its marker again, which restores
@@ -23,7 +23,7 @@ from ...page_format.shard_sources import ShardSource, sources_of
 from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
-"""Placeholder for a TP size in lists of TP sizes: read the objects under this rank's own names."""
+"""Value in lists of TP sizes that means: read the objects under this rank's own names."""
 LOOK_AGAIN_S: Final = 10.0
 ANNOUNCE_AGAIN_S: Final = 60.0
 _MARK: Final = ObjectShape.whole(1)
@@ -31,14 +31,14 @@ _MARK: Final = ObjectShape.whole(1)
 
 @dataclass(slots=True)
 class _Look:
-    """One lookup of markers, shared by all callers that wait for its result."""
+    """One lookup of markers in the store, shared by all callers that wait for its result."""
 
     call: asyncio.Task[None]
     waiting: int = 0
 
 
 class Shardings:
-    """The TP sizes of the groups that have written to a store.
+    """The TP sizes of the groups that have written to one store, as their markers state.
 
     Only the storage loop's thread uses an instance.
     """
@@ -54,7 +54,7 @@ class Shardings:
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # A TP size larger than every size that divides a column; it represents all such sizes.
+        # Add a TP size larger than every size that divides a column; it represents all such sizes.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -70,8 +70,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # If even a rank with the fewest columns, which can use the most objects, has no use for this
-        # group's objects at any other TP size, then no group of another TP size reads them.
+        # Find out whether groups of other TP sizes can read this group's objects. Ask for a rank with
+        # the fewest columns, because such a rank can use the most objects.
         self._is_read = any(
             sources_of(
                 layout,
@@ -113,7 +113,7 @@ class Shardings:
         finally:
             look.waiting -= 1
             if not look.waiting and not look.call.done():
-                # Cancel the lookup, because no caller waits for it any more.
+                # Cancel the lookup of markers, because no caller waits for it any more.
                 self._look = None
                 look.call.cancel()
                 await asyncio.wait([look.call])
@@ -130,7 +130,7 @@ class Shardings:
 
     async def announce(self, backend: StorageBackend, now: float, deadline: float) -> None:
         """Write the marker of this rank's group, at most once per `ANNOUNCE_AGAIN_S`."""
-        # Skip the marker if no group of another TP size can read this group's objects.
+        # Write no marker if no group of another TP size can read this group's objects.
         if not self._is_read or now < self._announce_at:
             return
         # Set the time before the await, so that batches that start meanwhile do not write the marker
@@ -145,7 +145,7 @@ class Shardings:
                 self._announce_at = 0.0
 
     def order(self, pool: str) -> list[int]:
-        """Return the TP sizes at which to look for a page, the preferred one first.
+        """Return the TP sizes at which to look for pages of a pool, the preferred one first.
 
         `OWN` means the objects under this rank's own names.
         """
@@ -154,14 +154,14 @@ class Shardings:
         return sorted(sizes, key=lambda size: size != preferred)
 
     def elsewhere(self, pool: str) -> list[int]:
-        """Return the other known TP sizes whose objects may hold pages of a pool.
+        """Return the other known TP sizes at which groups may have stored pages of a pool.
 
-        One of the numbers may represent all TP sizes that divide no column.
+        One of the sizes may represent all TP sizes that divide no column.
         """
         return [size for size in self._known if self._others[size][pool]]
 
     def prefer(self, pool: str, size: int) -> None:
-        """Record the TP size that most pages of a batch came from, to try it first next time."""
+        """Record the TP size whose objects held most pages of a batch, to try it first next time."""
         self._preferred[pool] = size
 
     def sources(self, pool: str, size: int) -> tuple[ShardSource, ...]:

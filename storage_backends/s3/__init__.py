@@ -1,1 +1,1 @@
-"""`s3://`: each page is one S3 object of a bucket."""
+"""`s3://`: a store that keeps each page as one S3 object of a bucket."""

@@ -1,4 +1,4 @@
-"""The address of an `s3://` store: parses its URI, and rejects every ambiguous part by name.
+"""The address of an `s3://` store: parses its URI, and rejects ambiguous URIs with an exact error.
 
 Credentials are never part of the URI, because it appears in logs and on command lines. The operator
 passes them to the S3 client in the usual ways (environment, instance or container metadata). For the
@@ -23,20 +23,20 @@ _SECRET: Final = re.compile(r"secret|token|access|password|credential|(^|_)key",
 
 @dataclass(frozen=True, kw_only=True)
 class S3Address(Settings):
-    """One prefix of one bucket, and how to reach it."""
+    """A prefix of a bucket, with the settings to access it."""
 
     bucket: str
     prefix: str = ""
     """The prefix of all paths in the bucket, without a slash at either end; empty for the whole bucket.
     """
     endpoint: str | None = None
-    """The URL of a server other than Amazon's; accessed in path style."""
+    """The URL of an S3 server other than Amazon's, which is accessed with path-style URLs."""
     region: str | None = None
     anonymous: bool = False
     """Whether requests are sent unsigned, without credentials."""
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 32
-    """Maximum requests in flight. Many are needed to fill a network link, because each mostly waits for
-    the network."""
+    """Maximum requests in flight. Many are needed to fill a network link, because each one mostly
+    waits."""
     read_only: bool = False
     """Whether the store is read-only: nothing in the bucket is created, replaced or removed."""
 

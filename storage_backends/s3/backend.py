@@ -1,9 +1,9 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
 Each page is one object of the bucket, created only if the name is free (`objects`). `endpoint` is a
-server other than Amazon's, and `concurrency` the maximum of requests in flight. The S3 client (obstore)
-takes credentials from the environment of the process or its machine; `anonymous=1` uses none. With
-`read_only=1` nothing in the bucket is created, replaced or removed, every write is FAILED, and
+server other than Amazon's, and `concurrency` the maximum number of requests in flight. The S3 client
+(obstore) takes credentials from the environment of the process or its machine; `anonymous=1` uses none.
+With `read_only=1` nothing in the bucket is created, replaced or removed, every write is FAILED, and
 credentials to list and read suffice.
 
 The bucket's life cycle decides when objects expire. The store needs conditional writes
@@ -31,18 +31,18 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _TRIALS: Final = "trial"
 _TRIAL_OLD_S: Final = 86400.0
-"""Seconds after which a trial object is surely abandoned, even if the clocks of this host and the store
-differ."""
+"""Seconds after which an object of the opening test is surely abandoned, even if the clocks of this
+host and the store differ."""
 _TRIALS_REMOVED_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 60.0
-"""Seconds allowed for one batch of a listing, including the headers of its objects."""
+"""Timeout in seconds for one batch of a listing, including reading the headers of its objects."""
 _CLOSED: Final = "was closed while it was listed; open it again and list it from the beginning"
 
 _log = logging.getLogger(__name__)
 
 
 class _DeadlineCalls:
-    """Runs the calls of one store under the rules for deadlines and buffers (S2, S3).
+    """Enforces the rules for deadlines and buffers (S2, S3) on the calls of one store.
 
     All calls are from one event loop. At the deadline, on cancellation and when the store is closed,
     the unfinished work of a call is cancelled, and has ended when the call returns.
@@ -54,7 +54,7 @@ class _DeadlineCalls:
         self._quiet.set()
 
     async def run(self, work: Coroutine[None, None, None], deadline: float) -> None:
-        """Run the work until it is done or the deadline (on `time.monotonic`'s scale) has passed."""
+        """Run the work until it is done or `deadline` (a value of `time.monotonic`) has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             work.close()
@@ -74,7 +74,7 @@ class _DeadlineCalls:
                 self._quiet.set()
 
     async def close(self) -> None:
-        """Make the deadlines of all running calls expire now; wait until the calls return."""
+        """End all running calls as if their deadlines had passed; wait until they return."""
         for scope in [each for each in self._running if not each.expired()]:
             scope.reschedule(asyncio.get_running_loop().time())
         await self._quiet.wait()
@@ -83,9 +83,9 @@ class _DeadlineCalls:
 class S3Backend:
     """A `StorageBackend` in a bucket.
 
-    Used from one event loop, on which bytes are hashed and copied between the caller's buffers and the
-    client. The client does everything else on its own threads. `exists` answers from memory for names
-    that this backend has seen.
+    Bytes are hashed, and copied between the caller's buffers and the client, on the one event loop that
+    calls the backend. The client does the other work on its threads. `exists` answers from memory for
+    names that this backend has seen.
     """
 
     def __init__(self, address: S3Address) -> None:
@@ -137,12 +137,12 @@ class S3Backend:
             ) from error
 
     async def _try_to_list(self) -> None:
-        """Raise an error unless the bucket exists and may be listed."""
+        """Test that the bucket exists and can be listed; raise an error if not."""
         async for _ in self._requests.listing(OBJECTS):
             return
 
     async def _try_conditions(self) -> None:
-        """Test the conditional writes of the store with a small object, and remove the object."""
+        """Test the conditional writes of the store with a trial object, and remove the object."""
         path = f"{_TRIALS}/{secrets.token_hex(16)}"
         first = await self._requests.create(path, b"1")
         try:
@@ -228,7 +228,7 @@ class S3Backend:
     async def _next_of(
         self, batches: AsyncIterator[list[StoredObject]]
     ) -> list[StoredObject] | None:
-        """Return the next batch of a listing, or None after the last; `close` cancels the wait."""
+        """Return the next batch of a listing, or None after the last. `close` cancels the wait."""
         came: list[list[StoredObject] | None] = []
 
         async def work() -> None:
@@ -240,8 +240,8 @@ class S3Backend:
             why = _CLOSED if self._closed else f"could not be listed: {error}"
             raise self._not_listed(why) from error
         if self._closed:
-            # After `close` raise an error even for the last batch, so that the result does not depend
-            # on timing.
+            # Raise an error after `close`, even after the last batch, so that the result does not
+            # depend on timing.
             raise self._not_listed(_CLOSED)
         if not came:
             raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")
@@ -261,7 +261,7 @@ class S3Backend:
         self._requests.close()
 
     def _ready(self) -> bool:
-        """Return whether the store is open; False after `close`."""
+        """Return whether the backend is open; False after `close`."""
         if not self._opened and not self._closed:
             raise UsageError(f"store {self._address} is not open; await open() first")
         return self._opened and not self._closed

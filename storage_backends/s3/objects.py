@@ -1,4 +1,4 @@
-"""The layout of a bucket: one S3 object per page or record.
+"""The layout of a bucket, with one S3 object per page or record, and its reads and writes.
 
     <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
 
@@ -31,7 +31,7 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 _GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 _READ_TRIES: Final = 6
-"""Maximum attempts of one read. An attempt after the second fails only if the object was replaced
+"""Maximum attempts of one read. An attempt after the second one fails only if the object was replaced
 meanwhile."""
 _WRITE_TRIES: Final = 8
 
@@ -41,10 +41,10 @@ Result = TypeVar("Result")
 
 
 class _Standing(NamedTuple):
-    """The object that already exists under a name to be written."""
+    """The header's contents and the version of an object that exists under a name to be written."""
 
     finding: HeaderFinding
-    """Result of comparing the header of the existing object with the shape to be written."""
+    """The result of comparing the existing object's header with the shape to be written."""
     present: int
     e_tag: str | None
 
@@ -52,7 +52,7 @@ class _Standing(NamedTuple):
 class S3Objects:
     """Reads, writes and lists the objects of one store. A failure of one key never raises.
 
-    Each result is stored as soon as it arrives, so the results before a call's deadline count.
+    Results go into the caller's lists as soon as they arrive, so the results before a deadline count.
     """
 
     def __init__(self, requests: S3Requests, concurrency: int, *, read_only: bool = False) -> None:
@@ -62,7 +62,7 @@ class S3Objects:
         self._found, self._failures = LoggedError(_log), LoggedError(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
-        """Set in `found` for each name whether its object exists."""
+        """Set in `found`, for each name, whether its object exists."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -80,7 +80,7 @@ class S3Objects:
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
     ) -> None:
-        """Write the objects that do not exist; `seen` says for each whether it probably exists.
+        """Write the objects that do not exist; `seen` states for each whether it probably exists.
 
         If the existing object lacks a column of the new one, an object with the columns of both
         replaces it.
@@ -92,7 +92,7 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless `read_only`; set in `removed` for each name whether it is free."""
+        """Remove the objects, unless `read_only`; set in `removed` whether each name is free."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -108,7 +108,7 @@ class S3Objects:
     async def _fill_in(
         self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
     ) -> None:
-        """Compute each result with `work`; the result is `failed` if its request fails."""
+        """Set each of `results` to the result of `work`, or to `failed` if a request of it fails."""
 
         async def one(number: int) -> None:
             try:
@@ -129,15 +129,15 @@ class S3Objects:
             yield await self._describe_all(some)
 
     async def _describe_all(self, some: Sequence[Listed]) -> list[StoredObject]:
-        """Return the page objects that the headers of these S3 objects describe, without invalid ones.
+        """Return the pages and records in these S3 objects, without those with invalid headers.
 
         Raises the first `RequestFailed`.
         """
         found: list[StoredObject | RequestFailed | None] = [None] * len(some)
 
         async def one(number: int) -> None:
-            # A task group would wrap exceptions, so tasks return failures as values, and the first
-            # failure is raised after all tasks have ended.
+            # Return failures as values, because a task group would wrap exceptions. The first failure
+            # is raised after all tasks have ended.
             try:
                 found[number] = await self._describe(some[number])
             except RequestFailed as error:
@@ -150,7 +150,10 @@ class S3Objects:
         return [stored for stored in found if isinstance(stored, StoredObject)]
 
     async def _describe(self, listed: Listed) -> StoredObject | None:
-        """Return what an S3 object's header describes; None if gone, or invalid in two reads."""
+        """Return the object that an S3 object's header describes.
+
+        Returns None if the S3 object does not exist any more, or if its header is invalid in two reads.
+        """
         if listed.size < HEADER_BYTES:
             return None
         for _ in range(2):
@@ -190,11 +193,11 @@ class S3Objects:
     ) -> tuple[HeaderFinding | None, str | None]:
         """Fill `buffers` with the parts of `shape` of the object at `path`, and verify them.
 
-        Returns the finding (None if there is no object) and the version that was read. A corrupt object
-        is read twice, because bits may also flip in transit. Raises `RequestFailed`.
+        Returns (finding, version that was read); the finding is None if there is no object. A corrupt
+        object is read twice, because bits may also flip in transit. Raises `RequestFailed`.
         """
-        # Try the ranges for the reader's own columns first, because the object usually has exactly
-        # those.
+        # First request the ranges for an object with exactly the reader's columns, because most objects
+        # have those.
         present = shape.present
         was_bad = False
         for _ in range(_READ_TRIES):
@@ -218,7 +221,7 @@ class S3Objects:
     async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
         """Remove a corrupt object if it is still the version that was found corrupt.
 
-        The client has no conditional removal. So a good object that replaces the corrupt one between
+        The client has no conditional removal. So a valid object that replaces the corrupt one between
         the check and the removal may be removed too, which causes a miss.
         """
         try:
@@ -240,7 +243,8 @@ class S3Objects:
             return WriteOutcome.FAILED
         path = object_path(write.name.namespace, digest)
         content: bytes | None = None
-        # If the object probably exists, reading its header is cheaper than sending the whole object.
+        # Read the header first if the object probably exists, because that is cheaper than sending the
+        # whole object.
         if not likely:
             content = _encode(write.name, digest, buffers, write.shape)
             if await self._requests.create(path, content) is not None:
@@ -248,7 +252,7 @@ class S3Objects:
         for _ in range(_WRITE_TRIES):
             standing = await self._look(path, digest, write.shape)
             if standing is not None and standing.finding not in _GOOD:
-                # Read the header again, because bits may flip in transit.
+                # Read an invalid header again, because bits may flip in transit.
                 standing = await self._look(path, digest, write.shape)
             if standing is None:
                 content = content or _encode(write.name, digest, buffers, write.shape)
@@ -285,8 +289,9 @@ class S3Objects:
     ) -> bytes:
         """Return the replacement of `standing`: the new object plus other columns of the old one.
 
-        Old columns are left out if they are corrupt or the object was replaced meanwhile. In the latter
-        case the server also refuses the replacement, because the version differs.
+        Old columns are left out if they are corrupt or the old object was replaced meanwhile. In the
+        latter case the server also refuses the replacement, because the old object's version has
+        changed.
         """
         present = standing.present
         if present & ~write.shape.present:
@@ -303,18 +308,18 @@ class S3Objects:
 def _encode(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return a copy of a whole object, because the client may still send it after the call returned."""
+    """Return a copy of a whole object, which the client may still send after the call returned."""
     return b"".join([encode_object(name, digest, buffers, shape), *buffers])
 
 
 def path_of(name: ObjectName) -> str | None:
-    """Return the object's path, or None if the name is invalid."""
+    """Return the path of an object in the bucket, or None if its name is invalid."""
     digest = name_digest(name)
     return None if digest is None else object_path(name.namespace, digest)
 
 
 async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency: int) -> None:
-    """Await `work(number)` for all numbers below `count`, with at most `concurrency` at a time.
+    """Await `work(number)` for all numbers below `count`, at most `concurrency` at a time.
 
     Raises only for bugs.
     """

@@ -1,7 +1,7 @@
-"""Chooses the ranges of a stored object to request, and verifies the answers.
+"""Chooses the ranges of an S3 object to request, and verifies the bytes that were received.
 
 Nearby ranges are joined into one request, because a request costs money and a round trip, while extra
-bytes cost only a little time. This module is pure.
+bytes cost only a little time. This module does no I/O.
 """
 
 from bisect import bisect_right
@@ -21,10 +21,10 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, pieces_of
 
 GAP_BYTES_MAX: Final = 64 << 10
-"""Maximum bytes between two ranges that are joined. A request takes some 20 ms and a connection
-transfers some 100 MB/s, so reading the bytes in between is faster than another request."""
+"""Maximum number of unneeded bytes between two ranges that are joined. A request takes some 20 ms and a
+connection transfers some 100 MB/s, so reading the bytes in between is faster than another request."""
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes of joined ranges; more bytes are faster over several connections."""
+"""Maximum bytes of joined ranges. More bytes are faster as several requests on several connections."""
 
 
 class Range(NamedTuple):
@@ -46,7 +46,7 @@ class Fetched:
     """The version of the S3 object (its ETag)."""
 
     def cut(self, start: int, end: int) -> memoryview | None:
-        """Return the bytes from `start` to `end`, or to the object's end; None if any are missing."""
+        """Return the bytes from `start` to `end` or the object's end; None if some were not fetched."""
         end = min(end, self.size)
         if end <= start:
             return memoryview(b"")
@@ -59,7 +59,7 @@ class Fetched:
 
 
 class Elsewhere(NamedTuple):
-    """The object's header has other presence bits than expected, so other ranges must be fetched."""
+    """The object has other columns than expected, so that ranges at other positions must be fetched."""
 
     present: int
 
@@ -78,7 +78,7 @@ def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
 
 
 def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Join nearby ranges; return ascending ranges that cover all of `ranges`."""
+    """Join nearby ranges; return ascending ranges that contain all of `ranges`."""
     joined: list[Range] = []
     for start, end in sorted(ranges):
         if joined:

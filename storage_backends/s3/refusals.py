@@ -1,4 +1,4 @@
-"""Summarises each error of the S3 client in one line.
+"""Summarises each error of the S3 client in one line, with its cause.
 
 The client hides the cause of an error in a long line about its retries, or in pages of text about its
 internal state. This module extracts the server's status and code, or the reason why no answer came.
@@ -26,7 +26,7 @@ found no other credentials."""
 
 
 class RefusalCause(StrEnum):
-    """The cause of a failed request; each cause has another remedy."""
+    """The kinds of causes of a failed request; each kind has another remedy."""
 
     NO_BUCKET = "no_bucket"
     NO_ANSWER = "no_answer"
@@ -38,7 +38,7 @@ class RefusalCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The cause of a failed request, with a summary of one line."""
+    """Why a request failed, with a one-line summary."""
 
     cause: RefusalCause
     line: str
@@ -76,7 +76,7 @@ class Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the cause and summary of an error that the client raised."""
+    """Return the cause of an error that the client raised, with a summary."""
     text = str(error)
     asked = _REQUEST.search(text)
     if asked is None:
@@ -100,14 +100,14 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error; the client's own errors span pages."""
+    """Return the first line of an error, because errors of the client span pages."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
-            # A 404 is about the bucket here, because callers handle a missing object before this.
+            # Report a missing bucket for a 404, because callers handle a missing object before this.
             return RefusalCause.NO_BUCKET
         case "401" | "403":
             return RefusalCause.REFUSED

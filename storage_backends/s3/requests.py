@@ -1,8 +1,8 @@
 """Requests to one bucket: wraps the S3 client, and classifies its errors.
 
-Every method waits until fewer than the maximum of requests are in flight, and can be cancelled at any
-time. The store may or may not carry out a cancelled request. The client never accesses a caller's
-memory: it stores answers in memory of its own, and writes are sent from copies.
+Every method waits until fewer than the maximum number of requests are in flight, and can be cancelled
+at any time. The store may or may not carry out a cancelled request. The client never accesses a
+caller's memory: it receives into memory of its own, and sends copies.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ _BACKOFF_MAX: Final = timedelta(milliseconds=500)
 _RETRY_TIMEOUT: Final = timedelta(seconds=10)
 _CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 _REQUEST_TIMEOUT: Final = timedelta(seconds=60)
-"""Timeout of a request that no caller waits for any more; calls have their own, earlier deadlines."""
+"""Timeout in seconds of an S3 request that no caller waits for any more; calls have earlier deadlines.
+"""
 _LISTED_AT_A_TIME: Final = 256
 
 
 class RequestFailed(StorageError):
-    """The store did not answer the request, or refused it."""
+    """The store did not answer a request, or refused it."""
 
     def __init__(self, message: str, refusal: Refusal | None = None) -> None:
         super().__init__(message)
@@ -39,7 +40,7 @@ class RequestFailed(StorageError):
 
 
 class Changed(StorageError):
-    """The object was replaced while its ranges were read."""
+    """An S3 object was replaced while its ranges were read."""
 
 
 class Listed(NamedTuple):
@@ -62,7 +63,7 @@ class S3Requests:
         self._client: S3Store | None = None
 
     def open(self) -> None:
-        """Create the client, without a request. Raises `ConfigError`."""
+        """Create the client, without sending a request. Raises `ConfigError`."""
         try:
             from obstore.store import S3Store
         except ImportError as error:
@@ -103,7 +104,7 @@ class S3Requests:
         self._client = None
 
     async def size(self, path: str) -> tuple[int, str | None] | None:
-        """Return the S3 object's length and version, or None if there is no object."""
+        """Return (length, version) of the S3 object, or None if there is no object."""
         import obstore
 
         async with self._turn("HEAD", path) as client:
@@ -116,11 +117,12 @@ class S3Requests:
     async def fetch(self, path: str, ranges: Sequence[Range]) -> Fetched | None:
         """Return these ascending ranges of an S3 object, or None if there is no object.
 
-        Ranges are cut at the object's end. Raises `Changed` if they are from different versions.
+        Ranges end at the object's end at the latest. Raises `Changed` if they are of different
+        versions.
         """
         async with asyncio.TaskGroup() as group:
-            # A task group would wrap exceptions, so tasks return failures as values, and the first
-            # failure is raised after all tasks have ended.
+            # Return failures as values, because a task group would wrap exceptions. The first failure
+            # is raised after all tasks have ended.
             tasks = [group.create_task(self._kept(path, each)) for each in ranges]
         parts = [task.result() for task in tasks]
         for part in parts:
@@ -135,9 +137,9 @@ class S3Requests:
         return Fetched(pieces, found[0].size, found[0].e_tag)
 
     async def create(self, path: str, content: bytes) -> str | None:
-        """Create an S3 object and return its version; None if one exists already.
+        """Create an S3 object and return its version; None if the path is taken.
 
-        Returns an empty string as the version if the store has no versions.
+        The version is an empty string if the store has no versions.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -152,7 +154,7 @@ class S3Requests:
             return stored["e_tag"] or ""
 
     async def replace(self, path: str, content: bytes, e_tag: str | None) -> bool:
-        """Replace this version of an S3 object; return False if the object has another version."""
+        """Replace an S3 object if it still has the version `e_tag`; return whether it was replaced."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -209,7 +211,8 @@ class S3Requests:
             except FileNotFoundError:
                 return None
             except GenericError as error:
-                # The client raises an error for a range that starts beyond the end of the object.
+                # The store refuses a range that starts beyond the object's end with HTTP status 416.
+                # Then query the length of the object, and return it without bytes.
                 if "416" not in str(error):
                     raise
             else:
@@ -243,8 +246,8 @@ async def _body(answer: "GetResult", nbytes_max: int) -> memoryview:
     The limit protects memory from a server that sends too much.
     """
     content = memoryview(b"")
-    # Because of this chunk size, a body of the requested length arrives as one chunk and is not copied.
-    # A body that is too long is detected after one byte too many.
+    # Request chunks of one byte more than the body may have: a body of the requested length arrives as
+    # one chunk and is not copied, and a longer body is detected after one byte too many.
     async for chunk in answer.stream(min_chunk_size=nbytes_max + 1):
         content = memoryview(b"".join((content, chunk))) if content.nbytes else memoryview(chunk)
         if content.nbytes > nbytes_max:

@@ -2,19 +2,21 @@
 
 This follows DeepSeek's use of 3FS: a few large files of fixed-size slots (`files`), accessed in batches
 (`transfers`). A SQLite database maps objects to slots (`page_index`). On a mounted 3FS with its client
-installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). Elsewhere the
+installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). Otherwise the
 store uses system calls and logs that at INFO. Processes of one host may share a store.
 
-`slot_bytes` is the size of a slot, including the 4096 bytes of an object's header, and `file_slots` the
-number of slots per file. The first user sets both sizes; later users with other sizes are refused.
-`files` is the maximum number of files; the store only grows. When all slots are used, the least
-recently used objects are evicted, but never manifests and writers' markers. An object larger than a
-slot is not stored. `rings` is the number of threads. A directory that others can write to is refused
-unless the URI has `trust=group` or `trust=any`. With `read_only=1` reads do not count as use, a corrupt
-object is CORRUPT at every read, and every write fails.
+- `slot_bytes` is the size of a slot, including the 4096 bytes of an object's header, and `file_slots`
+  the number of slots per file. The first user sets both; later users with other sizes are refused. An
+  object larger than a slot is not stored.
+- `files` is the maximum number of files; files are never removed. When all slots are used, the least
+  recently used objects are evicted, but never manifests and the markers of writing groups.
+- `rings` is the number of threads.
+- `trust=group` or `trust=any` accepts a directory that others can write to; otherwise it is refused.
+- `read_only=1`: reads do not count as use, a corrupt object is CORRUPT at every read, and every write
+  fails.
 
-An OK write survives the death of the process. After a power failure an object may be missing or
-corrupt.
+A write survives the death of the process once it is reported as OK. After a power failure an object may
+be missing or corrupt.
 """
 
 import logging
@@ -42,9 +44,10 @@ from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
 LEASE_S: Final = 60.0
-"""Seconds that a writer's slots stay reserved if the writer dies; longer than any write takes."""
+"""Seconds for which a write reserves its slots, and after which the slots of a dead writer are used
+again; longer than any write takes."""
 _JOB_BYTES_MIN: Final = 2 << 20
-"""Minimum bytes per job. Small jobs would cost time, because each job queries the index."""
+"""Minimum bytes per job. Smaller jobs would cost time, because each job queries the index."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _ROOM: Final = (
     "pages are not stored: free space, or use a new directory and a new index with fewer slots (the"
@@ -61,7 +64,7 @@ class ThreeFsBackend(ThreadedBackend):
     """
 
     slots: OpenSlots
-    """The slots with their files, index and transfers; set once the store is open."""
+    """The slots with their files, index and transfers; None until the store is open."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class ThreeFsBackend(ThreadedBackend):
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the index has it; False if the index is late."""
+        """Return for each name whether the index has it; False if the index answers too late."""
         if self._ready() is None:
             return [False] * len(names)
 
@@ -147,7 +150,7 @@ class ThreeFsBackend(ThreadedBackend):
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
         # Mark the existing objects of the call as used before the writes, because writes may evict: an
-        # object must not be evicted before an object that continues it.
+        # object must not be evicted before its successor in the chain.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
@@ -177,7 +180,7 @@ class ThreeFsBackend(ThreadedBackend):
             yield each
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
-        """Create the directory, connect to the index, and agree on the sizes.
+        """Create the directory, connect to the index, and read or set the slot sizes in the index.
 
         Raises `ConfigError` if that fails, or the store has other sizes.
         """

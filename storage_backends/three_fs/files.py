@@ -1,4 +1,4 @@
-"""The directory of a `3fs://` store with the large files whose slots hold the objects.
+"""The directory of a `3fs://` store with the large files whose slots contain the objects.
 
     <root>/store              the store's identity, which its index records too
     <root>/slots-<number>     one file of slots, all of the same length
@@ -50,7 +50,7 @@ class SlotFiles:
         self._open: dict[str, int] = {}
 
     def open(self, index: PageIndex) -> None:
-        """Create the directory, and check that it and the index belong together.
+        """Create the directory, and check that the directory and the index belong to one store.
 
         A new index, or one whose database was lost, adopts the identity of the directory. Raises
         `ConfigError` if the index belongs to another directory.
@@ -66,15 +66,16 @@ class SlotFiles:
             )
 
     def use(self, settings: SlotSizes, transfers: Transfers) -> None:
-        """Set the length of the files from `settings`; register files with `transfers`."""
+        """Set the number of bytes per file; register opened files with `transfers`."""
         self._file_bytes = settings.slot_bytes * settings.file_slots
         self._transfers = transfers
 
     def fd(self, place: str, *, create: bool) -> int:
-        """Return the registered descriptor of a file of slots, for reads and writes.
+        """Return the descriptor of the slot file `place`, which is open and registered for transfers.
 
-        With `create` the file is created, or extended to its length if its creator died before that. It
-        stays open until `close`. Raises `WrongFileError` for a file that must not be used.
+        With `create` the file is created, or extended to its full length if its creator died before
+        that. The file stays open until `close`. Raises `WrongFileError` for a file that must not be
+        used.
         """
         with self._lock:
             fd = self._open.get(place)
@@ -89,8 +90,8 @@ class SlotFiles:
         """Close all files; no I/O may be in flight. Idempotent."""
         with self._lock:
             for fd in self._open.values():
-                # Deregister the descriptor before closing it. Otherwise a ring would still use the old
-                # file if the kernel reuses the number for another one.
+                # Deregister the descriptor before closing it. Otherwise a ring would use the closed
+                # file when the kernel reuses the descriptor for another one.
                 with suppress(OSError):
                     self._transfers.deregister(fd)
                 os.close(fd)
@@ -157,7 +158,7 @@ class SlotFiles:
 
 @contextmanager
 def made_directory(path: Path, trust: Trust) -> Generator[None]:
-    """Create a directory with its parents; remove the new ones again if the block fails.
+    """Create a directory with its parents for the block; remove the new ones if the block fails.
 
     Directories that existed before, or that are no longer empty, stay. Raises `ConfigError` for a
     directory to which untrusted users can write.
@@ -175,13 +176,13 @@ def made_directory(path: Path, trust: Trust) -> Generator[None]:
 
 
 def place_of(slot: int, settings: SlotSizes) -> tuple[str, int]:
-    """Return the file that contains a slot, and the slot's offset in the file."""
+    """Return (file name, offset in the file) of the slot with this number."""
     number, within = divmod(slot, settings.file_slots)
     return f"slots-{number:06d}", within * settings.slot_bytes
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Extend a file to its length, with disk space reserved if the filesystem supports that."""
+    """Extend a file to its full length, with disk space reserved if the filesystem supports that."""
     # Avoid posix_fallocate, because the C library's version writes to every block if the filesystem
     # cannot reserve space.
     libc = ctypes.CDLL(None, use_errno=True)

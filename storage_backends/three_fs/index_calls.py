@@ -1,8 +1,8 @@
-"""Calls of a `3fs://` store to its page index, on threads that can be left behind.
+"""Calls of a `3fs://` store to its page index, on threads that may stay blocked after a timeout.
 
-An index call blocks while the database does not answer. The threads of this module never touch callers'
-buffers, so a call can return at its deadline without its thread. A thread that finishes later has the
-same effect as a writer that died at that point.
+A call of the index blocks while the database does not answer. The threads of this module never touch
+callers' buffers, so a backend call can return at its deadline although its thread is still blocked. If
+the thread finishes later, the effect is that of a writer that died at that point.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ Result = TypeVar("Result")
 _THREADS: Final = 4
 """Number of threads that call the index. More would only wait for each other in the database."""
 _POLL_S: Final = 0.05
-"""Interval in seconds at which a waiting thread checks whether it should stop."""
+"""Seconds after which a waiting thread checks again whether it should stop."""
 _END_S: Final = 5.0
 
 
 class LateError(StorageError):
-    """The deadline passed, or the store was closed, before the index answered."""
+    """The index did not answer before the deadline or before the store was closed."""
 
 
 class IndexCalls:
@@ -42,7 +42,7 @@ class IndexCalls:
         self._pool = DaemonThreads(_THREADS, "lockstep-3fs-index", at_end=index.close)
 
     async def ask(self, work: Callable[[PageIndex], Result], deadline: float) -> Result:
-        """Return the result of `work` on the index; after the deadline the work may still be done."""
+        """Return the result of `work` on the index. After a timeout the work may still be done."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise self._late()
@@ -64,8 +64,8 @@ class IndexCalls:
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # Set the number of slots in the index again, because an index whose database was lost
-                # and created again does not know it.
+                # Set the number of slots in the index again: if the database was lost and created
+                # again, it does not know the number.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent
@@ -101,8 +101,8 @@ class IndexCalls:
     ) -> Result:
         """Return the result of `work` on the index; the calling thread checks `stop` while it waits.
 
-        If the call times out while the work runs, the work continues, and `too_late` then receives its
-        future.
+        If the call times out while the work runs, the work continues, and `too_late` is called with the
+        future of its result.
         """
         asked = self._submit(partial(work, self._index))
         while not stop.due():

@@ -1,4 +1,4 @@
-"""The file of a page index: its URI, its creation, and the reasons for its errors."""
+"""The SQLite file of a page index: its URI, its creation, and the reasons for its errors."""
 
 import errno
 import os
@@ -14,11 +14,11 @@ from ..uri import without_secrets
 
 _ROOM_MIN_BYTES: Final = 1 << 20
 """Free bytes that SQLite needs for a few pages and its shared-memory file. With less free space, an
-error of the database is blamed on the full filesystem."""
+error of the database is reported as a full filesystem."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _LOCKED_AGAIN_S: Final = 0.01
 _PRIMARY: Final = 0xFF
-"""Mask of SQLite's primary error code."""
+"""Mask for the primary part of SQLite's extended error codes."""
 
 
 def path_of(text: str) -> Path:
@@ -60,8 +60,8 @@ def make_file(path: Path, home: Path | None) -> None:
 def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
     """Switch a database to WAL mode, and return the mode that it then has.
 
-    Raises `sqlite3.OperationalError` if others keep the database locked until the timeout. This
-    function retries, because SQLite does not wait if two connections make the switch at once.
+    Retries, because SQLite does not wait if two connections switch at the same time. Raises
+    `sqlite3.OperationalError` if others keep the database locked until the timeout.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -88,7 +88,7 @@ def open_error(error: Exception, path: Path) -> str:
 
 
 def query_error(error: Exception, path: Path) -> str:
-    """Return the reason why a query of the index failed; with a remedy if its filesystem is full."""
+    """Return the reason why a query of the index failed, with a remedy if its filesystem is full."""
     if _has_no_room(error, path):
         return f"the filesystem of {path.parent} is full ({error}); make room on it"
     return str(error)

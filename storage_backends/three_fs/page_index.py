@@ -1,4 +1,4 @@
-"""The page index of `3fs://`: maps each object to its place, in one SQLite file.
+"""The page index of `3fs://`, in one SQLite file: maps each object to a slot in a large file.
 
 An index maps keys (digests of object names) to places (a file and an offset in it). It also reserves
 slots, which are numbered places of fixed size. The index does not protect the bytes, so every object
@@ -7,23 +7,24 @@ found through it must be verified.
 I1  A write has two phases. `reserve` gives exclusive slots with a deadline, each under a generation
     that was never used before. `commit` then gives a key its place, atomically for all readers. A slot
     that is reserved but not committed is invisible.
-I2  A slot whose lease has expired is reserved again under a new generation. A late `commit` under the
-    old generation is refused (LOST). So a dead writer costs its slots for the length of a lease.
+I2  A slot whose lease (reservation) has expired may be reserved again, under a new generation. A late
+    `commit` under the old generation is refused (LOST). So the slots of a dead writer are unusable only
+    for the length of a lease.
 I3  Writers of one key do not wait for each other. Each writes to its own slot, and the first commit
     wins. The other writers get STANDS, and their slots become free.
 I4  A commit may replace an entry that still has the generation that the writer saw. The slot of the
     replaced entry becomes free.
 I5  When all slots are used, `reserve` evicts the least recently used entries. `confirm`, `commit` and
     `use` count as use; `look_up` does not. Times of use are approximate, but if `use` stated that one
-    entry continues another, the continued entry is not evicted first. A kept entry is never evicted: it
-    stays until it is dropped, removed or replaced.
-I6  A reader calls `confirm` after it has read a place. If the entry is gone or has another generation,
-    the slot may have been reserved again during the read, and the bytes must not be used.
+    entry is the successor of another, the predecessor is not evicted first. A kept entry is never
+    evicted: it stays until it is dropped, removed or replaced.
+I6  A reader calls `confirm` after it has read from a place. If the entry is gone or has another
+    generation, the slot may have been reserved again during the read, and the bytes must not be used.
 
-The file is in WAL mode, and reads have a connection of their own, so readers never wait for a writer.
-Only one writer at a time changes the file. One or more processes of one host may use it. The file must
-be on a local filesystem, because WAL needs memory shared by all processes. A power failure loses the
-last commits; readers detect by checksums if it damaged the slots.
+The file is in WAL mode, and reads have a separate connection, so readers never wait for a writer. Only
+one writer at a time changes the file. Several processes of one host may use it. The file must be on a
+local filesystem, because WAL needs memory shared by all processes. A power failure loses the last
+commits; readers detect by checksums if it damaged the slots.
 """
 
 import sqlite3
@@ -43,18 +44,18 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
-"""Placeholder for the generation of a missing entry: the key has no entry."""
+"""Value for a generation that means: the key has no entry."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
 USES_KEPT_MAX: Final = 4096
 USES_KEPT_S: Final = 5.0
 _TIMEOUT_S: Final = 5.0
-"""Seconds that a call waits for another thread or process."""
+"""Seconds that a call waits for a lock that another thread or process holds."""
 _KEYS_AT_A_TIME: Final = 500
 _FORMAT: Final = 1
 _KEPT: Final = (1 << 63) - 1
-"""Placeholder for the time of use of an entry that is never evicted."""
+"""Value for the time of use of a kept entry, that is, one that is never evicted."""
 _COLUMNS: Final = "key, place, offset, length, present, generation"
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -92,29 +93,30 @@ class Entry(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """A reserved slot."""
+    """A reserved slot: its number, and the generation of the reservation."""
 
     slot: int
     generation: int
 
 
 class Commit(NamedTuple):
-    """A request to map a key to a reserved slot, after the slot was written."""
+    """A request to map a key to a reserved slot, after the object was written to the slot."""
 
     entry: Entry
-    """The new entry, with the generation of the reservation."""
+    """The new entry, under the generation of the reserved slot."""
     slot: int
     replaces: int
-    """The generation of the entry to replace, or `NOTHING` if the key must have no entry."""
+    """The generation of the entry to replace, or `NOTHING` if the commit requires that the key has
+    none."""
     kept: bool = False
-    """Whether the entry is exempt from eviction."""
+    """Whether the entry is never evicted."""
 
 
 class CommitOutcome(IntEnum):
     """The outcome of a commit."""
 
     DONE = 0
-    """The key is now mapped to the slot."""
+    """The commit succeeded: the key is now mapped to the slot."""
     STANDS = 1
     """The key has another entry than the one to replace, so the commit was refused and its slot freed.
     """
@@ -123,7 +125,7 @@ class CommitOutcome(IntEnum):
 
 
 class Used(NamedTuple):
-    """An entry and the time since its last use."""
+    """An entry and the seconds since its last use."""
 
     entry: Entry
     age_s: float | None
@@ -132,7 +134,7 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """Sizes that all users of an index must have in common; the first user sets them."""
+    """The slot sizes that all users of an index must share; the first user sets them."""
 
     slot_bytes: int
     file_slots: int
@@ -155,18 +157,18 @@ class _Uses:
         return bool(self._times)
 
     def now(self) -> int:
-        """Return the current time in microseconds, increased if needed to differ from all before."""
+        """Return the current time in microseconds, but always more than the last returned time."""
         with self._lock:
             return self._next()
 
     def note(self, keys: Iterable[bytes]) -> bool:
-        """Record that `keys` are used now; return whether the recorded uses should be written."""
+        """Record that `keys` are used now; return whether the record is due to be written."""
         with self._lock:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # There are too many recorded uses because writing them failed. Dropping them only makes
-                # the order of eviction less exact.
+                # Drop the recorded uses. There are so many because writing them failed, and without
+                # them only the order of eviction is less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -174,7 +176,7 @@ class _Uses:
             return old or len(self._times) >= USES_KEPT_MAX
 
     def pop_all(self) -> list[tuple[int, bytes]]:
-        """Return the recorded times and keys, and clear the record."""
+        """Return the (time, key) pairs recorded so far, and clear the record."""
         with self._lock:
             times, self._times = self._times, {}
         return [(used, key) for key, used in times.items()]
@@ -190,7 +192,7 @@ class _Uses:
 
 
 class _Connection:
-    """A connection to the database, used by one thread at a time."""
+    """A connection to the SQLite database, used by one thread at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -204,7 +206,7 @@ class _Connection:
 
 
 class PageIndex:
-    """One index in one file. Thread-safe.
+    """The index of one store, in one SQLite file. Thread-safe.
 
     Every call is a batch, blocks, and is limited by the timeout of the database. Calls raise
     `StorageError` if the database does not answer properly.
@@ -226,7 +228,7 @@ class PageIndex:
         self._uses = _Uses(clock)
 
     def open(self) -> None:
-        """Open the file; create it with mode 0600 if it does not exist."""
+        """Open the SQLite file; create it with mode 0600 if it does not exist."""
         try:
             make_file(self._path, self._home)
             self._writing.database = self._connect()
@@ -239,12 +241,12 @@ class PageIndex:
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
-        """Return the index's identity, which is the `proposal` of the first caller."""
+        """Return the index's identity; if it has none, set it to `proposal`."""
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
     def agree(self, settings: SlotSizes) -> SlotSizes:
-        """Return the sizes recorded in the index; a new index records `settings`."""
+        """Return the slot sizes recorded in the index; a new index records `settings`."""
         with self._change() as database:
             return SlotSizes(
                 slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
@@ -252,14 +254,14 @@ class PageIndex:
             )
 
     def provide(self, slots: int) -> int:
-        """Raise the number of slots to at least `slots`; return the resulting number."""
+        """Raise the number of slots in the index to at least `slots`; return the resulting number."""
         with self._change() as database:
             there = max(_number(database, "slots"), min(slots, SLOTS_MAX))
             _set(database, "slots", there)
             return there
 
     def look_up(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """Return the entry of each key."""
+        """Return for each key its entry or None, without recording a use."""
         found: dict[bytes, Entry] = {}
         with self._use(self._reading) as database:
             for start in range(0, len(keys), _KEYS_AT_A_TIME):
@@ -276,18 +278,18 @@ class PageIndex:
         return [found.get(key) for key in keys]
 
     def confirm(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """Return the entry of each key, and record its use."""
+        """Return for each key its entry or None, and record the use of each entry."""
         entries = self.look_up(keys)
         if self._uses.note(entry.key for entry in entries if entry is not None):
             self._note_uses_if_free()
         return entries
 
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
-        """Mark entries as used; each of `keys` continues the key before it.
+        """Mark entries as used; each of `keys` is the successor of the key before it.
 
-        The first entry is `distance` steps after the entry `after`, and is marked as just older than
-        that. If `after` has no entry, the first entry is marked as used now. Each later entry is marked
-        as just older than the one before it.
+        The first entry is `distance` steps after the entry `after`, and its time of use is set to just
+        before that of `after`, or to now if `after` has no entry. Each later entry's time is just
+        before that of the entry before it.
         """
         with self._change() as database:
             self._note_uses(database)
@@ -338,19 +340,19 @@ class PageIndex:
             )
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Delete entries found to be wrong, unless they were replaced and have a new generation."""
+        """Delete entries whose objects are corrupt, unless the entry was replaced meanwhile."""
         with self._change() as database:
             for entry in entries:
                 _forget(database, "key = ? AND generation = ?", (entry.key, entry.generation))
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Delete the entries of these keys whatever their generation."""
+        """Delete the entries of these keys, whatever their generation."""
         with self._change() as database:
             for key in keys:
                 _forget(database, "key = ?", (key,))
 
     def entries(self) -> Iterator[list[Used]]:
-        """Yield all entries in the order of their keys, a few hundred at a time.
+        """Yield all entries in batches of a few hundred, sorted by key.
 
         An entry that changes during the listing may appear in its old or new state, twice or not at
         all. Ages are relative to the start of the listing.
@@ -369,7 +371,7 @@ class PageIndex:
             yield [Used(each, _age_s(used, now)) for each, used in told if each]
 
     def close(self) -> None:
-        """Write the recorded uses, and close the file."""
+        """Write the recorded uses to the file, and close it."""
         with self._reading.lock:
             self._reading.close()
         with self._writing.lock:
@@ -393,7 +395,7 @@ class PageIndex:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
             version = int(_set_default(database, "format", _FORMAT))
-            # Generations start at the current time, so that they stay unique even if the file is lost
+            # Start generations at the current time, so that they stay unique even if the file is lost
             # and created again.
             _set_default(database, "generation", self._uses.now())
         if version != _FORMAT:
@@ -427,7 +429,7 @@ class PageIndex:
         database.executemany("UPDATE entries SET used = MAX(used, ?1) WHERE key = ?2", uses)
 
     def _note_uses_if_free(self) -> None:
-        """Write the recorded uses unless another writer is active.
+        """Write the recorded uses to the file unless another writer is active.
 
         Does not wait for the other writer, because a read waits for this call.
         """
@@ -500,7 +502,7 @@ def _ints(database: sqlite3.Connection, query: str, values: Sequence[Any]) -> li
 
 
 def _evict(database: sqlite3.Connection, count: int) -> list[int]:
-    """Delete the least recently used entries and return their slots."""
+    """Delete the least recently used entries and return the slots that they occupied."""
     if count <= 0:
         return []
     query = "SELECT key, slot FROM entries WHERE used < ? ORDER BY used LIMIT ?"
@@ -510,7 +512,7 @@ def _evict(database: sqlite3.Connection, count: int) -> list[int]:
 
 
 def _forget(database: sqlite3.Connection, which: str, values: Sequence[Any]) -> None:
-    """Delete entries and free their slots."""
+    """Delete the entries that a condition selects, and free their slots."""
     query = f"DELETE FROM entries WHERE {which} RETURNING slot, generation"  # noqa: S608 - ours.
     for slot, generation in database.execute(query, values).fetchall():
         database.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, 0)", (slot, generation))
@@ -523,7 +525,7 @@ def _age_s(used: object, now: int) -> float | None:
 
 
 def _entry(row: tuple[Any, ...]) -> Entry | None:
-    """Return a row as an entry, or None if this module cannot have written it."""
+    """Return a row of the table as an entry, or None if this module cannot have written it."""
     try:
         entry = msgspec.convert(row, Entry)
     except msgspec.ValidationError:

@@ -43,7 +43,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OpenSlots:
-    """The parts of an open store: files, index, transfers, sizes, and the log of errors."""
+    """An open store: its files, index, transfers and slot sizes, and its log of errors."""
 
     files: SlotFiles
     index: IndexCalls
@@ -53,7 +53,7 @@ class OpenSlots:
 
 
 class PlacedRead(NamedTuple):
-    """A read, with the index entry that was found for its object."""
+    """A read of an object, with the object's index entry."""
 
     read: Read
     entry: Entry
@@ -72,9 +72,9 @@ class SlotReads:
     async def look_up(
         self, names: Sequence[ObjectName], deadline: float
     ) -> list[Entry | ReadOutcome]:
-        """Look each object up in the index, with one query; return its entry or an outcome.
+        """Look the objects up in the index, with one query; return for each its entry or an outcome.
 
-        The outcome says why there is no entry: for example MISSING, or TIMED_OUT if the index is late.
+        The outcome states why there is no entry: MISSING, or TIMED_OUT if the index is late, or FAILED.
         """
 
         def ask(index: PageIndex) -> tuple[list[bytes | None], list[Entry | None]]:
@@ -145,8 +145,8 @@ class SlotReads:
     ) -> list[tuple[int, PlacedRead]]:
         """Try once to read objects; return those whose entries changed, with the new entries."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # Confirm in reverse order, so that the first object counts as used last. The objects may be a
-        # prefix, in which later objects must be evicted before earlier ones.
+        # Confirm in reverse order, so that the first object counts as used last: if the objects are the
+        # pages of a prefix, later ones must be evicted before earlier ones.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
@@ -206,7 +206,7 @@ class SlotReads:
             if not _is_sound(wanted[at], header, targets):
                 outcomes[at] = ReadOutcome.CORRUPT
 
-        # Each object is verified on arrival, while it is still in the core's cache.
+        # Verify each object on arrival, while its bytes are still in the core's cache.
         moved = self._slots.transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
         for (at, _, _), each in zip(moves, moved, strict=True):
             if each is not MovedObject.WHOLE:
@@ -241,7 +241,11 @@ def _extents(
     starts: Sequence[int],
     targets: Sequence[Sequence[memoryview]],
 ) -> list[Extent]:
-    """Return the extents to read: the header, joined with the payload if adjacent, and other parts."""
+    """Return the ranges of a file to read for one object.
+
+    The first contains the header, and the first wanted parts if these are adjacent. The others contain
+    the other wanted parts.
+    """
     extents = [Extent(fd, offset, (header,))]
     for start, views in zip(starts, targets, strict=True):
         if start == HEADER_BYTES:
@@ -254,7 +258,7 @@ def _extents(
 def _is_sound(
     found: PlacedRead, header: memoryview, targets: Sequence[Sequence[memoryview]]
 ) -> bool:
-    """Return whether the bytes that were read are a valid object under the entry's key."""
+    """Return whether the bytes that were read are a valid object with the entry's key and columns."""
     read, entry = found
     if check_header(header, entry.key, read.shape) is not HeaderFinding.SOUND:
         return False
@@ -270,5 +274,5 @@ def _is_sound(
 
 
 def may_be(entry: Entry, shape: ObjectShape) -> bool:
-    """Return whether the entry can belong to an object of this shape."""
+    """Return whether an object of this shape can have the entry's presence bits and length."""
     return shape.knows(entry.present) and shape.payload_bytes(entry.present) == entry.length

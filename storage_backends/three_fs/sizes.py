@@ -1,4 +1,4 @@
-"""The sizes of a `3fs://` store, which its index records and all its users share."""
+"""The slot sizes of a `3fs://` store, which its index records and all its users share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class ThreeFsOptions(Settings):
 
     index: str = ""
     slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)] | None = None
-    """Bytes per slot. None takes the value of the existing store, or the default in a new store."""
+    """Bytes per slot. None uses the size of the existing store, or the default in a new store."""
     file_slots: Annotated[int, Meta(ge=1, le=FILE_SLOTS_MAX)] | None = None
     files: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 4
     rings: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -45,12 +45,12 @@ class ThreeFsOptions(Settings):
 
 
 def slot_bytes_for(payload_bytes: int) -> int:
-    """Return the least `slot_bytes` that is enough for payloads of this size and for records."""
+    """Return the smallest `slot_bytes` that is enough for payloads of this size and for records."""
     return max(SLOT_BYTES_MIN, HEADER_BYTES * (1 + -(-payload_bytes // HEADER_BYTES)))
 
 
 def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> SlotSizes:
-    """Return the sizes of the store; a new store adopts the sizes in `options`, or the defaults.
+    """Return the slot sizes of the store; a new store adopts those in `options`, or the defaults.
 
     Raises `ConfigError` if the store has other sizes than `options` demands, or the index contains
     impossible ones. Raises `StorageError` if a size in the index is not a number.

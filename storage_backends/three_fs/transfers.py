@@ -1,7 +1,7 @@
-"""Batches of reads or writes of slots: the contract, and an implementation for any filesystem.
+"""Batches of reads or writes of slots: the interface, and an implementation for any filesystem.
 
 `Preadv` moves bytes by system calls, directly between the files and the caller's buffers. On a mounted
-3FS, `usrbio.UsrbioTransfers` does the same through its rings.
+3FS, `usrbio.UsrbioTransfers` does the same through the rings of 3FS.
 """
 
 import os
@@ -16,7 +16,7 @@ from ..threaded_backend import Stop
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of a file, with the memory that they go to or come from."""
+    """A range of bytes of a file, with the memory that the bytes are read into or written from."""
 
     fd: int
     offset: int
@@ -24,27 +24,27 @@ class Extent(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the extent's total number of bytes."""
+        """Return the number of bytes in the extent."""
         return sum(map(len, self.views))
 
 
 class MovedObject(IntEnum):
-    """The outcome of moving an object's extents."""
+    """The outcome of moving the extents (byte ranges) of one object."""
 
     WHOLE = 0
     SHORT = 1
-    """The file ended before the object's end, or had a hole there."""
+    """The file ended before the end of an extent, or had a hole there."""
     FAILED = 2
     LATE = 3
-    """The transfer was abandoned at the deadline. The caller's memory is no longer touched. `lets_go`
-    says whether a write may still change the file."""
+    """The transfer was abandoned at the deadline, and touches the caller's memory no longer. `lets_go`
+    says whether an abandoned write may still change the file."""
 
 
 class Transfers(Protocol):
-    """Moves extents (consecutive bytes of a file) between files and memory. Thread-safe."""
+    """Moves extents (byte ranges of a file) between files and memory. Thread-safe."""
 
     text: str
-    """A description of the transfer method, for the log."""
+    """A description of how bytes are moved, for the log."""
     lets_go: bool
     """Whether an abandoned write can no longer change the file."""
     objects_at_a_time: int
@@ -55,7 +55,7 @@ class Transfers(Protocol):
         ...
 
     def deregister(self, fd: int) -> None:
-        """End the use of this file, which is still open. No transfer may be in progress on the file."""
+        """Undo `register` for this file, which is still open and in no transfer."""
         ...
 
     def move(
@@ -80,10 +80,10 @@ class Transfers(Protocol):
 
 
 class Preadv:
-    """`Transfers` by `preadv` and `pwritev`; `why` is the reason for not using USRBIO.
+    """`Transfers` by `preadv` and `pwritev`; `why` states, for the log, why USRBIO is not used.
 
-    The calling thread does the transfers. It is best to write one object per call, because its bytes
-    were just hashed and are still in the core's cache.
+    The calling thread does the transfers. Writes are fastest with one object per call, because its
+    bytes were just hashed and are still in the core's cache.
     """
 
     lets_go = True

@@ -1,4 +1,4 @@
-"""Transfers through USRBIO, the rings of 3FS, with the client that a cluster installs.
+"""Transfers through USRBIO, the I/O rings of 3FS, with the client that is installed with 3FS.
 
 The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is in no package
 index, so it is imported only if it is installed. Payloads are copied between the caller's buffers and
@@ -32,11 +32,11 @@ from .transfers import Extent, MovedObject, Preadv, Transfers
 ENTRIES: Final = 128
 """Maximum I/O requests in a ring. One object always needs fewer (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
-"""Bytes of shared memory per ring, or the size of one slot if that is larger."""
+"""Bytes of shared memory per ring; the size of one slot is used instead if that is larger."""
 _POLL_S: Final = 0.05
-"""Interval in seconds at which a wait checks whether it should stop."""
+"""Seconds after which a wait for completions checks again whether it should stop."""
 _DRAIN_S: Final = 1.0
-"""Seconds that `close` waits for a ring that does not answer."""
+"""Seconds that `close` waits for a ring whose I/O requests do not complete."""
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
@@ -46,8 +46,8 @@ _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
 class SharedSegment:
     """Named shared memory with the two attributes that the client uses: `name` and `buf`.
 
-    The memory is freed with its last view. The standard library's class would report an error if it is
-    garbage-collected while a view exists.
+    The memory is freed with its last view. The standard library's class is not used, because it reports
+    an error if it is garbage-collected while a view exists.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -64,7 +64,7 @@ class SharedSegment:
             os.close(fd)
 
     def unlink(self) -> None:
-        """Remove the segment's name; the memory is freed when no process maps it. Idempotent."""
+        """Remove the name of the memory, which is freed when no process maps it. Idempotent."""
         with suppress(FileNotFoundError):
             (_SHARED / self.name).unlink()
 
@@ -88,7 +88,7 @@ class UsrbioClient(Protocol):
 
 
 def load_client() -> UsrbioClient | None:
-    """Return the client, or None if it is not installed or cannot be loaded."""
+    """Return the 3FS client, or None if it is not installed or cannot be loaded."""
     try:
         return cast(UsrbioClient, import_module("hf3fs_fuse.io"))
     except (ImportError, OSError):
@@ -193,7 +193,7 @@ class UsrbioTransfers:
         return ring
 
     def _make_ring(self, *, reads: bool) -> "UsrbioRing":
-        """Return a new ring with shared memory of its own. Raises OSError."""
+        """Return a new ring and its shared memory. Raises OSError."""
         shared = SharedSegment(self._memory_bytes)
         try:
             iovec = self._client.make_iovec(shared, self._mount)
@@ -216,14 +216,14 @@ class Completion(NamedTuple):
     """The completion of one I/O request of a ring."""
 
     token: int
-    """The token passed to `prepare` for the I/O request."""
+    """The token that was passed to `prepare` for this I/O request."""
     result: int
     """Number of bytes moved, or a negative errno. A number below the requested one means that the file
     ended or had a hole."""
 
 
 class UsrbioRing:
-    """A ring for reads or for writes; one thread prepares, submits and waits for many I/O requests.
+    """A 3FS ring for reads or for writes; one thread prepares, submits and awaits its I/O requests.
 
     The daemon may start an I/O request as soon as it is prepared, and starts it at the latest when it
     is submitted. Completions come in any order.
@@ -231,7 +231,7 @@ class UsrbioRing:
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
         self.memory = shared.buf
-        """Shared memory of the ring; the caller owns the parts that no I/O request uses."""
+        """Shared memory of the ring. The caller owns the ranges that no I/O request uses."""
         self._shared: SharedSegment | None = shared
         self._iovec: Any = iovec
         self._ring: Any = ring
@@ -245,9 +245,9 @@ class UsrbioRing:
         return self._prepared + self._submitted
 
     def prepare(self, part: slice, fd: int, offset: int, token: int) -> None:
-        """Add an I/O request that moves bytes between a part of `memory` and a registered file.
+        """Prepare an I/O request that moves bytes between a range of `memory` and a registered file.
 
-        `offset` is the position in the file. The ring owns the part until the request has completed.
+        `offset` is the position in the file. The ring owns the range until the request has completed.
         Raises OSError.
         """
         self._ring.prepare(self._iovec[part], self._reads, fd, offset, userdata=token)
@@ -278,7 +278,7 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # I/O requests that were prepared but not submitted may have completed too.
+        # Include I/O requests that were prepared but not submitted: they may have completed too.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early
@@ -299,13 +299,12 @@ class UsrbioRing:
         return not self.pending
 
     def close(self) -> None:
-        """Free the ring's memory; the daemon keeps its own mapping while it needs it. Idempotent."""
+        """Free this process's mapping of the ring's memory; the daemon's mapping stays. Idempotent."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # Deleting the client's objects makes the client release its link to the memory, and then the
-        # ring.
+        # Delete the client's objects: the client then releases its link to the memory, and the ring.
         with suppress(OSError):
             self._ring = None
             self._iovec = None
@@ -340,7 +339,7 @@ class _Wave:
         """The errnos of failed I/O requests."""
 
     def run(self, stop: Stop, deadline: float) -> None:
-        """Move the extents of all objects. Raises OSError if the ring fails."""
+        """Move the extents (byte ranges) of all objects. Raises OSError if the ring fails."""
         ring, at = self._ring, 0
         try:
             for token, (_, extent) in enumerate(self._extents):

@@ -2,8 +2,8 @@
 
 A write reserves a slot, writes to it, and commits. Writers of one name do not wait for each other; the
 first commit wins. If a write is abandoned while a ring may still write to its slot, the slot stays
-reserved until its lease expires. A writer that resumes after its lease may corrupt the bytes of the
-slot's next holder. Readers detect that, so the result is a miss.
+reserved until its lease expires. A writer that was suspended beyond its lease may overwrite an object
+that another writer has meanwhile stored in the slot. Readers detect that, so the result is a miss.
 """
 
 import time
@@ -30,12 +30,12 @@ from .transfers import Extent, MovedObject
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
 _PAGES_MIN: Final = 8
-"""Minimum number of objects in a call that is assumed to contain pages; markers and manifests are
-written alone."""
+"""Minimum number of objects in a call that is assumed to contain pages. Markers and manifests are
+written one per call."""
 _WASTE: Final = 4
-"""A warning is logged if a slot is at least this many times as large as its contents."""
+"""A warning is logged if a slot is at least this many times as large as the object in it."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""Maximum bytes per thread for objects that combine the columns of two writers."""
+"""Maximum bytes per thread of objects that are held in memory to combine the columns of two writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # A write fails at most `_WRITE_TRIES` times because of other writers. If free slots are
-                # scarce, each try may write only one object.
+                # Allow one try per object in addition to `_WRITE_TRIES`: other writers make at most
+                # `_WRITE_TRIES` fail, and if few slots are free, a try may write only one object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break
@@ -110,7 +110,7 @@ class SlotWrites:
         after = writes[0].after
         digest = None if after is None else name_digest(after.name)
         distance = 0 if after is None else after.distance
-        # If the index does not answer, the objects keep their earlier times of use.
+        # Ignore an index that does not answer: the objects keep their earlier times of use.
         with suppress(StorageError):
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
@@ -155,8 +155,8 @@ class SlotWrites:
             return later
         asked_at = time.monotonic()
         lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
-        # A damaged index may return slots that cannot exist. They are not released, because the index
-        # would return them again.
+        # Ignore slots that cannot exist, which a damaged index may return. They are not released,
+        # because the index would return them again.
         lent = [
             each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
         ]
@@ -173,8 +173,8 @@ class SlotWrites:
     def _beside(self, new: _New, entry: Entry | None, stop: Stop) -> _New | WriteOutcome:
         """Return the object to write, or the outcome if no write is needed or possible.
 
-        `entry` is the existing object's. If that object has columns which the new one lacks, the object
-        to write includes them.
+        `entry` is the index entry of the existing object. If that object has columns which the new one
+        lacks, the object to write includes them.
         """
         if entry is None:
             return replace(new, replaces=NOTHING)
@@ -287,7 +287,7 @@ class SlotWrites:
         return False
 
     def _log_waste(self, new: Sequence[_New]) -> None:
-        """Warn if pages fill only a small part of their slots, because `slot_bytes` is too large."""
+        """Warn that `slot_bytes` is too large if pages fill only a small fraction of their slots."""
         if len(new) < _PAGES_MIN:
             return
         payload = max(each.shape.nbytes for each in new)

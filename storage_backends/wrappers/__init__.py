@@ -1,1 +1,1 @@
-"""Backends that wrap another one: `breaker+`, `metrics+`, `fault+`."""
+"""Backends that wrap another one: `breaker+` (circuit breaker), `metrics+`, `fault+` (injection)."""

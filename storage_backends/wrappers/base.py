@@ -1,4 +1,4 @@
-"""Base classes of wrappers, which forward calls to another backend."""
+"""Base classes of wrappers: backends that forward calls to another backend."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -70,25 +70,25 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingCall(Generic[Answer]):
-    """A call to a wrapped backend, before it is forwarded."""
+    """A call to a backend that its wrapper has not forwarded yet."""
 
     kind: Call
     keys: Sequence[ObjectName | Read | Write]
     deadline: float
     ask: Callable[[], Awaitable[list[Answer]]]
-    """A function that forwards the call and returns one answer for each key."""
+    """A function that forwards the call and returns one answer per key."""
     failed: Answer
-    """The answer to give for a key that failed or was not forwarded."""
+    """The answer for a key that failed, or whose call was not forwarded."""
     late: Answer
-    """The answer to give for a key whose deadline passed."""
+    """The answer for a key whose deadline passed."""
 
 
 class AroundWrapper(Wrapper, ABC):
-    """Forwards every call through `_around`, which a subclass implements."""
+    """A wrapper that passes every call to `_around`, which a subclass implements."""
 
     @abstractmethod
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
-        """Return one answer for each key of the call."""
+        """Execute the call, for example by `call.ask`, and return one answer per key."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         ask = partial(self.behind.exists, names, deadline=deadline)

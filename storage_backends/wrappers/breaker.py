@@ -1,7 +1,7 @@
 """`breaker+...`: a circuit breaker that skips a store after several failed calls in a row.
 
     breaker.calls=5         this many failed calls in a row open the breaker (1 to 1000)
-    breaker.cool_down_s=5   how long it stays open before the store is tried again (0.001 to 3600)
+    breaker.cool_down_s=5   seconds from opening until the store is tried again (0.001 to 3600)
 
 How a call counts:
 
@@ -53,7 +53,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerBackend(AroundWrapper):
-    """Fails calls at once after the store has failed `calls` times in a row."""
+    """A wrapper that fails calls at once after the store has failed `calls` times in a row."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # Number of times that the breaker opened. The result of a call is ignored if the breaker opened
-        # after the call began.
+        # Count how often the breaker has opened, so that the result of a call is ignored if the breaker
+        # opened after the call began.
         self._era = 0
 
     def state(self) -> BreakerState:
@@ -99,7 +99,7 @@ class BreakerBackend(AroundWrapper):
                 self._conclude(answered)
 
     def _answered(self, call: PendingCall[Answer], answers: Sequence[Answer]) -> bool | None:
-        """Return True if the call counts as a success, False as a failure, None as neither."""
+        """Return True if the call counts as a success, False if as a failure, None if as neither."""
         some = any(answer not in (call.failed, call.late) for answer in answers)
         if call.kind is Call.EXISTS:
             return False if self._clock() >= call.deadline and not some else None
@@ -122,7 +122,7 @@ class BreakerBackend(AroundWrapper):
 
 
 def _is_possible(key: ObjectName | Read | Write) -> bool:
-    """Return whether the key can succeed: its name is possible and its buffers fit."""
+    """Return whether the key can succeed: its name is valid and its buffers have the right size."""
     if isinstance(key, ObjectName):
         return name_digest(key) is not None
     fits = fitting(key.buffers, key.shape.nbytes, writable=isinstance(key, Read)) is not None
@@ -130,6 +130,6 @@ def _is_possible(key: ObjectName | Read | Write) -> bool:
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> BreakerBackend:
-    """Return `backend` with the breaker that the URI's options describe."""
+    """Return `backend` wrapped in a circuit breaker with the options of the URI."""
     options = uri.read(BreakerOptions, "breaker")
     return BreakerBackend(backend, calls=options.calls, cool_down_s=options.cool_down_s)

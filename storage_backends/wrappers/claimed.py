@@ -15,7 +15,7 @@ from .base import Wrapper
 _log = logging.getLogger(__name__)
 
 CLAIM_TIMEOUT_S = 30.0
-"""Seconds to wait for reading and writing the store's manifests."""
+"""Timeout in seconds for claiming a store: reading and writing its manifests."""
 
 
 class ClaimedBackend(Wrapper):
@@ -34,7 +34,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """If the store has the weights `weights` in another page layout, `open` logs a warning."""
+        """`open` also logs a warning if the store has another page layout for the weights `weights`."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version

@@ -1,11 +1,11 @@
-"""`fault+...`: seeded fault injection, to test an engine or a store.
+"""`fault+...`: seeded fault injection into the calls of a store, to test an engine or a store.
 
     fault.seed=0         equal seeds inject the same faults into the same calls
     fault.<kind>=0.01    rate of a kind; the kinds are those of `Fault`
-    fault.delay_ms=20    the longest delay
+    fault.delay_ms=20    the longest delay in milliseconds
 
-Without any rate, every kind has a rate of 0.01. Rates are per key, except that of `delay`, which is per
-call. No fault makes a read with wrong bytes OK.
+If no rate is given, every kind has a rate of 0.01. Rates are per key, except that of `delay`, which is
+per call. No fault makes a read with wrong bytes OK.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ _Rate = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOptions(Settings):
-    """The options of `fault+`. A kind without a rate is not injected, unless no kind has a rate."""
+    """The options of `fault+`: the seed, a rate per kind of fault, and the longest delay."""
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 20
@@ -76,7 +76,7 @@ class FaultOptions(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """The kinds and rates of injected faults. Equal plans inject equal faults into equal calls."""
+    """The kinds and rates of injected faults, with the seed. Equal plans inject equal faults."""
 
     seed: int = 0
     rates: Mapping[Fault, float] = field(default_factory=dict[Fault, float])
@@ -95,9 +95,9 @@ class FaultPlan:
 class FaultBackend(Wrapper):
     """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` says which other rules break.
 
-    Faults are drawn per key when a call starts, so they depend only on the order of calls. A call after
-    its deadline or after `close` gets no fault. A flipped byte needs a valid object, so this fault is
-    counted only when it happens.
+    Faults are drawn per key when a call starts, so they depend only on the sequence of calls. A call
+    that starts after its deadline or after `close` gets no fault. A flipped byte needs a valid object,
+    so this fault is counted only when it happens.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """If a key times out, wait for the deadline: S2 forbids TIMED_OUT before the deadline."""
+        """Wait until the deadline if a key is to time out: S2 forbids an earlier TIMED_OUT."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 
@@ -231,7 +231,7 @@ def _flip(buffers: Sequence[memoryview]) -> None:
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
-    """Return `backend` with the faults that the URI's options describe."""
+    """Return `backend` wrapped in a fault injector with the options of the URI."""
     options = uri.read(FaultOptions, "fault")
     given = {kind: getattr(options, kind) for kind in Fault}
     rates = {kind: rate for kind, rate in given.items() if rate is not None}

@@ -1,6 +1,6 @@
 """`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-Around a retrying wrapper it counts one outcome per key; inside of it, one per attempt.
+If it wraps a retrying wrapper, it counts one outcome per key; inside one, it counts one per attempt.
 `MetricsBackend.log` has the numbers. Memory use is constant.
 """
 
@@ -25,11 +25,11 @@ INTERRUPTED: Final = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMetrics:
-    """The metrics of one kind of call, from the creation of the log to now."""
+    """The metrics of one kind of call, since the log was created."""
 
     outcomes: Mapping[str, int]
-    """Number of keys by outcome: the outcomes' names in lower case; `yes` and `no` for existence;
-    `free` and `taken` for removal."""
+    """Number of keys by outcome. The outcomes are the lower-case names of `ReadOutcome` or
+    `WriteOutcome`; `yes` and `no` for existence; `free` and `taken` for removal."""
     nbytes: int
     """Total bytes of the objects that were read or written with the outcome OK."""
     in_flight: int
@@ -50,19 +50,19 @@ class SeenCall(NamedTuple):
     """Number of keys by outcome, with the names of `CallMetrics.outcomes`, or by `INTERRUPTED`."""
     nbytes: int
     began_s: float
-    """Start of the call by the backend's clock; the default clock is `time.monotonic`."""
+    """Time at the start of the call, by the backend's clock; the default clock is `time.monotonic`."""
     ended_s: float
 
 
 Metrics = Mapping[Call, CallMetrics]
-"""The metrics of calls, by kind of call."""
+"""The metrics of a backend, by kind of call."""
 
 
 class CallLog:
-    """Collects the metrics of calls to one store, or to several of a kind. Thread-safe."""
+    """Collects the metrics of calls to one store, or the sums for several stores. Thread-safe."""
 
     def __init__(self, on_call: Callable[[SeenCall], None] | None = None) -> None:
-        """`on_call` receives each finished call, in the asyncio task of that call."""
+        """`on_call` is called with the record of each finished call, in that call's asyncio task."""
         self._on_call = on_call
         self._lock = threading.Lock()
         self._seen = {call: _Seen() for call in Call}
@@ -93,7 +93,7 @@ class CallLog:
 
 
 class MetricsBackend(AroundWrapper):
-    """Counts and measures calls without changing them."""
+    """A wrapper that counts and measures calls, and forwards them unchanged."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class MetricsBackend(AroundWrapper):
 
 
 def _pool(call: PendingCall[Answer]) -> str:
-    """Return the pool of a call's keys, which all have the same one."""
+    """Return the pool of the call's keys, which all belong to one pool."""
     if not call.keys:
         return ""
     first = call.keys[0]

@@ -89,8 +89,7 @@ class After(NamedTuple):
 class Write(NamedTuple):
     """A request to write the concatenated bytes of `buffers` as one object with all parts of `shape`.
 
-    If the object already exists, the write transfers no payload, marks the object as used and returns
-    PRESENT.
+    If the object already exists, the write marks it as used and returns PRESENT, mostly at little cost.
     """
 
     name: ObjectName
@@ -107,7 +106,7 @@ class StoredObject:
 
     name: ObjectName
     shape: ObjectShape
-    """The object's parts, including which of them this object has."""
+    """The shape of the object, which states the parts that it has."""
     age_s: float | None
     """Seconds since the last write or use of the object, by the store's clock; None if the store does
     not report it."""
@@ -156,7 +155,7 @@ class StorageBackend(Protocol):
         ...
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether no object has it afterwards."""
+        """Remove the objects; return for each name whether the name is free afterwards."""
         ...
 
     def objects(self) -> AsyncIterator[StoredObject]:

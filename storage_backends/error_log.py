@@ -83,7 +83,7 @@ class ErrorLog:
     def log_failure(self, what: str, number: int | None) -> None:
         """Log that `what` failed with the errno `number`, with the system's error text and a remedy."""
         number = number or errno.EIO
-        # A full store makes all writes fail for the same reason, so all of them share one warning.
+        # Use one kind of warning for a full store, because all its writes fail for this reason.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"
         remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
         self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)

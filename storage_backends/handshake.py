@@ -37,7 +37,7 @@ class RefusalReason(Enum):
     """The reasons for which a handshake fails."""
 
     STRANGER = auto()
-    """The other side's magic belongs to another purpose of connection."""
+    """The two sides want to connect for different purposes: their magics differ."""
     VERSION = auto()
     """The other side speaks another version of the protocol."""
     SECRET = auto()

@@ -26,8 +26,8 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Look up the set of keys only when namespace, pool or shard changes. Names that agree in
-            # these share a set, and consecutive names almost always agree.
+            # Keep `keys`, the cached keys of one namespace, pool and shard, until a name differs in
+            # these, because consecutive names almost always agree in them.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
@@ -58,8 +58,8 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Look up the set of keys only when namespace, pool or shard changes. Names that agree in these
-        # share a set, and consecutive names almost always agree. So most names cost only one membership
+        # Keep `keys`, the cached keys of one namespace, pool and shard, until a name differs in these,
+        # because consecutive names almost always agree in them. So most names cost only one membership
         # test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:

@@ -38,8 +38,7 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Seconds after the deadline of a listing in which its thread may still return the reason for the
-delay."""
+"""Seconds after the deadline of a listing in which its thread may still report why it is late."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -408,7 +407,7 @@ class ThreadedBackend(ABC):
         """Open the store on its threads. Raises `ConfigError` if that fails."""
 
     def _on_opened(self) -> None:  # noqa: B027 - not every store has something to do.
-        """Override to do something once the store is open, unless it was closed while it opened."""
+        """Hook for subclasses: called once the store is open, unless it was closed meanwhile."""
 
     @abstractmethod
     def _give_back(self) -> None:
@@ -445,7 +444,10 @@ class ThreadedBackend(ABC):
             await calls.close(CLOSE_TIMEOUT_S)
 
     def _ready(self) -> ThreadCalls | None:
-        """Return the runner of calls, or None after `close`. Raises `UsageError` before `open`."""
+        """Return the `ThreadCalls` of this store, or None after `close`.
+
+        Raises `UsageError` before `open`.
+        """
         if self._calls is None and not self._closed:
             raise UsageError(f"store {self._store} is not open; await open() first")
         return self._calls
@@ -456,9 +458,9 @@ class ThreadedBackend(ABC):
         names: Sequence[ObjectName],
         deadline: float,
     ) -> list[bool]:
-        """Run a job over the names and return one result per name.
+        """Run `job` over the names, in slices on threads, and return one result per name.
 
-        The result is False for names whose job never started, and for all names after `close`.
+        The result is False for names whose slice was never started, and for all names after `close`.
         """
         calls = self._ready()
         if calls is None:
@@ -479,9 +481,10 @@ class ThreadedBackend(ABC):
         late: Outcome,
         deadline: float,
     ) -> list[Outcome]:
-        """Run a job over the keys and return one outcome each; `late` for keys whose job never started.
+        """Run `job` over the keys, in slices on threads, and return one outcome per key.
 
-        After `close` the outcome of every key is FAILED.
+        The outcome is `late` for keys whose slice was never started. After `close` all outcomes are
+        FAILED.
         """
         calls = self._ready()
         if calls is None:

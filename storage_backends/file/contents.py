@@ -62,11 +62,11 @@ class FileContents:
         *,
         direct: bool,
     ) -> HeaderFinding | None:
-        """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
+        """Fill `buffers` with the parts of `shape` of the object in this file, and verify them.
 
-        Returns SOUND if the buffers hold the object's verified bytes. Returns LACKING, after reading
-        only the header, if the object lacks a column. Returns another finding if the file is corrupt,
-        and None if `stop` was due.
+        `digest` is that of the object's name. Returns SOUND if the buffers hold the verified bytes.
+        Returns LACKING, after reading only the header, if the object lacks a column. Returns another
+        finding if the file is corrupt, and None if `stop` was due.
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes

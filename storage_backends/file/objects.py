@@ -252,7 +252,8 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.move_to_quarantine(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # Not an alignment error: direct I/O reports EINVAL for anything that is not a regular file.
+        # Treat EINVAL as corruption if the path is not a regular file, for which direct I/O reports
+        # EINVAL.
         if error.errno == errno.EINVAL and self._quarantine.move_to_quarantine(
             path, None, HeaderFinding.KIND, stop
         ):

@@ -43,7 +43,7 @@ class _File(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one file contained: the number of bytes read, the header, and a checksum per part."""
+    """Result of reading one file: the number of bytes read, the header, and a checksum per part."""
 
     file: _File
     nbytes: int

@@ -53,7 +53,7 @@ class ReadOnlyFiles(ObjectFiles):
         self._quarantine = _NoQuarantine()
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:  # noqa: ARG002
-        """Remove nothing; return for the name whether no file has it."""
+        """Remove nothing; return whether the name is free."""
         return not self.exists(name)
 
     def write(self, *_: object, **__: object) -> WriteOutcome:

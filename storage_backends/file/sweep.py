@@ -47,16 +47,16 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""Fraction of the quota. A process starts a pass at once after it has written that much since its last
-pass. A single process stays within the quota, because passes start to remove files at `HIGH_WATER`."""
+"""Fraction of the quota that a process writes after a pass until it starts the next pass at once. A
+single process stays within the quota, because passes start to remove files at `HIGH_WATER`."""
 LOCK: Final = "sweep.lock"
 """Name of the file in the root that a sweeping process locks. The file's mtime is the end of the last
 pass."""
 EMPTY_AGE_S: Final = 3600.0
-"""Seconds after which an empty directory, or any directory in quarantine, is removed."""
+"""Seconds after which an empty directory, or any directory in the quarantine directory, is removed."""
 FUTURE_S: Final = 60.0
-"""Seconds. A file whose mtime is further in the future than this was written with a wrong clock. A pass
-resets its mtime to now; otherwise the file would be kept until that future time."""
+"""Seconds by which a file's mtime may be in the future. A later mtime was written with a wrong clock. A
+pass resets it to now, because otherwise the file would be kept until that time."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
@@ -316,8 +316,8 @@ class _Pass:
     def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
         """Yield (name, descriptor) of each of the store's directories in the open directory `above`.
 
-        Removes each directory after its turn if it is empty and old. Names that do not have `digits`
-        hexadecimal digits are ignored.
+        Removes each directory if it is empty and old, after the caller has used it. Names that do not
+        have `digits` hexadecimal digits are ignored.
         """
         with os.scandir(above) as entries:
             for entry in entries:

@@ -59,7 +59,7 @@ class WriteLockSlots:
 
     @contextmanager
     def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
-        """Hold the lock during the block; yield whether the file at `path` still has this identity.
+        """Hold the lock during the block; yield whether the file at `path` still has `identity`.
 
         If `identity` is None, yield whether `path` is not a regular file. Raises OSError if the path
         cannot be checked, or if the lock stays taken until the timeout or until `stop` is due.

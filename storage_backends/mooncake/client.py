@@ -38,7 +38,7 @@ _WHOLE_BYTES_MAX: Final = 1 << 30
 
 left_behind: list["MooncakeDistributedStore"] = []
 """Clients that could not leave their store. They are kept referenced, because garbage collection would
-close them, which blocks while the master does not answer."""
+close them, and closing holds the interpreter lock while the master does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class MooncakeClient:
     def reading(self, keys: list[str]) -> Generator[list[int]]:
         """Keep get sessions for these keys during the block; yield one return code per key.
 
-        The block can `fetch` the objects with code 0.
+        Objects whose return code is 0 can be read by `fetch` during the block.
         """
         with self._lock:
             self._reading.update(keys)
@@ -144,7 +144,7 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Query the objects' locations from the master, under a new lease; return a code per key."""
+        """Query the objects' locations, under a new lease; return one return code per key."""
         codes = complete(self._store.batch_get_session_start(keys), keys)
         # Remember objects that are only on disk and report success for them: they have no sessions.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
@@ -227,14 +227,14 @@ class MooncakeClient:
         return self._store.get_size(key)
 
     def begin(self, keys: list[str], sizes: list[int]) -> list[int]:
-        """Start writing objects; return code 0 for each key if this caller is its first writer.
+        """Start writing objects; the return code of a key is 0 if this caller is its first writer.
 
-        For each key with code 0 the caller must call `finish` or `give_up`.
+        For each key with return code 0 the caller must call `finish` or `give_up`.
         """
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # Start a key that occurs twice in one call only once, for its first occurrence.
+            # Start only the first occurrence of a key that occurs twice in one call.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:

@@ -12,7 +12,7 @@ from ...page_format.object_shape import ALWAYS, ObjectShape
 
 GENERATIONS: Final = 8
 """Maximum number of generations of an object. Each generation after the first adds an optional column,
-so an object can have columns added at most this many times minus one."""
+so a stored object can gain at most `GENERATIONS` - 1 columns."""
 
 
 @dataclass(frozen=True, slots=True)

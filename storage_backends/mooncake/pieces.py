@@ -26,8 +26,8 @@ a call costs."""
 LEASES: Final = 3
 """Maximum number of times that one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
-"""Seconds. After a step that took longer, each step has only one piece, until a step is faster again.
-"""
+"""Maximum seconds of a fast step. After a slower one, each step has only one piece, until a step is
+fast again."""
 
 
 class Code(IntEnum):
@@ -61,8 +61,8 @@ class BufferPiece(NamedTuple):
 
 Columns = list[list[int]]
 Move = Callable[[list[str], Columns, Columns, Columns], list[int]]
-"""A call of the library that takes (per key) the addresses, lengths and offsets of its pieces, and
-returns a code per key."""
+"""A call of the library that takes the addresses, lengths and offsets of the pieces of each key, and
+returns one return code per key."""
 
 
 def move(
@@ -135,7 +135,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return the library's codes; if it returned too few or none, return a failure for each key."""
+    """Return the library's return codes; if it gave too few, return a failure for each key."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

@@ -74,7 +74,7 @@ class StagedReads:
         return outcomes
 
     def header(self, key: str, stop: Stop) -> bytes | int:
-        """Return an object's header, or a negative code; INVALID if the object is too short."""
+        """Return an object's header, or a negative return code (INVALID if the object is too short)."""
         if self._memory.is_used_up:
             return Code.NOT_TRANSFERRED
         with self._client.reading([key]) as (found,):
@@ -125,7 +125,10 @@ class StagedReads:
         return _verdict(header, plan, hashes)
 
     def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
-        """Read an object's header into the memory at `address`; INVALID if the object is too short."""
+        """Read a header into the memory at `address`; return a return code.
+
+        The return code is INVALID if the object is too short to have a header.
+        """
         (code,) = self._fetch([key], [[BufferPiece(address, HEADER_BYTES, 0)]], stop)
         return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
 
@@ -138,10 +141,10 @@ class StagedReads:
         return codes
 
     def _why(self, key: str, nbytes: int, stop: Stop) -> int:
-        """Return why a read of `nbytes` failed: INVALID if the object is shorter, else another code.
+        """Return the return code that explains why a read of `nbytes` failed.
 
-        The client returns INVALID for an unreachable owner too, so the master is asked for the object's
-        length.
+        INVALID means that the object is shorter. The client returns INVALID for an unreachable owner
+        too, so the master is asked for the object's length.
         """
         if stop.due():
             return Code.MASTER_LATE

@@ -96,9 +96,9 @@ class ObjectWriter:
         return WriteOutcome.TIMED_OUT
 
     def _step(self, new: New, stop: Stop) -> int | None:
-        """Try once to write an object; return a code, or None if another attempt is needed.
+        """Try once to write an object; return a return code, or None if another attempt is needed.
 
-        The code is EXISTS if the stored object has all columns of the new one.
+        The return code is EXISTS if the stored object has all columns of the new one.
         """
         (generation,) = self._reader.latest([new.want.digest])
         if generation is None:
@@ -142,7 +142,7 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects for which this writer is the first, and return a code for each object.
+        """Store the objects for which this writer is the first, with one return code per object.
 
         EXISTS means that another writer is storing or has stored this generation, or that a later one
         exists.

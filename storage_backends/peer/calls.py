@@ -22,7 +22,7 @@ _REQUEST_BYTES: Final = 8 << 20
 
 
 async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-    """Return for each name whether the object can be read now; False if its rank does not answer."""
+    """Return for each name whether its rank has the object now; False if the rank does not answer."""
     there = [False] * len(names)
     try:
         await group.enter_again(deadline)

@@ -300,7 +300,7 @@ class Connection:
             self._done(number)
 
     def _came(self, one_sided: OneSidedReads, number: int, staged: StagedReply) -> None:
-        """Pass the result of an engine's read to its request, if that still waits for it."""
+        """Pass the result of an engine's read to its request, if the request still waits for it."""
         if self.is_open:
             self._heard_at = time.monotonic()
             del self._staged[number]

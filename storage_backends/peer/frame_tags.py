@@ -47,18 +47,18 @@ class FrameTags:
         return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the next authentication tag, which is that of `data`."""
+        """Return the authentication tag of `data`, the next part of a frame in this direction."""
         if not self._key:
             return b""
         return self._cipher.encrypt(self._nonce(), b"", data)
 
     def require(self, data: bytes | memoryview, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is the next authentication tag, for `data`."""
+        """Raise `StorageError` unless `tag` authenticates `data`, the next part of a received frame."""
         if not hmac.compare_digest(self.of(data), tag):
             raise WrongTagError
 
     def begin(self) -> "RunningTag":
-        """Return an object that computes the next authentication tag; its data is added in steps."""
+        """Return an object that computes the next authentication tag, from data added in steps."""
         if not self._key:
             return RunningTag(None)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -72,13 +72,13 @@ class FrameTags:
 
 
 class RunningTag:
-    """The authentication tag of data that is added one view at a time, without copies."""
+    """An authentication tag over several views of memory, which are added without copies."""
 
     def __init__(self, context: "AEADEncryptionContext | None") -> None:
         self._context = context
 
     def add(self, views: Iterable[memoryview | bytes]) -> None:
-        """Add views to the data; they are read before this returns."""
+        """Add views to the data of the tag. Their memory is read before the return."""
         if self._context is not None:
             for view in views:
                 self._context.authenticate_additional_data(view)
@@ -91,7 +91,7 @@ class RunningTag:
         return self._context.tag
 
     def require(self, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is valid for all added views."""
+        """Raise `StorageError` unless `tag` is the authentication tag of all added views."""
         if not hmac.compare_digest(self.end(), tag):
             raise WrongTagError
 
@@ -104,11 +104,11 @@ class ConnectionTags(NamedTuple):
 
     @classmethod
     def of_reader(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags for the connecting side: its sending and receiving direction."""
+        """Return the tags for the connecting side, one `FrameTags` per direction."""
         return cls(*(FrameTags(each if secret else b"") for each in keys))
 
     @classmethod
     def of_server(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return the tags for the listening side: its sending and receiving direction."""
+        """Return the tags for the listening side, one `FrameTags` per direction."""
         sent, received = cls.of_reader(secret, keys)
         return cls(received, sent)

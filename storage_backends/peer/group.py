@@ -57,8 +57,8 @@ class PeerGroup:
         self._inflight_bytes = inflight_bytes
         self._allowed = allowed
         self._unproven: dict[Address, float] = {}
-        """By rank that failed to prove its identity: the time until which no connection to it is tried.
-        """
+        """The time until which no connection to a rank is tried, for each rank that failed to prove its
+        identity."""
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None

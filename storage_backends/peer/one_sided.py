@@ -42,7 +42,7 @@ class OneSidedReads:
         """Free staging areas, by their number of bytes, which is a power of two."""
         self._engine: TransferEngine | None = None
         self.failures: Final = LoggedError()
-        """Log of failed reads, limited to one warning per interval."""
+        """Rate-limited log of failed reads."""
         self._closed = False
 
     async def start(self, host: str, timeout_s: float) -> None:
@@ -154,7 +154,7 @@ class StagedReply:
 
     @property
     def has_come(self) -> bool:
-        """Return whether the library's call has finished and has read all pieces."""
+        """Return whether the transfer engine's read has finished and has read all bytes."""
         return not self.call.cancelled() and self.call.exception() is None and self.call.result()
 
     def give(self) -> None:

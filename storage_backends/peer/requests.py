@@ -60,13 +60,13 @@ class PeerRequest:
         return self._is_abandoned
 
     def finish(self) -> None:
-        """Complete the request, because no more answers will come."""
+        """End the request and wake its waiters, because no more answers will come."""
         if not self.done.done():
             self.done.set_result(None)
 
 
 class LookupQuestion(PeerRequest):
-    """A request whether objects of one pool and shard exist."""
+    """Asks a rank whether objects of one pool and shard exist."""
 
     def __init__(self, pool: str, shard: str, keys: Sequence[str]) -> None:
         super().__init__(keys)

@@ -24,7 +24,7 @@ _TURN_BYTES: Final = 4 << 20
 """Maximum bytes per call of `receive` or `send`, so that other tasks on the event loop are not delayed.
 """
 _SCRATCH: Final = memoryview(bytearray(256 << 10))
-"""Memory that receives the bytes to discard, of all connections; never read."""
+"""Memory into which the discarded bytes of all connections are received; never read."""
 
 
 class Receiver:

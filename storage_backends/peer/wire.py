@@ -134,7 +134,7 @@ class ReadRequest(PartsRequest, frozen=True, tag=3):
 
 
 class Forget(Record, frozen=True, tag=4):
-    """Cancels the unanswered rest of the request with this number."""
+    """Asks the server not to answer the rest of the request with this number."""
 
     number: Number
 
@@ -168,7 +168,7 @@ class LocateReply(Record, frozen=True, tag=8):
 
 
 class Done(Record, frozen=True, tag=9):
-    """Tells the rank that all reads have ended of the pages that one `LocateRequest` located."""
+    """Tells a rank that the reader no longer reads the pages that one `LocateRequest` located."""
 
     number: Number
 

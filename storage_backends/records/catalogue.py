@@ -97,7 +97,7 @@ class NamespaceContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContents:
-    """Objects in the store of one model and weights version, or of all unknown models."""
+    """Totals of a store's objects of one model and weights version, or of all unknown models."""
 
     manifest: Manifest | None
     namespaces: tuple[NamespaceContents, ...]
@@ -110,7 +110,7 @@ class ModelContents:
 
 @dataclass(slots=True)
 class Catalogue:
-    """Adds up the objects of one store while they are listed."""
+    """Counts the objects of one store, and adds up their bytes, while they are listed."""
 
     total: Totals = field(default_factory=Totals)
     largest_bytes: int = 0
@@ -144,8 +144,8 @@ class Catalogue:
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
         """Record the manifest stored as `name`; None if it cannot be read or decoded."""
-        # Ignore a manifest that names another model than its object's name does, or has too large
-        # dimensions.
+        # Ignore a manifest with too many layers or heads, or that names another model than its object's
+        # name does.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
             said = None

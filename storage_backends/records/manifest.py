@@ -92,10 +92,10 @@ async def claim_model(
     """Ensure that all users of `backend` for this model and weights version use `layouts`.
 
     `layouts` is by pool name. Any number of ranks and groups may call this at the same time. On return
-    they have agreed, or the store is read-only and has no manifest. Raises `ConfigError` naming the
-    pool, the field and both values if the store has other layouts. Raises `StorageError` if the store
-    does not answer by `deadline` (on `time.monotonic`'s scale). Errors contain `store`, the store's
-    name without secrets.
+    all of them use the same layouts, or the store is read-only and has no manifest. Raises
+    `ConfigError` with the pool, the field and both values if the store has other layouts. Raises
+    `StorageError` if the store does not answer by `deadline` (a value of `time.monotonic`). Errors
+    contain `store`, the store's name without secrets.
     """
     subject = f"store {store}: " if store else ""
     subject += f"the manifest of model {model!r}"

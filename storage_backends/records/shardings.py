@@ -70,8 +70,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # Find out whether groups of other TP sizes can read this group's objects. Ask for a rank with
-        # the fewest columns, because such a rank can use the most objects.
+        # Compute whether groups of other TP sizes can read this group's objects. Assume a reading rank
+        # with the fewest columns, because such a rank can use the most objects.
         self._is_read = any(
             sources_of(
                 layout,

@@ -52,7 +52,8 @@ class _Standing(NamedTuple):
 class S3Objects:
     """Reads, writes and lists the objects of one store. A failure of one key never raises.
 
-    Results go into the caller's lists as soon as they arrive, so the results before a deadline count.
+    Each result is put into the caller's list as soon as it arrives. So if the call times out, the
+    results that arrived before the deadline are kept.
     """
 
     def __init__(self, requests: S3Requests, concurrency: int, *, read_only: bool = False) -> None:

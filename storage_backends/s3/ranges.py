@@ -39,7 +39,7 @@ class Fetched:
     """Ranges of one version of an S3 object, as the store returned them."""
 
     pieces: tuple[tuple[int, memoryview], ...]
-    """The offset and bytes of each range, in ascending order."""
+    """(offset, bytes) of each range, by ascending offset."""
     size: int
     """The length of the whole S3 object in bytes."""
     e_tag: str | None

@@ -66,7 +66,10 @@ class SlotFiles:
             )
 
     def use(self, settings: SlotSizes, transfers: Transfers) -> None:
-        """Set the number of bytes per file; register opened files with `transfers`."""
+        """Set the length of all slot files from the slot sizes; register opened files.
+
+        Each file is registered with `transfers` when it is opened.
+        """
         self._file_bytes = settings.slot_bytes * settings.file_slots
         self._transfers = transfers
 

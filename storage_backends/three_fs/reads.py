@@ -143,7 +143,7 @@ class SlotReads:
     def _read(
         self, todo: list[tuple[int, PlacedRead]], outcomes: list[ReadOutcome], stop: Stop
     ) -> list[tuple[int, PlacedRead]]:
-        """Try once to read objects; return those whose entries changed, with the new entries."""
+        """Try once to read objects; return those whose index entry has changed, with the new entry."""
         fetched = self.fetch([found for _, found in todo], stop)
         # Confirm in reverse order, so that the first object counts as used last: if the objects are the
         # pages of a prefix, later ones must be evicted before earlier ones.

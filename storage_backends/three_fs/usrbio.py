@@ -314,7 +314,7 @@ class UsrbioRing:
 class _Wave:
     """A group of objects whose I/O requests are in the ring at the same time.
 
-    `moved` receives the outcomes.
+    The outcome of each object is stored in `moved`.
     """
 
     def __init__(

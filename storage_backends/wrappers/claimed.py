@@ -19,9 +19,10 @@ CLAIM_TIMEOUT_S = 30.0
 
 
 class ClaimedBackend(Wrapper):
-    """A wrapper whose `open` also claims the store for a model and its page layouts.
+    """A wrapper whose `open` also claims the store for a model, that is, for its page layouts.
 
-    `store` is its URI; errors of opening never contain the URI's secrets.
+    A claim writes the model's manifest or compares with it. `store` is the store's URI; errors of
+    opening never contain its secrets.
     """
 
     def __init__(

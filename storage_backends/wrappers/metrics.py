@@ -20,7 +20,7 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""The outcome recorded for all keys of a call that was cancelled or raised an exception."""
+"""The outcome of all keys in the record of a call that was cancelled or raised an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class CallMetrics:
     in_flight: int
     """Number of calls that have not returned yet."""
     interrupted: int
-    """Number of calls that were cancelled or raised an exception. Their keys have no outcome."""
+    """Number of calls that were cancelled or raised an exception; `outcomes` does not count their keys.
+    """
     took: Histogram
     """Durations of the calls that returned."""
 
@@ -47,7 +48,8 @@ class SeenCall(NamedTuple):
     pool: str
     """The pool that all keys of the call belong to."""
     outcomes: dict[str, int]
-    """Number of keys by outcome, with the names of `CallMetrics.outcomes`, or by `INTERRUPTED`."""
+    """Number of keys by outcome, named as in `CallMetrics.outcomes`; or the number of all keys under
+    `INTERRUPTED`."""
     nbytes: int
     began_s: float
     """Time at the start of the call, by the backend's clock; the default clock is `time.monotonic`."""

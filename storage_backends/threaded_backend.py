@@ -501,10 +501,10 @@ class ThreadedBackend(ABC):
     async def _list(
         self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Iterate `listed` on a thread, and yield its objects; set each batch's deadline in `stop`.
+        """Iterate `listed` on a thread in batches, and yield its objects one by one.
 
-        Yields nothing after `close`. Raises `StorageError` if the store is closed during the listing,
-        or if a batch is late.
+        The deadline of each batch is set in `stop`. Yields nothing after `close`. Raises `StorageError`
+        if the store is closed during the listing, or if a batch is late.
         """
         calls = self._ready()
         while calls is not None:

@@ -2,8 +2,8 @@
 
 File paths are derived from digests of object names (`objects`). A file appears under its final name
 atomically (`publish`). Every read verifies its file, and moves a corrupt file to the quarantine
-directory (`quarantine`). Processes may share the store's directory, also on a network filesystem if its
-`link` is atomic.
+directory (`quarantine`). Processes may share the store's directory, also on a network filesystem if
+`link` there fails for a name that exists.
 
 - `durability` states the failures that a write survives once it is reported as OK. `none` (default):
   the death of the process. `data`: also a power failure, but the file's directory entry may be lost.

@@ -144,7 +144,10 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Query the objects' locations, under a new lease; return one return code per key."""
+        """Ask the master where objects are stored, under a new lease; return one code per key.
+
+        The codes are the library's return codes.
+        """
         codes = complete(self._store.batch_get_session_start(keys), keys)
         # Remember objects that are only on disk and report success for them: they have no sessions.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]

@@ -93,11 +93,11 @@ class FaultPlan:
 
 
 class FaultBackend(Wrapper):
-    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` says which other rules break.
+    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` states how others are broken.
 
     Faults are drawn per key when a call starts, so they depend only on the sequence of calls. A call
-    that starts after its deadline or after `close` gets no fault. A flipped byte needs a valid object,
-    so this fault is counted only when it happens.
+    that starts after its deadline or after `close` gets no fault. A changed byte is counted only when
+    it happens, because it needs a valid object.
     """
 
     def __init__(

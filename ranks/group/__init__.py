@@ -1,1 +1,1 @@
-"""One rank of a group as an engine sees it: caches, opening, one-scheduler mode, operator requests."""
+"""The engine's side of one rank: caches, how they open, one-scheduler mode, control requests."""

@@ -1,7 +1,8 @@
 """Cache for an engine that runs the same scheduler on every rank, with cache-owned device pages.
 
 Once per engine step the engine calls `step`, even if nothing is in flight. Ranks communicate only in
-`step`. Local facts (disk speed, objects lost by a store) change no answer until all ranks agree.
+`step`. A fact that only one rank knows (disk speed, an object lost by its store) changes no answer
+until all ranks agree on it.
 
     admission:  match -> prefetch -> step ... until prefetch_done -> load_back -> step ... until READY
     compute:    write into the pages of each pool's page_table; insert(final=False) after each chunk,
@@ -70,7 +71,8 @@ class Cache(RankCache):
         ranks may differ in both. Raises the same `ConfigError` on every rank if settings differ or one
         rank cannot start.
         """
-        # Simulation and the replica's tests need no torch, which takes seconds to import.
+        # Import torch only in this method, because simulation and the replica's tests do not need torch
+        # and its import takes seconds.
         import torch  # noqa: PLC0415
 
         from .control.control_opening import controlled  # noqa: PLC0415
@@ -95,8 +97,8 @@ class Cache(RankCache):
         From READY on, the engine may read all pages in a request's `page_table`. The engine may write
         only the request's unshared pages, until they are inserted.
         """
-        # The simulated executor has no device pages. `isinstance` would import torch, which simulation
-        # must not.
+        # Simulation's executor has no attribute `device_pools`. Test for the attribute, because
+        # `isinstance` would need an import of torch, which simulation avoids.
         pools: Mapping[str, DevicePool] | None = getattr(self._executor, "device_pools", None)
         if pools is None:
             raise UsageError("this cache has no device pages of its own")
@@ -116,14 +118,14 @@ class Cache(RankCache):
         reserve_tokens: int = 0,
         priority: int = 0,
     ) -> Admission | Wait:
-        """Admit a request: lock its device prefix, load back its host prefix, reserve the other pages.
+        """Admit a request: lock its device prefix, load back its host prefix, allocate the other pages.
 
         `tokens` are the tokens that may come from the cache. `reserve_tokens` is the total number of
         tokens to allocate device pages for. Either everything succeeds, or nothing changes and a `Wait`
-        gives the reason. The request's prefetch stops, and pages that have landed by the last verdict
-        are used. The pages may be used once `load_state` is READY. With the eviction policy `priority`,
-        pages used only by requests of a lower `priority` are evicted first. Raises `UsageError` if the
-        request does not fit even an empty device.
+        gives the reason. The request's prefetch stops; the request uses those of its pages that had
+        landed by the last verdict. The pages may be used once `load_state` is READY. With the eviction
+        policy `priority`, pages used only by requests of a lower `priority` are evicted first. Raises
+        `UsageError` if the request does not fit even an empty device.
         """
         self._require_group()
         require_text(namespace)

@@ -5,7 +5,7 @@ may differ between ranks. The engine must not reuse these pages until the copies
 rank.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> match_host -> load ... until READY
-    compute:    admit, and back_up after each chunk whose pages are whole
+    compute:    admit, and back_up after each chunk that completes pages
     preemption: fence, before anything overwrites the request's pages
     finish:     release; if it returns False, the pages are free once `collect_freed` names the request
 
@@ -55,8 +55,8 @@ tokens.
 class HostCache(RankCache):
     """One rank's cache in host memory and storage, below the engine's own device pages.
 
-    Copies start in `begin_loads` and `begin_backups`, because only the engine knows the position of its
-    device stream.
+    The engine starts the copies by `begin_loads` and `begin_backups`, because only the engine knows
+    which work is already queued on its device stream.
     """
 
     config: HostCacheConfig
@@ -76,7 +76,8 @@ class HostCache(RankCache):
         Full attention's pages may be given without a mapping. The other arguments and the errors are
         those of `Cache.open`.
         """
-        # Simulation needs no torch, which takes seconds to import.
+        # Import these modules only here, because they import torch, which takes seconds and which
+        # simulation does not need.
         from .control.control_opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
@@ -122,10 +123,10 @@ class HostCache(RankCache):
     def admit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
     ) -> None:
-        """Record in the statistics that a request starts to compute. Call once for each such start.
+        """Count in the statistics that the engine starts to compute a request. Call once per start.
 
-        `tokens` could have come from the cache. The first `device_tokens` of them are on the device,
-        including loaded ones.
+        `tokens` are those that the cache could have provided. The first `device_tokens` of them are on
+        the device, including loaded ones.
         """
         self._require_group()
         require_text(namespace)
@@ -133,7 +134,7 @@ class HostCache(RankCache):
         self._follow(self._replica.admit(request, namespace, data, count))
 
     def needed_from(self, tokens: int) -> dict[str, int]:
-        """Return, by pool, the first token whose page is needed to restore `tokens` tokens."""
+        """Return, by pool, the position of the first token whose page is needed to restore `tokens`."""
         unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
         whole = as_count(tokens) // unit
         return {each.pool: each.needed_from(whole) * unit for each in components}
@@ -143,7 +144,7 @@ class HostCache(RankCache):
         return self._replica.prefixes.allocator.pools[HOST][0].free
 
     def fetched(self, request: str) -> tuple[int, int]:
-        """Return the range of tokens (first, end) that the request's prefetch read from storage.
+        """Return (first, end), the range of tokens that the request's prefetch read from storage.
 
         Some of these pages may have been evicted since. (0, 0) if the request is admitted or unknown.
         """
@@ -152,7 +153,7 @@ class HostCache(RankCache):
         return first * unit, last * unit
 
     def refused(self, request: str) -> bool:
-        """Return whether some rank could not reach the source group of the request's last prefetch."""
+        """Return whether some rank could not reach the group that the request last prefetched from."""
         known = self._replica.requests.get(request)
         return known is not None and known.refused
 
@@ -261,7 +262,7 @@ class HostCache(RankCache):
         return self._replica.waits_for_host_pages(request)
 
     def backup_is_due(self, request: str) -> bool:
-        """Return whether to retry an incomplete backup, because some operation has finished since."""
+        """Return whether to retry an incomplete backup: some operation has finished since."""
         return self._replica.backup_is_due(request)
 
     def awaits_copies(self, request: str) -> bool:
@@ -277,7 +278,7 @@ class HostCache(RankCache):
 
     @property
     def pending_frees(self) -> bool:
-        """Whether released requests still have device pages in use that rounds will free."""
+        """Whether some released request still has device pages that a later round will free."""
         return bool(self._freed) or self._replica.waits_for_frees
 
     def finish_copies(self) -> bool:

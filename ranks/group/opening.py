@@ -128,7 +128,7 @@ def _agree_and_open(
     sizes, engine_pages = _agree(config, collective, mine, timeout_s)
     pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     hosts = collective.gather(platform.node().encode(), timeout_s)
-    # Every rank of a host checks the free memory before any rank allocates. Otherwise a later check
+    # Check the free memory on every rank of a host before any rank allocates. Otherwise a later check
     # would subtract memory that an earlier rank of the same host has already taken.
     with _problems_told(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
@@ -171,9 +171,10 @@ def _agree(
     engine_pages: int,
     timeout_s: float,
 ) -> tuple[dict[str, tuple[int, int]], int]:
-    """Compare the settings of all ranks; return the smallest sizes of each pool, by name.
+    """Compare the ranks' settings; return (pool sizes, engine pages), the smallest of all ranks.
 
-    Also returns the smallest number of engine-owned device pages.
+    The sizes are the numbers of device and host pages of each pool, by name. The engine pages are the
+    number of engine-owned device pages.
     """
     fields: dict[str, Scalar] = {
         name: value
@@ -183,7 +184,8 @@ def _agree(
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
     fields["owner of device pages"] = "cache" if isinstance(config, CacheConfig) else "engine"
-    # Pool sizes may differ between ranks; the smallest is used.
+    # Exclude pool sizes from the comparison, because they may differ between ranks. The smallest is
+    # used.
     mine = config.pool_sizes()
     smallest = {
         f"{pool} {tier}": size for pool, pair in mine.items() for tier, size in enumerate(pair)
@@ -213,7 +215,7 @@ def _host_bytes(
 
 @contextmanager
 def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
-    """Report to all ranks whether the block succeeded here; raise on every rank if it failed on one."""
+    """Raise the same error on every rank if the `with` block failed on one of them."""
     problem: str | None = None
     try:
         yield
@@ -227,8 +229,8 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
 def store_access(config: RankCacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
     """Return how a rank accesses a store that is opened at the start or attached later.
 
-    `store` is the URI that all ranks were given. Raises `ConfigError` for an unknown scheme, wrapper or
-    option. Does not contact the store, nor import its client.
+    `store` is the store's URI as given to all ranks. Raises `ConfigError` for an unknown scheme,
+    wrapper or option. Does not contact the store, nor import its client.
     """
     uri = store.replace(RANK, str(rank))
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
@@ -362,11 +364,12 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return which of the pages that are equal on all ranks this rank writes to the store."""
+    """Return the rank's share in persisting those pages that are equal on all ranks."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)
     if uri.scheme == "memory" and not uri.host:
-        # A memory store without a host name is private to its rank, so each rank must write every page.
+        # Each rank must write every page, because a memory store without a host name is private to its
+        # rank.
         return EVERYTHING
     return WriterShare(rank=place.tp_rank, world_size=place.tp_size)

@@ -14,25 +14,29 @@ from ....coordinator.validated_settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0
-"""Default timeout of an answer in seconds; longer than the group's timeout for most requests."""
+"""Default seconds to wait for the answer to a control request, other than those that `WAITED_S` is for.
+"""
 WAITED_S: Final = 900.0
-"""Default timeout in seconds of an answer to a request that waits for a store."""
+"""Default seconds to wait for the answer to a control request that waits for a store: flush, attach or
+detach."""
 _WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
-"""Maximum size of a request in bytes. A request with a prompt of a million tokens takes 7 MB."""
+"""Maximum size of a control request in bytes. One with a prompt of a million tokens takes 7 MB."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Maximum size of an answer in bytes. The largest answer lists every namespace."""
+"""Maximum size in bytes of the answer to a control request. The largest answer lists every namespace.
+"""
 
 
 def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
-    """Send a request to the group that listens at `path`; return the result.
+    """Send a control request to the group that listens at `path`; return the result.
 
-    `what` is a request of docs/admin-api.md and `asked` has its fields. Any process of the group's user
-    may call this, but not the engine's thread of rank 0, which would deadlock.
+    `what` is the kind of control request (docs/admin-api.md), and `asked` are its fields. Any process
+    of the group's user may call this function, but not the engine's thread of rank 0, which would
+    deadlock.
 
-    Raises the group's error with its text: `UsageError` if the request is refused, `StorageError` if a
-    store could not be opened, `LockstepError` if the ranks did not agree in time. Raises `ConfigError`
-    if no group of this user listens at `path`.
+    Raises the group's error with its text: `UsageError` if the control request is refused,
+    `StorageError` if a store could not be opened, `LockstepError` if the ranks did not agree in time.
+    Raises `ConfigError` if no group of this user listens at `path`.
     """
     line = _line_of({**asked, "ask": what})
     if timeout_s is None:
@@ -103,7 +107,7 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 
 
 def unreached(path: Path, error: OSError) -> str:
-    """Return an error text that says why a group cannot be reached."""
+    """Return the text of an error that says why a group's control socket cannot be reached."""
     if isinstance(error, ConnectionRefusedError):
         return f"no process listens at {path}; its group has ended"
     return f"{path} cannot be reached: {error.strerror or error}"
@@ -126,7 +130,7 @@ def _require_reachable(path: Path) -> None:
 
 
 class _Told(msgspec.Struct):
-    """The reply to a request: a result, or an error with text and type."""
+    """The reply to a control request: a result, or the text and type of an error."""
 
     answer: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Enabling operator requests: a request log that all ranks read, and a socket on rank 0."""
+"""Enables control requests: opens the log from which ranks read them, and rank 0's control socket."""
 
 import secrets
 from pathlib import Path
@@ -19,7 +19,7 @@ CacheT = TypeVar("CacheT", bound=RankCache)
 
 
 def controlled(cache: CacheT, collective: Collective) -> CacheT:
-    """Enable operator requests on the cache if the settings say so; return the cache.
+    """Enable control requests on the cache if the settings say so; return the cache.
 
     Collective: every rank calls it at the same point. If rank 0 cannot listen, the cache is abandoned
     and the same `ConfigError` is raised on every rank.
@@ -36,7 +36,7 @@ def controlled(cache: CacheT, collective: Collective) -> CacheT:
 
 
 def controlled_alone(cache: CacheT) -> CacheT:
-    """Enable operator requests in one-scheduler mode, where no other rank has to receive them."""
+    """Enable control requests in one-scheduler mode, whose one replica shares them with no rank."""
     control = cache.config.control
     if control is not None:
         try:
@@ -51,14 +51,14 @@ def controlled_alone(cache: CacheT) -> CacheT:
 def _begin(
     cache: RankCache, log: StoredRequests, port: ControlPort | None, refused: tuple[str, ...]
 ) -> None:
-    """Connect cache, request log and, on rank 0, the control socket, until the cache closes."""
+    """Connect the cache to the log of control requests and to the socket, until the cache closes."""
     cache.take_requests(log)
     control = GroupControl(cache)
     if port is not None:
         port.serve(ControlReplies(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
-    # The socket closes first, then the request log, so that no request arrives at a closed log.
-    # `GroupControl` closes last and sends an error to the clients that still wait.
+    # Close the socket before the log, so that no control request arrives at a closed log. Close
+    # `GroupControl` last: it sends an error to the clients that still wait.
     cache.at_close(log.close)
     cache.at_close(control.close)
 
@@ -66,9 +66,9 @@ def _begin(
 def _opened(
     settings: Control, collective: Collective, timeout_s: float
 ) -> tuple[StoredRequests, ControlPort | None]:
-    """Open the request log, and on rank 0 the control socket."""
-    # The encryption key must not pass through the store, so rank 0 sends it over the ranks' own
-    # connections.
+    """Return (log, socket): the log of control requests, and rank 0's control socket (else None)."""
+    # Rank 0 sends the encryption key over the ranks' own connections, because the key must not be in
+    # the store that holds the encrypted control requests.
     drawn = collective.gather(secrets.token_bytes(8 + KEY_BYTES), timeout_s)[0]
     log = StoredRequests(collective.common_store(f"requests/{drawn[:8].hex()}"), drawn[8:])
     port: ControlPort | None = None

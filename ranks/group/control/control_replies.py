@@ -1,4 +1,4 @@
-"""Answers to operator requests, on rank 0: the result agreed by every rank, or an error."""
+"""Answers control requests on rank 0, with the result agreed by every rank or with an error."""
 
 import time
 from collections.abc import Callable
@@ -12,18 +12,20 @@ from .group_control import GroupControl
 from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
 AGREED_S: Final = 10.0
-"""Default timeout in seconds of an answer. An engine that steps answers much sooner."""
+"""Default seconds until a control request must be executed by every rank. If the engine keeps stepping,
+the ranks need much less."""
 IDLE_S: Final = 1.0
 """Seconds without an engine step after which the engine is considered idle."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
 Submit = Callable[[bytes], int]
-"""Submits an encoded request to the ranks and returns its number (`StoredRequests.submit`)."""
+"""Function that submits an encoded control request to the ranks and returns its number
+(`StoredRequests.submit`)."""
 
 
 class ControlReplies:
-    """Submits requests and waits for their results. For rank 0, on any thread except the engine's."""
+    """Submits control requests and waits for their results. For rank 0, not for the engine's thread."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class ControlReplies:
         agreed_s: float = AGREED_S,
         idle_s: float = IDLE_S,
     ) -> None:
-        """`refused` names the kinds of requests that this group rejects."""
+        """`refused` names the kinds of control requests that this group rejects."""
         self._control = control
         self._submit = submit
         self._agreed_s = agreed_s
@@ -42,9 +44,9 @@ class ControlReplies:
         self._refused = refused
 
     def answer(self, asked: object) -> Answer:
-        """Execute a request, given as parsed JSON, and return its result.
+        """Execute a control request, given as parsed JSON, and return its result.
 
-        Raises a `LockstepError` of a type and with a text for the client.
+        Raises a `LockstepError` whose type and text are sent to the client.
         """
         if asked == _STATS:
             return asdict(self._control.cache.stats(rounds=0))
@@ -58,7 +60,7 @@ class ControlReplies:
         return self._agreed(request)
 
     def _agreed(self, request: AnyRequest) -> Answer:
-        """Submit a request; return the result once every rank has executed it."""
+        """Submit a control request; return the result once every rank has executed it."""
         content, answer = self._control.waited_for(request)
         opens = isinstance(request, Attach | Detach)
         longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
@@ -82,12 +84,12 @@ class ControlReplies:
                 " unless a rank hangs or cannot read the request (see its log)"
             )
         finally:
-            # After a timeout the client is gone, so cancel its future unless a rank has started the
-            # request.
+            # After a timeout no client waits for the result, so cancel its future. If this rank is
+            # executing the control request, `cancel` has no effect.
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
-        """Wait until pages being backed up or persisted are written.
+        """Retry and await backups and persists; return their number and the unwritten pages by cause.
 
         Waits for the operations in flight twice, because a finished backup starts a write to the store.
         Pages cached before the store was attached are written a few at a time, so the wait is repeated
@@ -116,5 +118,5 @@ class ControlReplies:
 
 
 def _writes_older(told: Answer) -> bool:
-    """Return whether pages cached before the store was attached are still being written."""
+    """Return whether pages cached before the store was attached are still being persisted."""
     return bool(told["in_flight"]) and Undone.NEW_STORE in cast("dict[str, int]", told["unwritten"])

@@ -1,4 +1,4 @@
-"""Execution of operator requests on one rank. On rank 0 the results also go to the clients."""
+"""Executes control requests on one rank. On rank 0 the clients get the results."""
 
 import logging
 import secrets
@@ -16,21 +16,22 @@ log = logging.getLogger("lockstep")
 
 
 class GroupControl:
-    """Executes requests on one rank. Create on every rank before the cache's first step.
+    """Executes control requests on one rank. Create one per rank before the cache's first step.
 
     Owned by the engine's thread; only `waited_for` may be called from any thread.
     """
 
     def __init__(self, cache: RankCache) -> None:
-        """Register as the handler of the operator requests that `cache` receives."""
+        """Register as the handler of the control requests that `cache` receives."""
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
-        """The futures of requests whose clients wait on this rank, by the request's ticket."""
+        """The result futures of the control requests whose clients wait on this rank, by ticket (a
+        random id)."""
         cache.set_control_handler(self._carry_out)
 
     def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
-        """Return an encoded request and the future of its result. For any thread."""
+        """Return (bytes, future): the encoded control request and its result. For any thread."""
         ticket, answer = secrets.token_bytes(8), Future[Answer]()
         with self._lock:
             self._waiting[ticket] = answer
@@ -38,11 +39,12 @@ class GroupControl:
         return REQUESTS.encode((ticket, request)), answer
 
     def close(self) -> None:
-        """Raise a `LockstepError` in every client whose request was not executed."""
+        """Send a `LockstepError` to each client whose control request was not executed."""
         with self._lock:
             left = list(self._waiting.values())
         for answer in left:
-            # A request already being executed gets its result from the cache.
+            # If the future is running, the control request is being executed, and its execution
+            # completes the future.
             if not answer.running() and answer.set_running_or_notify_cancel():
                 answer.set_exception(
                     LockstepError("the group ended before the request was executed")
@@ -59,8 +61,8 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
-            # The client may have timed out while its request was queued, so the refusal is logged as
-            # well.
+            # Log the refusal as well, because the client may have timed out while its control request
+            # was queued.
             log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return
@@ -74,11 +76,10 @@ class GroupControl:
             waiting.set_result(became)
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
-        """Return the future of a request's client, or an unused future if no client waits."""
+        """Return the future that a control request's client waits for, or an unused future."""
         with self._lock:
             waiting = self._waiting.get(ticket)
-        # The client may have disconnected. The request is executed anyway, because other ranks do so
-        # too.
+        # Without a client, execute the control request all the same, because the other ranks do so.
         begun = waiting is not None and waiting.set_running_or_notify_cancel()
         return waiting if waiting is not None and begun else Future()
 
@@ -92,7 +93,7 @@ def _pass_on(ended: "Future[None]", waiting: "Future[Answer]") -> None:
 
 
 def _shown(request: AnyRequest) -> str:
-    """Format a request for the log: no passwords, no token lists, long values cut."""
+    """Format a control request for the log: without passwords and token lists, long values cut."""
     shown = msgspec.structs.asdict(request)
     if "tokens" in shown:
         shown["tokens"] = f"{len(shown['tokens'])} tokens"

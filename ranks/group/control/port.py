@@ -1,7 +1,7 @@
 """The control socket: a Unix socket of rank 0, accessible to its user only.
 
-A connection carries one request, a line of JSON, and one line in reply: a map with `answer`, or with
-`error` and its `type`.
+Each connection carries one control request as a line of JSON, and one line of JSON in reply: a map with
+`answer`, or with `error` and its `type`.
 """
 
 import json
@@ -22,19 +22,19 @@ from .client import LINE_BYTES_MAX, connected, unreached
 PATH_BYTES_MAX: Final = 107
 """Maximum length in bytes that the kernel allows for a socket's path."""
 _LINE_S: Final = 10.0
-"""Seconds that a client may take to send its request after connecting."""
+"""Seconds that a client may take to send its control request after connecting."""
 _ALONE_S: Final = 5.0
-"""Maximum seconds to wait for a folder's lock. Another group holds it only while it creates its socket.
-"""
+"""Maximum seconds to wait for the lock on the socket's folder. Another group holds this lock only while
+it creates its socket."""
 _ENDS_S: Final = 0.1
-"""Seconds between two checks of the listening thread whether to stop."""
+"""Seconds between two checks by the listening thread whether it should stop."""
 
 Answered = Callable[[object], Mapping[str, object]]
-"""Function that executes a request and returns its result, or raises `LockstepError`."""
+"""Function that executes a control request and returns its result, or raises `LockstepError`."""
 
 
 class ControlPort:
-    """Accepts requests on separate threads, from `serve` until `close`. For rank 0."""
+    """Accepts control requests on rank 0, each on a separate thread, from `serve` until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Bind the socket and listen. Clients can connect, but get no answer before `serve`.
@@ -48,7 +48,7 @@ class ControlPort:
         self._thread: threading.Thread | None = None
 
     def serve(self, answered: Answered) -> None:
-        """Start to answer requests."""
+        """Start to answer control requests."""
         self._server.answered = answered
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_ENDS_S,), name="lockstep-control", daemon=True
@@ -90,7 +90,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a socket, which identify it as long as it exists."""
+    """Return (device, inode) of a socket file, which identify the file as long as it exists."""
     seen = path.lstat()
     return seen.st_dev, seen.st_ino
 
@@ -119,7 +119,7 @@ def _listening(path: Path) -> _Server:
             server = _Server(str(path), _Handler, bind_and_activate=False)
             try:
                 server.server_bind()
-                # Set the mode before listening starts, because clients cannot connect earlier.
+                # Restrict access before the socket listens, because no client can connect before that.
                 path.chmod(0o600)
                 server.server_activate()
             except OSError:
@@ -134,10 +134,10 @@ def _listening(path: Path) -> _Server:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
-    """Lock a folder so that no other group creates a socket in the folder at the same time.
+    """Hold a lock on a folder, so that no other group creates a socket in the folder meanwhile.
 
-    Waits at most `_ALONE_S`, then goes on without the lock, because another user's process could hold
-    the lock forever.
+    Waits at most `_ALONE_S` for the lock, then goes on without it, because another user's process could
+    hold the lock forever.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

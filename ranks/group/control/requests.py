@@ -1,6 +1,6 @@
-"""Operator requests: their schema as JSON and bytes, and their execution on a rank.
+"""Control requests: their schema as JSON and bytes, and their execution on a rank.
 
-A request is a map with its kind in `ask` and the fields of that kind.
+A control request is a map with its kind in `ask` and the fields of that kind.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _NAMED_MAX: Final = 8
 """Maximum number of existing namespaces listed in the error about an unknown one."""
 
 Answer = Mapping[str, object]
-"""Result of a request as a map of JSON values."""
+"""Result of a control request as a map of JSON values."""
 
 
 class ControlRequest(
@@ -33,16 +33,15 @@ class ControlRequest(
     tag_field="ask",
     tag=lambda name: name.lower(),
 ):
-    """A request that every rank executes in the same step.
+    """A control request, which every rank executes in the same step.
 
-    Each kind has `carry_out`, which executes the request on this rank and returns the result or a
-    future of it. If the request is impossible, `carry_out` raises `UsageError` or `ConfigError` on
-    every rank.
+    Each kind has `carry_out`, which executes the control request on this rank and returns the result or
+    a future of it. If it is impossible, `carry_out` raises `UsageError` or `ConfigError` on every rank.
     """
 
     @property
     def ask(self) -> str:
-        """The name of the request's kind."""
+        """The name of the control request's kind."""
         return str(self.__struct_config__.tag)
 
 
@@ -72,7 +71,7 @@ class Unpin(ControlRequest, frozen=True):
 
 
 class Drop(ControlRequest, frozen=True):
-    """Evict unused pages of a namespace, or of every namespace if null; see `RankCache.drop`."""
+    """Evict unused pages of one namespace, or of all if it is None; see `RankCache.drop`."""
 
     namespace: str | None
 
@@ -88,7 +87,10 @@ class Drop(ControlRequest, frozen=True):
 
 
 class Limit(ControlRequest, frozen=True):
-    """Replace a namespace's limit, or remove it if no bound is given. See `RankCache.limit`."""
+    """Replace a namespace's quota and time to live; without any bound, remove them.
+
+    See `RankCache.limit`.
+    """
 
     namespace: str
     device_pages: int | None = None
@@ -118,7 +120,7 @@ class Detach(ControlRequest, frozen=True):
 
 
 class Weights(ControlRequest, frozen=True):
-    """Stop serving pages computed with earlier weights; see `RankCache.reset`."""
+    """Make pages computed with earlier weights unmatchable; see `RankCache.reset`."""
 
     version: Name
 
@@ -128,9 +130,9 @@ class Weights(ControlRequest, frozen=True):
 
 
 class Flush(ControlRequest, frozen=True):
-    """Retry failed backups and writes; return the operations in flight and the unwritten pages.
+    """Retry failed backups and persists; return ids of operations in flight and unwritten pages.
 
-    A client that waits for the operations sends the request again.
+    The call does not wait. `ControlReplies` repeats it until the operations have finished.
     """
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -143,7 +145,7 @@ class Flush(ControlRequest, frozen=True):
 
 
 class List(ControlRequest, frozen=True):
-    """Return each namespace's pages, the limits, the pins and the store's state."""
+    """Return the page counts of each namespace, the limits, the pins and the store's state."""
 
     def carry_out(self, cache: RankCache) -> Answer:
         seen, page_tokens = cache.inspection, cache.config.layout.page_tokens
@@ -173,13 +175,15 @@ class LogLevel(ControlRequest, frozen=True, tag="log-level"):
 
 AnyRequest = List | Pin | Unpin | Drop | Limit | Flush | Attach | Detach | Weights | LogLevel
 KINDS: Final = tuple(sorted(str(each.__struct_config__.tag) for each in get_args(AnyRequest)))
-"""The kinds of requests that every rank executes. `stats` is not included: rank 0 answers it alone."""
+"""The kinds of control requests that every rank executes. `stats` is not included, because rank 0
+answers it alone."""
 REQUESTS: Final[Codec[tuple[bytes, AnyRequest]]] = Codec(tuple[bytes, AnyRequest])
-"""Encodes a request together with its ticket, a random id by which rank 0 finds the waiting client."""
+"""Codec of (ticket, control request). The ticket is a random id by which rank 0 finds the waiting
+client."""
 
 
 def request_of(asked: object) -> AnyRequest:
-    """Parse a request from JSON values; raise `UsageError` that names the invalid part."""
+    """Parse a control request from JSON values; raise a `UsageError` that names the invalid part."""
     ask = cast("dict[str, Any]", asked).get("ask") if isinstance(asked, dict) else None
     if ask not in KINDS:
         raise UsageError(
@@ -195,17 +199,17 @@ def request_of(asked: object) -> AnyRequest:
 
 
 def _known(cache: RankCache) -> set[str]:
-    """Return the namespaces that have cached pages or known requests."""
+    """Return the namespaces that have cached pages or requests."""
     return {root.place.namespace for root in cache.inspection.prefixes.tree.roots.values()}
 
 
 def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
-    """Return the numbers of full-attention pages of each namespace on device and host."""
+    """Return each namespace's counts of full-attention pages: `device_pages` and `host_pages`."""
     tree = cache.inspection.prefixes.tree
     kept: dict[str, dict[str, int]] = {}
     for root in tree.roots.values():
-        # A namespace can have several roots: a reset starts a new tree, while requests still hold pages
-        # of the old tree.
+        # Add up all roots of a namespace. It has several after a reset, which starts a new tree while
+        # requests still hold pages of the old tree.
         pages = kept.setdefault(root.place.namespace, {"device_pages": 0, "host_pages": 0})
         for node in tree.nodes([root]):
             for name, (run, *_) in zip(pages, node.values, strict=True):

@@ -1,12 +1,13 @@
-"""Operator requests of a group, encrypted, in the rendezvous store of its ranks.
+"""Passes control requests from rank 0 to the other ranks, encrypted, through their rendezvous store.
 
-Rank 0 writes each request under its number. Another rank learns the number from a verdict and reads the
-request on a separate thread, so a store that does not answer delays no step.
+Rank 0 writes each control request under its number. Another rank learns the number from a verdict and
+reads the control request on a separate thread, so a store that does not answer delays no step.
 
-The store is not trusted, so requests are encrypted with AES-256-GCM under a key of the ranks, with the
-number as associated data. A request that was modified, or stored under another number, counts as
-missing. A rank that cannot read a request writes a mark (a reserved key) to the store. When rank 0 sees
-the mark, it rewrites all pending requests together with the next request.
+The store is not trusted, so control requests are encrypted with AES-256-GCM under a key that only the
+ranks have, with the number as associated data. A control request that was modified, or stored under
+another number, counts as missing. A rank that cannot read a control request writes a reserved key to
+the store. When rank 0 finds this key, it writes all pending control requests again, together with the
+next one.
 """
 
 import logging
@@ -25,28 +26,29 @@ from ....errors import LockstepError, UsageError
 from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
-"""Seconds before a rank retries a failed read. Also the timeout of the deletion in `close`."""
+"""Seconds before a rank retries a failed read. Also the timeout in seconds of the deletion in `close`.
+"""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _UNREAD: Final = "unread"
-"""Store key under which a rank records that it could not read a request."""
+"""Store key that a rank writes when it could not read a control request."""
 
 log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBounds:
-    """Limits on requests waiting for the ranks (rule R10)."""
+    """Limits on control requests that wait until every rank has read them (rule R10)."""
 
     bytes_each: int = 7 << 20
-    """Maximum size of one request in bytes. torch's store disconnects a client that sends more than 8
-    MiB at once. A request with a prompt of a million tokens takes 5 MB."""
+    """Maximum size of one control request in bytes. torch's store disconnects a client that sends more
+    than 8 MiB at once. A control request with a prompt of a million tokens takes 5 MB."""
     count: int = 4096
     bytes: int = 64 << 20
 
 
 class StoredRequests(RequestLog):
-    """A `RequestLog` in a store: rank 0 submits requests, the other ranks read them."""
+    """A `RequestLog` in the ranks' rendezvous store, which rank 0 writes and the other ranks read."""
 
     def __init__(
         self,
@@ -56,14 +58,14 @@ class StoredRequests(RequestLog):
         bounds: RequestBounds | None = None,
         again_s: float = _AGAIN_S,
     ) -> None:
-        """`store` and `key` must be unique to this start of the group and equal on every rank."""
+        """`store` and the encryption key `key` are equal on every rank and new at each group start."""
         super().__init__()
         self._store = store
         self._cipher = AESGCM(key)
         self._bounds = bounds or RequestBounds()
         self._submitting = threading.RLock()
         self._sealed: dict[int, bytes] = {}
-        """The pending requests by number, encrypted as they are in the store."""
+        """The control requests still in the store, by number, encrypted as they are there."""
         self._closed = False
         self._wanted = 0
         self._reading = threading.Lock()
@@ -71,7 +73,7 @@ class StoredRequests(RequestLog):
         self._asks_again = 0.0
 
     def submit(self, content: bytes) -> int:
-        """Store a request and return its number. For rank 0, on any thread except the engine's.
+        """Store a control request; return its number. For rank 0, on any thread except the engine's.
 
         Raises `UsageError` if a limit is exceeded, and `LockstepError` if the store fails or the log is
         closed. Nothing has changed then.
@@ -98,10 +100,11 @@ class StoredRequests(RequestLog):
             return number
 
     def close(self) -> None:
-        """Refuse further requests, and delete stored ones if the store answers in time."""
+        """Refuse further control requests, and delete stored ones if the store answers in time."""
         self._closed = True
         last = threading.Thread(target=self._forget, name="lockstep-requests", daemon=True)
-        # At interpreter shutdown no thread can start; the requests then stay in the store, encrypted.
+        # At interpreter shutdown no thread can start. The control requests then stay in the store,
+        # encrypted.
         with suppress(RuntimeError):
             last.start()
             last.join(self._again_s)
@@ -109,7 +112,7 @@ class StoredRequests(RequestLog):
     def learn(self, newest: int) -> None:
         self._wanted = newest
         if time.monotonic() >= self._asks_again and self._reading.acquire(blocking=False):
-            # A daemon thread, so that a store that does not answer cannot block the process's exit.
+            # Use a daemon thread, so that a store that does not answer cannot block the process's exit.
             reader = threading.Thread(target=self._read, name="lockstep-requests", daemon=True)
             try:
                 reader.start()
@@ -124,7 +127,7 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            # If this write fails, the next failed read repeats it.
+            # Ignore errors of this write, because the next failed read repeats it.
             with suppress(OSError, RuntimeError):
                 self._store.set(_UNREAD, b"")
             self._retry_later(error)
@@ -137,9 +140,9 @@ class StoredRequests(RequestLog):
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
-        """Delete from the store the requests executed on this rank; after `close` delete all requests.
+        """Delete from the store the control requests executed here; after `close` delete all.
 
-        A request is executed only when every rank has read it.
+        No rank needs an executed control request any more, because every rank had read it before.
         """
         with self._submitting, suppress(OSError, RuntimeError):
             for number in [each for each in self._sealed if self._closed or each <= self.gone]:

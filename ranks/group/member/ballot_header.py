@@ -1,4 +1,4 @@
-"""The part of a rank's ballot that belongs to no operation: health, time, staged proposal, requests."""
+"""A rank's votes that belong to no operation: health, time, staged proposal, control requests."""
 
 import logging
 import time
@@ -38,8 +38,8 @@ class BallotHeader:
     ) -> Voter:
         """Record the executor's progress in the ballot; return the votes that belong to no operation.
 
-        Without `requests` the rank takes no operator requests. The rank is unhealthy if `trouble` gives
-        a reason why it cannot continue, or if its executor does.
+        Without `requests` the rank takes no control requests. The rank votes that it is unhealthy if
+        `trouble`, or else the executor, gives a reason why it cannot continue.
         """
         for each in progress:
             self._ballot.note(each)

@@ -17,7 +17,8 @@ class ReplicaStats:
     """Statistics of the replica since the cache was opened; equal on all ranks."""
 
     operations: Counts
-    """Number of operations by kind and outcome. `no_room` includes operations that were not started."""
+    """Number of operations by kind and outcome. `no_room` also counts operations that were never
+    started because memory or a queue was full."""
     admissions: int
     asked_tokens: int
     """Number of tokens that admitted requests could have used from the cache."""
@@ -33,8 +34,8 @@ class ReplicaStats:
     removed_pages: Counts
     """Number of pages removed from a tier, by cause."""
     lacking: dict[int, int]
-    """Number of prefetches cut short because a rank's store lacked a page, by that rank. Counted only
-    if another rank's store has the page."""
+    """Number of prefetches cut short because one rank's store lacked a page that another rank's store
+    has, by the rank that lacked it."""
     quarantined: int
     """Number of operations whose I/O outlasted its deadline, including those that finished later."""
 
@@ -68,8 +69,8 @@ class CacheStats(ExecutorCounts):
     collectives: int
     """Number of collectives launched for rounds; equal to `steps`."""
     round_us: list[float]
-    """Microseconds that each of the last steps blocked the engine, without the idle wait it asked for.
-    """
+    """Microseconds that each of the last steps blocked the engine, without the wait that the engine
+    requested by `idle_s`."""
     steps_took: Histogram
     """Histogram, over all steps, of the time that a step blocked the engine."""
     waited_s: float
@@ -102,7 +103,7 @@ class CacheStats(ExecutorCounts):
     digest: int
     """The digest of the replicated state; equal on all ranks."""
     workers: Mapping[int, ExecutorCounts] | None = None
-    """In one-scheduler mode: each worker's executor counts as last received, by rank; otherwise None.
+    """In one-scheduler mode: each worker's executor counters as last received, by rank; otherwise None.
     """
 
     @property

@@ -64,7 +64,7 @@ log = logging.getLogger("lockstep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """Implementations that simulation, tests and one-scheduler mode use in place of the normal ones."""
+    """Parts that replace a rank's normal ones in simulation, tests and one-scheduler mode."""
 
     clock_ms: Callable[[], int] | None = None
     parts: Parts = SOUND
@@ -89,7 +89,7 @@ class GroupRank:
         timeline: Timeline | None = None,
         substitutes: Substitutes | None = None,
     ) -> None:
-        """Create a cache from ready-made parts. `open` creates the parts from a configuration."""
+        """Create a cache from existing parts. `open` creates the parts from a configuration."""
         self.config = config
         self._executor = executor
         shape = BallotShape(
@@ -145,14 +145,14 @@ class GroupRank:
         return self._replica.store_state
 
     def take_requests(self, log: RequestLog) -> None:
-        """Accept the operator requests in this rank's log from the first step on."""
+        """Use this log of control requests from the first step on."""
         self._requests = AgreedRequests(log)
 
     def set_control_handler(self, carry_out: CarryOut) -> None:
-        """Register the function that executes operator requests, on each rank in the same step.
+        """Register the function that executes control requests, on each rank in the same step.
 
-        Call on every rank before the first step. A request is executed once a verdict says that every
-        rank has received it. Its bytes enter the digest.
+        Call on every rank before the first step. A control request is executed once a verdict says that
+        every rank has received it. Its bytes enter the digest.
         """
         self._requests.obeyed_by = carry_out
 
@@ -191,8 +191,8 @@ class GroupRank:
         """Launch this step's round unless `begin_step` has launched it: second half of a step.
 
         Pass `idle_s` if no rank has anything to compute in this step. The call then waits up to
-        `idle_s` for local progress, or for an operator request if nothing is in flight. It also waits
-        for the round, because no forward pass can overlap the round.
+        `idle_s` for local progress, or for a control request if nothing is in flight. It also waits for
+        the round, because no forward pass can overlap the round.
         """
         self._end_step(as_seconds(idle_s, "idle_s"))
 
@@ -243,7 +243,7 @@ class GroupRank:
             self._follow((None, effects))
 
     def write_out(self) -> None:
-        """Retry backups and writes that failed or found no room, without waiting for them."""
+        """Retry backups and persists that failed or found no room, without waiting for them."""
         self._require_group()
         self._follow(self._replica.write_out())
 
@@ -387,7 +387,7 @@ class GroupRank:
         self._rounds.require_going()
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
-        """Pass effects of a command or verdict to ballot, executor and listeners; return the answer."""
+        """Pass `outcome`'s effects to ballot, executor and listeners; return `outcome`'s answer."""
         answer, effects = outcome
         self._observer.follow(effects)
         if effects is not NOTHING:

@@ -40,7 +40,8 @@ class Inspection:
         self.in_flight: Mapping[int, Operation] = replica.operation_table.in_flight
         self.pins: Mapping[str, PinnedPrefix] = replica.pinning.pins
         self.epoch, self.lanes = rounds.epoch, rounds.shape.length
-        """The epoch, equal on all ranks, and the number of lanes in each round's vector."""
+        """(epoch, lanes): the epoch, equal on all ranks, and the number of lanes of each round's
+        vector."""
 
     @property
     def digest(self) -> int:
@@ -82,7 +83,7 @@ class Inspection:
         return self._replica.persisting.keeps(node)
 
     def works(self, operation: int) -> bool:
-        """Return whether an operation can finish by itself: neither quarantined nor a serve."""
+        """Return whether an operation can finish by itself: neither quarantined nor serving pages."""
         return self._replica.operation_table.works(operation)
 
     @property
@@ -97,7 +98,7 @@ class Inspection:
 
     @property
     def store_keeps_too_much(self) -> bool:
-        """Whether quarantined operations of the current or last store exceed the host page limit."""
+        """Whether a store's quarantined operations, which may outlive it, hold too many host pages."""
         return self._replica.quarantine.store_keeps_too_much()
 
     @property

@@ -38,8 +38,8 @@ class RankCache(GroupRank):
         """Start to read from storage the pages that extend the cached prefix of `tokens`.
 
         Returns False if there is nothing to read, no store, or the queue is full. In every case the
-        request becomes known until `release` or `abort`. No device page is locked. The cached pages of
-        `tokens` become the most recently used.
+        cache keeps the request's name until `release` or `abort`. No device page is locked. The cached
+        pages of `tokens` become the most recently used.
 
         `source` is the URI of another group that serves its host memory (its `serving_uri`); empty for
         the store. Pages that could not be read from a group earlier are requested again.
@@ -147,9 +147,9 @@ class RankCache(GroupRank):
     def drop(self, namespace: str | None = None) -> Dropped:
         """Evict the unused pages of a namespace, or of all, from device and host, and remove its pins.
 
-        For a tenant that leaves. Pages held by requests and operations stay cached until evicted, so
-        call again after those have finished. Objects in storage stay, and requests can still prefetch
-        them.
+        Call this when a tenant leaves. Pages held by requests and operations stay cached until evicted,
+        so call again after those have finished. Objects in storage stay, and requests can still
+        prefetch them.
         """
         self._require_group()
         if namespace is not None:
@@ -176,10 +176,10 @@ class RankCache(GroupRank):
         a reset names a version. A restarted cache uses the configured `weights_version` again, and
         finds in storage the pages written before the first reset.
 
-        Requests already admitted continue on their pages, as do requests that have loaded or backed up
-        with engine-owned device pages. Their pages are not persisted any more. With engine-owned pages,
-        a request that has neither loaded nor backed up counts as new: the engine must not back up KV
-        that it computed before the reset.
+        Requests already admitted continue on their pages, which are not persisted any more. If the
+        engine owns the device pages, this also holds for requests that have loaded or backed up. All
+        other requests then count as new: the engine must not back up KV that it computed for them
+        before the reset.
         """
         self._require_group()
         if weights_version is not None:

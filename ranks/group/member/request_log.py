@@ -1,9 +1,9 @@
-"""Operator requests received by rank 0, and how they become commands (rule R14).
+"""Control requests received by rank 0, and how they become commands (rule R14).
 
-Rank 0 numbers requests from 1 on. Each rank votes two numbers: the newest request known to it, and the
-number up to which it has received every request. The verdict gives every rank the newest number, so
-that it can fetch the missing requests. Requests that every rank has received become commands in the
-same step on every rank.
+Rank 0 numbers control requests from 1 on. Each rank votes two numbers: the highest number that it knows
+to be in use, and the number up to which it has received every control request. The verdict gives every
+rank the highest number, so that it can fetch the missing control requests. Those that every rank has
+received become commands in the same step on every rank.
 """
 
 import threading
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from ....errors import UsageError
 
 CarryOut = Callable[[bytes], None]
-"""Function that executes a request given as bytes."""
+"""Function that executes a control request given as bytes."""
 
 
 class RequestLog:
-    """The requests received by this rank, in any order and with repeats. Thread-safe.
+    """The control requests received by this rank, in any order and with repeats. Thread-safe.
 
-    Unbounded here; the sender must bound the number of requests (rule R10).
+    Unbounded here; the sender must bound the number of control requests (rule R10).
     """
 
     def __init__(self, *, beyond_max: int = 1 << 16) -> None:
-        """Requests more than `beyond_max` ahead of the first missing number are refused."""
+        """Control requests more than `beyond_max` ahead of the first missing number are refused."""
         self._beyond_max = beyond_max
         self._changed = threading.Condition()
         self._kept: dict[int, bytes] = {}
@@ -31,29 +31,29 @@ class RequestLog:
 
     @property
     def count(self) -> int:
-        """Number of requests received without a gap, counted from number 1; never falls."""
+        """Number of control requests received without a gap, counted from number 1; never falls."""
         return self._count
 
     @property
     def newest(self) -> int:
-        """Number of the newest request known to exist, even if not yet received; never falls."""
+        """Number of the newest control request known to exist, received or not; never falls."""
         return self._count
 
     @property
     def waiting(self) -> int:
-        """Number of requests kept: received and not yet deleted."""
+        """Number of control requests in memory: received and not yet deleted."""
         return len(self._kept)
 
     @property
     def gone(self) -> int:
-        """The number up to which requests were executed and deleted."""
+        """The number up to which control requests were executed and deleted."""
         return self._gone
 
     def learn(self, newest: int) -> None:
-        """Record that requests up to number `newest` exist. Subclasses then fetch missing ones."""
+        """Record that control requests up to number `newest` exist. Subclasses then fetch them."""
 
     def note(self, number: int, content: bytes) -> bool:
-        """Store a request; return False if it was stored before or is too far ahead of a missing one.
+        """Store a control request; return whether it was new and not too far ahead of a missing one.
 
         Idempotent: the first content stored under a number stays.
         """
@@ -68,7 +68,7 @@ class RequestLog:
             return True
 
     def read(self, number: int) -> bytes:
-        """Return a request; raise `UsageError` if it has not been received or was deleted."""
+        """Return a control request; raise `UsageError` if it has not been received or was deleted."""
         with self._changed:
             content = self._kept.get(number)
             if content is None or number > self._count:
@@ -78,49 +78,49 @@ class RequestLog:
             return content
 
     def let_go(self, through: int) -> None:
-        """Delete the requests up to `through`, which this rank has executed."""
+        """Delete the control requests up to number `through`, which this rank has executed."""
         with self._changed:
             for number in range(self._gone + 1, min(through, self._count) + 1):
                 del self._kept[number]
                 self._gone = number
 
     def wait(self, count: int, timeout_s: float) -> bool:
-        """Wait until requests 1 to `count` have all been received; return False on timeout."""
+        """Wait until control requests 1 to `count` have been received; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count >= count, timeout_s)
 
 
 class AgreedRequests:
-    """Executes the requests that have become commands. Owned by the engine's thread."""
+    """Executes control requests that have become commands. Owned by the engine's thread."""
 
     def __init__(self, log: RequestLog | None) -> None:
         self.log = log
-        """The log of received requests; None if this rank takes no requests."""
+        """The log of received control requests; None if this rank takes none."""
         self._agreed = 0
         self.obeyed_by: CarryOut | None = None
-        """Function that executes a request; None until one is registered."""
+        """Function that executes a control request; None until one is registered."""
 
     def learn(self, newest: int) -> None:
-        """Record the newest request number that any rank has voted."""
+        """Record the highest control request number that any rank has voted."""
         if self.log is not None and newest > self.log.count:
             self.log.learn(newest)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a new request; return at once if this rank takes none."""
+        """Wait up to `timeout_s` for a new control request; return at once if this rank takes none."""
         if self.log is not None:
             self.log.wait(self._agreed + 1, timeout_s)
 
     def agree(self, through: int) -> Iterator[tuple[int, bytes | None]]:
-        """Yield number and content of each request up to `through` not yielded before, in order.
+        """Yield (number, content) of the control requests after the last one yielded, up to `through`.
 
-        The content is None if this rank takes no requests.
+        The content is None if this rank takes no control requests.
         """
         for number in range(self._agreed + 1, through + 1):
             self._agreed = number
             yield number, None if self.log is None else self.log.read(number)
 
     def carry_out(self, number: int, content: bytes | None) -> None:
-        """Execute a request that has become a command, then delete it from the log."""
+        """Execute a control request that has become a command, then delete it from the log."""
         if self.log is None or content is None:
             return
         if self.obeyed_by is not None:

@@ -36,11 +36,12 @@ def open_worker(
     *,
     names_pages: bool = False,
 ) -> tuple[WorkerRank, bytes]:
-    """Open this worker's rank; return it with the encoded `Opened` message for the scheduler.
+    """Open this worker's rank; return (rank, message): the rank, and an encoded `Opened` to send.
 
-    Collective: every worker calls it at the same point. `pages` are the engine's device pages by pool
-    name. `group` is closed on return. With `names_pages` the scheduler's events carry page keys. Raises
-    the errors of `HostCache.open`, equally on every rank.
+    The message is for the scheduler's process. Collective: every worker calls it at the same point.
+    `pages` are the engine's device pages by pool name. `group` is closed on return. With `names_pages`
+    the scheduler's events carry page keys. Raises the errors of `HostCache.open`, equally on every
+    rank.
     """
     require_pipelining(config)
     try:

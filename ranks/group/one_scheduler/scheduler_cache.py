@@ -44,12 +44,12 @@ from ..member.group_rank import ROUND_TIMES_KEPT, Listener, Substitutes
 
 
 class _Outgoing:
-    """Buffer of messages for the workers' next step, in order."""
+    """Buffer of the scheduler's messages to all workers for their next step, in order."""
 
     def __init__(self) -> None:
         self.told: list[Told] = []
         self.asked: Vote | None = None
-        """The request to vote in the last launched round; None before the first round."""
+        """The vote message of the last launched round; None before the first round."""
         self._number = 0
 
     def take(self) -> bytes:
@@ -60,7 +60,7 @@ class _Outgoing:
 
 
 class _DistantBallot(Ballot):
-    """Stands in for the workers' ballots: buffers what they must expect and vote on."""
+    """Placeholder for the workers' ballots: buffers messages that say what to expect and vote on."""
 
     def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -70,7 +70,7 @@ class _DistantBallot(Ballot):
         self._outgoing.told.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Buffer a request to vote for every worker. Only the header of the returned lanes is valid."""
+        """Buffer a `Vote` message for all workers. Only the header of the returned lanes is valid."""
         asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
         self._outgoing.asked = asked
         self._outgoing.told.append(asked)
@@ -78,13 +78,13 @@ class _DistantBallot(Ballot):
 
 
 class _DistantExecutors:
-    """Stands in for the workers' executors: buffers the orders for the next dispatch."""
+    """Placeholder for the workers' executors: buffers the orders for the next dispatch."""
 
     def __init__(self, outgoing: _Outgoing, serving_address: str) -> None:
         self._outgoing = outgoing
         self._serving_address = serving_address
         self.by_rank: Mapping[int, ExecutorCounts] = {}
-        """Each worker's executor counts as last received, by rank."""
+        """Each worker's executor counters as last received, by rank."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         self._outgoing.told.append(CarryOut(tuple(orders)))
@@ -139,7 +139,7 @@ class SchedulerCache(HostCache):
         *,
         listener: Listener | None = None,
     ) -> None:
-        """Create the cache from `opened`, which any of the workers sent; see `decide`."""
+        """Create the cache from `opened`, the message of any one worker; see `decide`."""
         self._outgoing = _Outgoing()
         self._executors = _DistantExecutors(self._outgoing, opened.serving_address)
         self._channel = EngineChannel(opened.world_size)
@@ -165,10 +165,11 @@ class SchedulerCache(HostCache):
         return bool(self._outgoing.told) or works or self.pending_frees
 
     def begin_step(self) -> None:
-        """Apply the last round's verdict if all ballots have returned; execute operator requests."""
+        """Apply the last round's verdict if all ballots have returned; execute control requests."""
         if self._channel.answered:
             super().begin_step()
-        # With a single replica, a request received here needs no agreement with other ranks.
+        # Tell the replica that every rank has received this control request, because the replica in
+        # this process is the only one.
         asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
@@ -201,7 +202,7 @@ class SchedulerCache(HostCache):
     ) -> None:
         """Process the ballots that came with a step's outputs; `ballots` is None if none came.
 
-        `counts` are the executors' counts by rank, of those workers that sent them.
+        `counts` are the executor counters by rank, of those workers that sent them.
         """
         if counts:
             # Replace the dict instead of changing it, because any thread may read the statistics.
@@ -213,7 +214,7 @@ class SchedulerCache(HostCache):
                 self._rounds.end(error)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
-        """Return statistics as `GroupRank.stats` does; executor counts are sums over all workers."""
+        """Return statistics as `GroupRank.stats` does; executor counters are sums over all workers."""
         return replace(super().stats(rounds=rounds), workers=self._executors.by_rank)
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:  # noqa: ARG002
@@ -231,7 +232,7 @@ class SchedulerCache(HostCache):
 def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> SchedulerCache:
     """Create the scheduler's cache from the messages `told`, one from each worker.
 
-    Accepts operator requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
+    Accepts control requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
     were not opened together, or if the control socket cannot be created.
     """
     by_rank = {each.rank: each for each in told}

@@ -17,16 +17,16 @@ class Wait(StrEnum):
 
 
 class Dropped(NamedTuple):
-    """Result of `drop`: full-attention pages removed and still held, on device and host together."""
+    """Numbers of full-attention pages that `drop` removed and could not remove, device plus host."""
 
     pages: int
     held: int
-    """Number of pages that requests or operations still hold. Call `drop` again after those have
-    finished."""
+    """Number of pages that `drop` could not remove, because requests or operations still hold them.
+    Call `drop` again after those have finished."""
 
 
 class Admission(NamedTuple):
-    """The tier from which each part of an admitted request's cached prefix comes. Lengths in tokens."""
+    """How many tokens of an admitted request's cached prefix come from which tier."""
 
     device_tokens: int
     """Number of cached tokens that were already on the device."""
@@ -37,9 +37,9 @@ class Admission(NamedTuple):
     operation: int | None
     """The id of the load back in flight, or None if nothing has to be loaded."""
     checkpoints: tuple[int, ...] = ()
-    """Lengths at which the engine should end a chunk and call `insert`, so that the recurrent state is
-    kept there: every `checkpoint_tokens`, the end of the cached prefix, and the prompt's last whole
-    page."""
+    """Prefix lengths in tokens at which the engine should end a chunk and call `insert`, so that the
+    recurrent state is kept there: every `checkpoint_tokens`, the end of the cached prefix, and the
+    prompt's last whole page."""
 
     @property
     def cached_tokens(self) -> int:

@@ -54,7 +54,7 @@ class WritePolicy(StrEnum):
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
     """Copy a page once it has been hit `selective_hits` times."""
     WRITE_BACK = "write_back"
-    """Copy a page when it is evicted; its device page is freed once the copy has settled."""
+    """Copy a page when it is evicted; its device page is freed once the copy has finished or failed."""
 
 
 class Eviction(StrEnum):
@@ -89,14 +89,14 @@ class Bounds(Settings):
     """Maximum number of full-attention host pages that all pins together may keep; None means half the
     pool. Pins of pages that are only on the device may keep half of each device pool."""
     quarantine_pages: Count | None = None
-    """Maximum number of pages that quarantined operations may hold. If a store's operations hold more
-    host pages, the store is detached (None: a quarter of the host pool). If copies hold more pages of
-    any pool, the epoch ends (None: half of that pool)."""
+    """Maximum number of pages that quarantined operations may hold. If quarantined operations of a
+    store hold more host pages, the store is detached (None: a quarter of the host pool). If quarantined
+    copies hold more pages of any pool, the epoch ends (None: half of that pool)."""
     remembered_misses: Count = 65536
-    """Maximum number of keys remembered as unreadable, and separately of keys remembered as not stored.
-    The oldest keys are forgotten first."""
+    """Maximum number of keys remembered as unreadable. The same number applies separately to keys
+    remembered as not stored. The oldest keys are forgotten first."""
     inflight_bytes: AtLeastOne = 256 << 20
-    """Maximum number of bytes that this rank's storage loop has in flight in reads and writes."""
+    """Maximum number of bytes in flight in this rank's reads and writes of storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,8 @@ class Timeouts(Settings):
     """Timeout in seconds of `fence`, which waits for backups that read pages the engine wants to
     overwrite."""
     quiesce_s: Seconds = 10.0
-    """Seconds after a stop until pages that the stopped I/O may still touch are quarantined."""
+    """Seconds from the stop of an operation until its pages are quarantined because its I/O may still
+    touch them."""
     miss_memory_s: Seconds = 60.0
     """Seconds of agreed time for which a failed read is remembered as a miss."""
     absence_memory_s: Seconds = 1.0
@@ -128,7 +129,7 @@ class Timeouts(Settings):
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
-    """Settings of a page pool in addition to full attention's."""
+    """Settings of a page pool other than that of full attention."""
 
     kind: ClassVar[str]
 
@@ -198,7 +199,7 @@ ComponentConfig = SlidingWindow | Recurrent
 
 
 ANY_NAMESPACE = "*"
-"""The name in a limit that applies to every namespace without a limit of its own."""
+"""The namespace of a limit that applies to every namespace without a limit of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ class GroupSettings(OperationSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionSettings(OperationSettings):
-    """Settings of eviction: the policy, and limits for single namespaces."""
+    """Settings of eviction: the policy, and the quotas and times to live of single namespaces."""
 
     eviction: str = Eviction.LRU
     """Name of the eviction policy: a value of `Eviction`, or a name registered by
@@ -326,7 +327,7 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
         self._check_columns()
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of device and host pages of each pool, by pool name."""
+        """Return (device pages, host pages), the sizes of each pool, by pool name."""
         sizes = {KV_POOL: (0, self.host_pages)}
         sizes |= {each.pool: (each.device_pages, each.host_pages) for each in self.components}
         return sizes

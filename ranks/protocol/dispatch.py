@@ -39,7 +39,7 @@ class GiveUp(Record, frozen=True):
 
 
 class Rest(Record, frozen=True):
-    """Message that the step has no forward pass: wait up to `at_most_s` for progress before voting."""
+    """Message for a step without a forward pass: wait up to `at_most_s` for progress, then vote."""
 
     at_most_s: float
 
@@ -51,7 +51,7 @@ class Log(Record, frozen=True):
 
 
 class Vote(Record, frozen=True):
-    """Message to vote in a round. Its fields are the header values that all ballots must share."""
+    """Message that asks a worker to vote in a round, with the header values that all ballots share."""
 
     epoch: int
     round: int
@@ -71,7 +71,7 @@ class Dispatch(Record, frozen=True):
 
 
 class Opened(Record, frozen=True):
-    """Message of each worker to the scheduler, sent once its memory and its store are ready."""
+    """Message of each worker to the scheduler's process, sent when its memory and store are ready."""
 
     rank: int
     world_size: int

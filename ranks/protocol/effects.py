@@ -48,8 +48,8 @@ class Effects(NamedTuple):
     """Number of events emitted before `events`, which is also the number of the first event in
     `events`."""
     requests: int = 0
-    """Every rank has received the operator requests up to this number. The driver issues each request
-    not issued yet as a command (`Replica.hear`). 0 if there are no new requests."""
+    """Number up to which every rank has received the control requests; 0 if there are no new ones. The
+    driver issues each control request not issued yet as a command (`Replica.hear`)."""
 
 
 NOTHING = Effects()

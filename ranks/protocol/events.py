@@ -62,7 +62,7 @@ class Stored(NamedTuple):
     pages: int
     cause: Cause
     after: bytes = b""
-    """The key of the page before the first of `keys`."""
+    """The key of the page that precedes the first of `keys` in its prefix."""
     keys: tuple[bytes, ...] = ()
     """The pages' keys in prefix order; empty unless the cache was opened with a listener."""
     tokens: bytes = b""
@@ -81,10 +81,11 @@ class Removed(NamedTuple):
 
 
 class MissedTokens(NamedTuple):
-    """Number of requested tokens that no tier has, by cause; see `replica.core.misses`."""
+    """Numbers of requested tokens that no tier provided, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Number of tokens whose pages storage or host memory has or had, but could not deliver."""
+    """Number of tokens whose pages are or were in storage or host memory, but could not be delivered.
+    """
     evicted: int = 0
     """Number of tokens requested or computed earlier in this namespace whose pages are in no tier any
     more."""
@@ -106,7 +107,7 @@ class Hit(NamedTuple):
     """Number of tokens that the request's prefetch loaded to host memory; not counted in `host_tokens`.
     """
     missed: MissedTokens = MissedTokens()
-    """Number of requested tokens that no tier had, by cause."""
+    """Numbers of requested tokens that no tier provided, by cause."""
     source: str = ""
     """The group that the prefetch read `storage_tokens` from; empty if it read from the store."""
 
@@ -121,8 +122,8 @@ class Missed(NamedTuple):
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""The `reason` of a page that the event's rank lacks and another rank's store has. With any other
-reason, the event's rank is the first that reported the page missing."""
+"""The `reason` if the event's `rank` lacks a page that another rank's store has. With any other reason,
+`rank` is the first rank that reported the page missing."""
 
 
 class MissingOnRank(NamedTuple):
@@ -132,7 +133,7 @@ class MissingOnRank(NamedTuple):
     request: str
     rank: int | None
     page: int
-    """Index of the first unavailable page in the operation's pages."""
+    """Index of the unavailable page among the pages that the prefetch requested."""
     key: bytes
     reason: str
 
@@ -152,7 +153,7 @@ class NotBegun(NamedTuple):
 
 
 class Quarantined(NamedTuple):
-    """Pages of a stopped operation are quarantined because its I/O outlasted the deadline."""
+    """A stopped operation's pages are quarantined because its I/O did not end before the deadline."""
 
     operation: int
     kind: OperationKind
@@ -171,7 +172,7 @@ class StoreChanged(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Every page stored before became unmatchable. Pages held by requests are freed later."""
+    """Every page cached so far became unmatchable. Pages held by requests are freed later."""
 
     generation: int
     weights_version: str | None

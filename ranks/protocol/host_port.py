@@ -13,7 +13,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `address`; raise `ConfigError` if it is not an address."""
+    """Return (host, port) of `address`; raise `ConfigError` if it does not have this form."""
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (":" in bare) != (bare != host) or not port.isascii():
@@ -26,7 +26,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_host(text: str) -> tuple[str, int | None]:
-    """Split `text` into host and port; the port is None if `text` is only a host.
+    """Return (host, port) of `text`; the port is None if `text` is only a host.
 
     Raises `ConfigError` if `text` is neither a host nor an address host:port.
     """

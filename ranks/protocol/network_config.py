@@ -18,8 +18,8 @@ class Peers(TransferSettings):
     between ranks."""
     reached_at: str = ""
     """The host, or host:port, at which other groups reach this rank, if it differs from `address`. May
-    differ between ranks. If a secret is set, a reader must authenticate for this address or for the
-    address to which it connected."""
+    differ between ranks. With a secret, this rank accepts a reader only if the reader authenticates for
+    this address, or for the address at which its connection arrived."""
     secret: str = field(default="", repr=False)
     """Secret shared by all groups that read from each other, 16 bytes or more. Required if other hosts
     can reach the address."""

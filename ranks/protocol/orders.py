@@ -34,8 +34,8 @@ class ObjectTransfer(Record, frozen=True):
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
     stored: bool = False
-    """True if the store had the objects recently; then only objects that the store has evicted are
-    written."""
+    """Whether the store had the objects recently. If true, only those objects are written that the
+    store has evicted since."""
 
 
 class CopyTransfer(Record, frozen=True):
@@ -80,9 +80,9 @@ class Need(Record, frozen=True):
 class LookUp(Record, frozen=True):
     """Look up which prefix lengths the store can restore.
 
-    Lengths are counted in pages from position `floor`, up to the end of `needs[0]`, which is full
-    attention's need. `executor.restorable` defines which lengths are restorable. The executor reports
-    `Answered`, or `Expired` after `timeout_s`.
+    A length is a number of pages. The lookup covers the lengths after `floor`, up to the end of
+    `needs[0]`, which is the need of full attention. `executor.restorable` defines which lengths are
+    restorable. The executor reports `Answered`, or `Expired` after `timeout_s`.
     """
 
     operation: int
@@ -98,8 +98,9 @@ class Fetch(Record, frozen=True):
     """Read objects into host pages.
 
     The pages of all transfers, in the order of the transfers, form one sequence. The executor reports:
-    - `Landed` with the number of leading pages that hold verified bytes, each time it grows.
-      When all pages have landed, the objects of every pool are complete.
+    - `Landed` with the number of pages, from the start of the sequence, that hold verified
+      bytes without a gap. Reported each time the number grows. Once it counts all pages, the
+      objects of every pool are complete.
     - `Capped` once a page cannot be read on this rank (missing, corrupt, failed).
     - `Expired` once `timeout_s` has passed.
 
@@ -126,7 +127,7 @@ class Serve(Record, frozen=True):
 
 
 class Put(Record, frozen=True):
-    """Write host pages to the store, which counts as a use of the objects.
+    """Write host pages to the store. The store counts the write as a use of the objects.
 
     The executor reports `Ended`, which is not ok if the write outlasts `timeout_s`.
     """
@@ -171,8 +172,8 @@ class Fork(Record, frozen=True):
     """Copy one device page to another, before any later work of the engine.
 
     The copy is ordered with the engine's own work (on CUDA: on the current stream), and every later
-    order sees its result. Belongs to no operation and reports nothing, because the copy fails only if
-    the device does.
+    order sees its result. The copy belongs to no operation. The executor reports nothing, because the
+    copy fails only if the device fails.
     """
 
     pool: str
@@ -205,7 +206,7 @@ class Cancel(Record, frozen=True):
 
 
 class AttachStore(Record, frozen=True):
-    """Use the store that was staged for a proposal for all storage orders from now on.
+    """From now on, use the store that was staged for this proposal for all storage orders.
 
     The store is open on every rank. The previous store, if any, was detached before.
     """

@@ -10,7 +10,7 @@ Returned = TypeVar("Returned")
 
 
 def former_name(name: str, method: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return a method that warns that `name` was renamed and then calls `method`, its new name."""
+    """Return a function that warns of the deprecated `name` and calls `method`, the renamed method."""
 
     @functools.wraps(method)
     def call(*args: Given.args, **named: Given.kwargs) -> Returned:

@@ -122,6 +122,6 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
         return (self.host_pages or self.device_pages) // 2 if bound is None else bound
 
     def pool_pages(self, tier: int) -> tuple[int, ...]:
-        """Return the capacities of one tier's pools, in the order of the components."""
+        """Return the number of pages in each pool of one tier, in the order of the components."""
         full = (self.device_pages, self.host_pages)[tier]
         return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))

@@ -15,11 +15,11 @@ WAYS: Final = {
     Direction.TO_HOST: ("device", "host"),
     Direction.TO_DEVICE: ("host", "device"),
 }
-"""Source and destination tier of each copy direction."""
+"""(source tier, destination tier) of each copy direction."""
 
 
 class StepHalf(Record, frozen=True):
-    """The time that half of a cache step occupied the engine's thread."""
+    """The time that one half of a cache step (apply a verdict, launch a round) blocked the engine."""
 
     step: int
     launches: bool

@@ -23,8 +23,8 @@ class TransferEngineSettings(Settings):
     """Names of the RDMA devices to use, separated by commas; empty for all. May differ between
     ranks."""
     insists: bool = False
-    """Whether a transfer engine is required on both sides. If true, a missing one is an error. If
-    false, a missing one causes a warning, and pages move over the TCP connection."""
+    """Whether reader and server must both have the transfer engine. If true, it is an error if one
+    lacks it. If false, this causes a warning, and pages move over the TCP connection."""
 
 
 @dataclass(frozen=True, kw_only=True)

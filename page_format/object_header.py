@@ -54,7 +54,7 @@ CHECKSUM_BYTES: Final = 16
 PIECE_BYTES: Final = 256 << 10
 """The approximate size in bytes of the pieces in which a payload is read and written.
 
-A piece of this size can be hashed while it is in the core's cache.
+Small enough that a piece is still in the CPU core's cache when it is hashed.
 """
 
 
@@ -85,7 +85,7 @@ class HeaderFinding(IntEnum):
 
 
 part_checksum = xxhash.xxh3_128_digest
-"""The function that computes the checksum (`CHECKSUM_BYTES` bytes) of one part."""
+"""Function that computes the checksum (`CHECKSUM_BYTES` bytes) of one part."""
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
@@ -118,7 +118,7 @@ class PartHashes:
             at += count
             self._left -= count
             if self._begun is None and not self._left:
-                # The usual case: the piece contains the whole part.
+                # In the usual case the piece contains the whole part, so hash it in one call.
                 self._done.append(xxhash.xxh3_128_digest(part))
                 continue
             if self._begun is None:
@@ -148,8 +148,8 @@ def encode_header(
 ) -> bytes:
     """Return the header (`HEADER_BYTES` bytes) of a whole object.
 
-    `digest` is the digest of `name`. `plan` is that of an object with the presence bits `present`.
-    `checksums` are the concatenated checksums of the object's parts.
+    `digest` is the digest of `name`. `plan` describes the parts that the presence bits `present`
+    select. `checksums` are the concatenated checksums of these parts.
     """
     text = full_name(name).encode("ascii")
     block = bytearray(_template(plan.payload_bytes, present, plan.table))
@@ -205,7 +205,7 @@ class ExpectedHeader:
         run."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
-        """Return whether a header is sound and has exactly this name digest and these columns."""
+        """Return whether a header is sound, has the name digest `digest`, and the expected columns."""
         return (
             header.startswith(self._first + digest)
             and header.startswith(self._table, _TABLE_AT)
@@ -227,7 +227,7 @@ class ExpectedHeader:
 
 
 def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
-    """Return whether a header is sound and has exactly this name digest and this shape's columns."""
+    """Return whether a header is sound and has the name digest `digest` and the columns of `shape`."""
     return ExpectedHeader(shape).fits(bytes(header), digest)
 
 
@@ -244,7 +244,10 @@ def stated_checksums(header: memoryview | bytes, first: int, count: int) -> byte
 
 
 def check_run(header: memoryview | bytes, run: PartRun, checksums: bytes) -> HeaderFinding:
-    """Compare the concatenated checksums of a run of parts with those in a checked header."""
+    """Return SOUND if the checksums of a run of parts equal a checked header's, else PAYLOAD.
+
+    `checksums` are those of the run's parts, concatenated.
+    """
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
     return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD
 

@@ -10,8 +10,8 @@ OBJECTS: Final = "objects"
 """The directory, or path prefix, under which a store keeps its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""The pools of objects that are not pages: a model's manifest (`records/manifest`), and the markers of
-the TP sizes that have written to a store (`records/shardings`)."""
+"""The pools of objects that are not pages: a model's manifest (`records/manifest`), and the records of
+the TP sizes of the groups that have written to a store (`records/shardings`)."""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")
 _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
@@ -19,11 +19,11 @@ _KEY_MAX: Final = 128
 
 
 class ObjectName(NamedTuple):
-    """The name of one stored object. All parts are safe in paths: hex digits, or [a-z0-9.-].
+    """The name of one stored object. All fields are safe in paths: hex digits, or [a-z0-9.-].
 
     `namespace` is the hex digest of everything that must match before bytes may be shared (model,
-    weights, dtype, layout, tenant, adapter). `key` is the hex digest of the token prefix. `pool` and
-    `shard` select a part of the page.
+    weights, dtype, layout, tenant, adapter). `key` is the hex digest of the token prefix. `pool` names
+    the component's pool. `shard` is the range of layers and heads that the object covers.
     """
 
     namespace: str
@@ -33,10 +33,10 @@ class ObjectName(NamedTuple):
 
 
 def name_digest(name: ObjectName) -> bytes | None:
-    """Return the 32-byte digest of the full name, or None if a part contains an invalid character."""
+    """Return the 32-byte digest of the full name, or None if a field contains an invalid character."""
     around = _around_key(name.namespace, name.pool, name.shard)
     key = name.key
-    # The text around the key is cached, because this code runs for every page and the names of one call
+    # Cache the text around the key, because this code runs for every page and the names of one call
     # differ only in their keys.
     if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
         return None
@@ -48,13 +48,13 @@ def name_digest(name: ObjectName) -> bytes | None:
 
 
 def located(name: ObjectName) -> tuple[bytes, str] | None:
-    """Return a name's digest and the path of its object, or None if the name is invalid."""
+    """Return (digest of the name, path of the object), or None if the name is invalid."""
     digest = name_digest(name)
     return None if digest is None else (digest, object_path(name.namespace, digest))
 
 
 def full_name(name: ObjectName) -> str:
-    """Return the object's full name as one string, its parts separated by slashes."""
+    """Return the object's full name as one string, its fields separated by slashes."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
 
 
@@ -71,7 +71,7 @@ def _namespace_directory(namespace: str) -> str:
 
 @lru_cache(maxsize=256)
 def _around_key(namespace: str, pool: str, shard: str) -> tuple[bytes, bytes] | None:
-    """Return the text before and after the key in a full name, or None if a part is invalid."""
+    """Return (text before, text after) the key in a full name, or None if a field is invalid."""
     if not all(_PART.fullmatch(part) for part in (namespace, pool, shard)):
         return None
     return f"{namespace}/".encode(), f"/{pool}/{shard}".encode()

@@ -41,7 +41,7 @@ class PartRun(NamedTuple):
     """The offset of the run's first part in the payload, in bytes."""
     nbytes: int
     parts: tuple[tuple[int, int], ...]
-    """For each part of the run: its index among the parts that the object has, and its length in bytes.
+    """For each part of the run: (its index among the parts that the object has, its length in bytes).
     """
 
 
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
     payload_bytes: int
     table: bytes
-    """The part table that the object's header must contain."""
+    """The list of parts that the object's header must contain, as encoded by `part_table`."""
     runs: tuple[PartRun, ...]
     sizes: tuple[int, ...] = ()
     """The lengths of the caller's parts in bytes, in order."""
@@ -147,9 +147,10 @@ class ObjectShape:
         return ObjectShape(self.parts, tuple(self.numbers(present)))
 
     def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
-        """Return a payload of the caller's parts and of another object's parts that the caller lacks.
+        """Merge the caller's parts with those parts of another object that the caller lacks.
 
-        `payload` and `present` belong to the other object. The result has the presence bits of both.
+        `payload` and `present` belong to the other object. The returned payload has the parts that the
+        presence bits of either select.
         """
         pieces = dict(_cut(self.parts, self.numbers(present), payload))
         pieces |= dict(_cut(self.parts, self.held, memoryview(b"".join(buffers))))
@@ -200,7 +201,7 @@ def parts_of(table: bytes) -> list[Part]:
 
 
 def pieces_of(buffers: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[list[memoryview]]:
-    """Cut the concatenation of `buffers` into pieces of these sizes; each piece is a list of views."""
+    """Yield the concatenation of `buffers` in pieces of these sizes; each piece is a list of views."""
     at, offset = 0, 0
     for size in sizes:
         views: list[memoryview] = []

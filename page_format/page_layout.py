@@ -97,7 +97,7 @@ class ShardPlace(NamedTuple):
 
     @staticmethod
     def of(rank: int, world_size: int, stages: int = 1) -> "ShardPlace":
-        """Return the TP rank and stage of a rank; the ranks of one pipeline stage are consecutive."""
+        """Return the `ShardPlace` of a rank; the ranks of one pipeline stage are consecutive."""
         if stages < 1 or world_size % stages:
             raise ConfigError(
                 f"{world_size} ranks cannot be divided into {stages} pipeline stages evenly"
@@ -244,10 +244,10 @@ class PageLayout:
         return not (required and self.units % tp_size)
 
     def parts(self, place: ShardPlace) -> Iterator[tuple[PartKey, Part]]:
-        """Yield the parts that an object written at `place` may have, with their keys, in order.
+        """Yield (key, part) for each part that an object written at `place` may have, in order.
 
-        Omits an optional column that has no layers in the stage. Raises `ConfigError` if a required
-        column has none.
+        `place` is a TP rank and stage. Omits an optional column that has no layers in the stage. Raises
+        `ConfigError` if a required column has none.
         """
         required = [column for column in self.columns if not column.optional]
         same = sum(
@@ -272,7 +272,10 @@ class PageLayout:
                 yield (bit, unit), Part(self._bytes(column, column.heads // units, place), bit)
 
     def _units_of(self, place: ShardPlace, units: int) -> range:
-        """Return the range of units held at `place`; empty if the TP size does not divide `units`."""
+        """Return the range of units that `place` (a TP rank and stage) holds.
+
+        Empty if the TP size does not divide `units`.
+        """
         if units % place.tp_size:
             return range(0)
         each = units // place.tp_size
@@ -281,7 +284,10 @@ class PageLayout:
     def _lay_out(
         self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
     ) -> int:
-        """Lay out a group of columns unit by unit, starting at `offset`; return the end offset."""
+        """Add the location of each column of a group to `shards`, unit by unit from byte `offset` on.
+
+        Returns the offset after the group.
+        """
         units = range(1)
         whole = 1
         if group and not group[0].replicated:
@@ -317,7 +323,8 @@ class PageLayout:
                     "cannot divide evenly; choose a number of ranks that divides them"
                 )
         column = group[0]
-        # If every divided column is optional, the number of units divides the heads of each of them.
+        # Search the optional columns, too: if the number of units is not a multiple of the TP size, one
+        # of them may be the reason.
         for other in self.optional_columns if self._units_wanted % tp_size else ():
             if not other.replicated and other.heads % tp_size:
                 return ConfigError(
@@ -345,9 +352,9 @@ class PageLayout:
         return first, last
 
     def shard_name(self, place: ShardPlace) -> str:
-        """Return the shard part of the name of an object written at `place`."""
-        # The stages split columns with different numbers of layers at different layers, so the name has
-        # one layer range for each number.
+        """Return the shard field of the name of an object written by the TP rank and stage `place`."""
+        # List one layer range for each distinct number of layers, because columns with different
+        # numbers of layers are split at different layers.
         counts = sorted({column.layers for column in self.columns}, reverse=True)
         ranges = [_layers_of(count, place) for count in counts[: None if place.stages > 1 else 1]]
         layers = ".".join(f"l{first}-{last}" for first, last in ranges)
@@ -414,7 +421,7 @@ class ShardLayout:
     """The columns kept on this rank, in the order of the layout."""
     page_bytes: int
     name: str
-    """The shard part of this rank's object names: layer range and head range in the whole layout.
+    """The shard field of this rank's object names: layer range and head range in the whole layout.
 
     It does not depend on which optional columns are kept. With pipeline stages it has a layer range for
     each distinct number of layers.

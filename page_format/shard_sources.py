@@ -17,7 +17,7 @@ class ShardSource:
     """An object of another rank, and the byte ranges of a page that it supplies."""
 
     name: str
-    """The shard part of the object's name."""
+    """The shard field of the object's name."""
     shape: ObjectShape
     """The parts of the object. Those that belong to the page are marked as held."""
     slices: tuple[slice, ...]
@@ -65,7 +65,7 @@ def sources_of(
 
 
 def _merged(slices: list[slice]) -> Iterator[slice]:
-    """Yield the byte ranges, with adjacent ones merged."""
+    """Yield the byte ranges in order, after merging those that touch."""
     run = slices[0]
     for each in slices[1:]:
         if each.start == run.stop:

@@ -28,12 +28,12 @@ class ActiveRequest:
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """The prefix that the cache admitted or resumed; None until the request is admitted."""
+        """The tokens that the cache provided at the last admission or resume; None until admitted."""
         self.hits: Admission | None = None
-        """The cached prefix when the request first became ready; None before."""
+        """The tokens that the cache provided when the request first became ready; None before."""
         self.turn = NEVER
-        """The request's place in the order of first admissions of all requests; the youngest has the
-        highest."""
+        """Number of the request's first admission, counted over all requests, so the youngest request
+        has the highest."""
         self.computed = 0
         """Number of tokens whose KV is computed or loaded."""
         self.reserved = 0
@@ -42,9 +42,9 @@ class ActiveRequest:
         """Whether the request was retracted. False again once it starts over without its saved pages.
         """
         self.reached = 0
-        """Largest number of tokens that were computed when the request left the device with a complete
-        prompt; 0 if it never did. Output tokens up to this length are known, so they are not generated
-        again."""
+        """Largest number of computed tokens with which the request left the device after its prompt was
+        complete; 0 if it never did. If it is admitted again, tokens up to this length are computed like
+        a prompt, because its outputs so far are not generated again."""
         self.lost = 0
         """Number of tokens that were computed when the request left the device. Tokens that the cache
         does not restore are recomputed."""

@@ -2,8 +2,8 @@
 
 A chunk ends at the step's token budget, or earlier at a checkpoint, because a recurrent state can be
 kept only at its current position. If the model has sliding windows, pages are reserved for one chunk at
-a time. A chunk needs window pages for the window and itself; a whole prompt would need as many window
-pages as full-attention pages.
+a time. The reason is that a chunk needs window pages only for the window and itself, but a whole prompt
+would need as many window pages as full-attention pages.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..ranks.protocol.config import RankCacheConfig, Recurrent, SlidingWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """Decides where chunks end, when pages are reserved, and when they are published."""
+    """Decides where chunks end, when pages are reserved, and when pages are inserted into the cache."""
 
     page_tokens: int
     tokens_max: int | None
@@ -57,10 +57,10 @@ class Chunks:
         return min(ends)
 
     def publishes(self, computed: int) -> bool:
-        """Return whether a decoding request publishes its pages at this length.
+        """Return whether a decoding request inserts its pages into the cache at this length.
 
         True at checkpoints, so that the state is kept. If the model has sliding windows, true also at
-        every whole page, because pages left of a window are freed only after they were published.
+        every whole page, because pages left of a window are freed only after they were inserted.
         """
         if self.one_by_one and computed % self.page_tokens == 0:
             return True
@@ -68,7 +68,7 @@ class Chunks:
 
 
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
-    """Return the maximum number of pages of a chunk, so that two requests fit the window pool.
+    """Return how many pages a chunk may have so that the window pool has room for two requests.
 
     The pool's pages for one window, and one page because a chunk may begin within a page, are set
     aside. Half of the remaining pages are for the chunk; the other half is for a second request.

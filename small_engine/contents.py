@@ -39,7 +39,7 @@ _HALF = np.uint64(32)
 
 
 class FilledPages(Protocol):
-    """The interface of a device pool that filling and verifying pages needs."""
+    """The interface that a device pool needs so that its pages can be filled and verified."""
 
     def column(self, name: str) -> torch.Tensor:
         """Return the column's tensor [layers, pages, heads, page_tokens, elements]."""
@@ -92,8 +92,8 @@ class _ColumnContents:
         self.strip_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
         self._strip_words = -(-self.strip_bytes // 8)
         self.page_words = self.layers * self.heads * self._strip_words
-        # Full attention's salt has no pool prefix, so that pages stored by earlier versions still
-        # match.
+        # Leave the pool's name out of full attention's salt, so that pages stored by earlier versions
+        # still match.
         salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
         name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
         first = shard.layer_first
@@ -103,7 +103,7 @@ class _ColumnContents:
         self._counters = np.arange(1, self._strip_words + 1, dtype=np.uint64) * _COUNTER
 
     def expected(self, keys: Words) -> npt.NDArray[np.uint8]:
-        """Return the contents [layers, pages, heads, strip] of the pages with keys [pages, 4]."""
+        """Return the bytes [layers, pages, heads, bytes per head] of the pages with keys [pages, 4]."""
         page = _mixed(_mixed(_mixed(keys[:, 0]) ^ keys[:, 1]) ^ keys[:, 2]) ^ keys[:, 3]
         seeds = _mixed(page[None, :, None] ^ self._salts[:, None, :])
         words = seeds[..., None] + self._counters
@@ -123,7 +123,7 @@ class PageContents:
         self._chunk_pages = max(1, CHUNK_WORDS // words)
 
     def fill(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> None:
-        """Write the contents of `keys` into the device pages, index by index.
+        """Write the bytes derived from `keys[i]` into the device page `pages[i]`, for each i.
 
         Takes the place of the model's forward pass.
         """
@@ -149,7 +149,7 @@ class PageContents:
     def _chunks(
         self, pages: npt.NDArray[np.int32], keys: Sequence[bytes]
     ) -> Iterator[tuple[torch.Tensor, Words]]:
-        """Yield page indices and key words in batches of a few pages."""
+        """Yield (page numbers, keys as rows of 64-bit words), a few pages at a time."""
         if len(pages) != len(keys):
             raise ValueError(f"{len(pages)} pages were given with {len(keys)} keys")
         words = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, KEY_BYTES // 8)
@@ -159,6 +159,6 @@ class PageContents:
 
 
 def _as_strips(column: torch.Tensor) -> torch.Tensor:
-    """Return a view of the column as bytes [layers, pages, heads, strip]."""
+    """Return a view of the column as bytes [layers, pages, heads, bytes of a head]."""
     layers, pages, heads = column.shape[:3]
     return column.view(torch.uint8).view(layers, pages, heads, -1)

@@ -80,7 +80,7 @@ class ForwardPass:
     def verify(
         self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
     ) -> dict[str, ComparedPages]:
-        """Verify all content that computing the token at `computed` reads; return results by pool.
+        """Verify the content read to compute the token at position `computed`; return counts by pool.
 
         The content is all earlier whole pages of full attention, the pages of each window, and the
         state. For a resumed request (`moved`) it includes the partial last page.
@@ -94,7 +94,7 @@ class ForwardPass:
         return counts
 
     def _completed(self, pool: str, span: TokenSpan) -> tuple[Pages, list[bytes]]:
-        """Return the pages whose last token is within the span, and their keys."""
+        """Return (pages, keys) of the pages whose last token is within the span."""
         first, last = span.start // self._page_tokens, span.stop // self._page_tokens
         if first == last:
             return np.empty(0, dtype=np.int32), []
@@ -113,7 +113,8 @@ class ForwardPass:
         for pool in (KV_POOL, *self._windows):
             first = 0
             if pool in self._windows:
-                # A token attends to itself and to the earlier tokens in its window.
+                # Subtract 1 less than the window's length, because the window includes the token
+                # itself.
                 first = max(0, computed - self._windows[pool] + 1) // self._page_tokens
             if first < whole:
                 pages = self._cache.page_table(request, pool)[first:whole]

@@ -111,9 +111,9 @@ class Profile:
         host_pages: int,
         given: Mapping[str, int] | None = None,
     ) -> tuple[ComponentConfig, ...]:
-        """Return the components other than full attention, with pool sizes derived from its pools.
+        """Return the components besides full attention; the sizes of its pools determine theirs.
 
-        `given` overrides derived pool sizes by the names that `sizes` returns.
+        `given` overrides derived pool sizes by the setting names that `sizes` returns.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []
@@ -147,7 +147,10 @@ class Profile:
         return ModelDescription(model=self.model, keeps=tuple(keeps))
 
     def sizes(self, page_tokens: int, device_pages: int, host_pages: int) -> dict[str, int]:
-        """Return derived sizes of all pools except full attention's, by setting name."""
+        """Return pool sizes by setting name, derived from the sizes of the full-attention pool.
+
+        Covers all pools except the full-attention pool.
+        """
         sizes: dict[str, int] = {}
         least = self.least_sizes(page_tokens)
         for tier, pages in (("device", device_pages), ("host", host_pages)):
@@ -174,7 +177,7 @@ class Profile:
                 "window_host_pages": window,
             }
         if self.state is not None:
-            # On the device one slot for the request's working state, and one for the checkpoint it
+            # A request needs two device slots: for its working state, and for the checkpoint that it
             # starts from.
             least |= {"state_device_pages": 2, "state_host_pages": 1}
         return least

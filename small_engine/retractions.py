@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
-"""Number of consecutive steps without room before a request is retracted. Verdicts may free pages in
-the meantime."""
+"""Number of consecutive steps in which requests may find no room before one is retracted. In these
+steps verdicts may free pages."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
@@ -43,7 +43,7 @@ class RetractStage(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Retracted:
-    """A retracted request and the stage of its retraction."""
+    """A retracted request and whether its pages are being saved, saved, or being loaded back."""
 
     active: ActiveRequest
     place: RetractStage = RetractStage.SAVING
@@ -68,7 +68,7 @@ class Retractions:
 
     @property
     def places(self) -> Mapping[str, RetractStage]:
-        """The stage of each retracted request, by name."""
+        """The `RetractStage` of each retracted request, by the request's name."""
         return {each.active.name: each.place for each in self._aside}
 
     def next_to_retract(
@@ -121,7 +121,7 @@ class Retractions:
         return lost if moved else None
 
     def bring_back(self, room_for: RoomFor) -> Iterator[tuple[ActiveRequest, bool]]:
-        """Resume saved requests while there is room; yield each with whether it was admitted.
+        """Resume saved requests while there is room; yield (request, whether it was admitted) of each.
 
         A request whose saved pages were lost is yielded with False.
         """

@@ -240,7 +240,7 @@ class Scheduler:
         return moved
 
     def _room_for(self, active: ActiveRequest) -> int:
-        """Return the number of tokens to reserve device pages for when a request is admitted.
+        """Return how many tokens to reserve device pages for at a request's admission or resume.
 
         Covers at least one token to compute, so that the admitted request can make progress.
         """
@@ -276,7 +276,8 @@ class Scheduler:
             while budget and active.computed < active.goal:
                 end = self._chunks.end(active.computed, active.goal, budget, active.checkpoints)
                 if not self._reserve(active, end):
-                    # Without more pages, compute only up to the end of the pages reserved already.
+                    # If no more pages can be reserved, compute only up to the end of the pages reserved
+                    # before.
                     end = min(end, active.reserved)
                 if end <= active.computed:
                     break
@@ -311,7 +312,7 @@ class Scheduler:
         return True
 
     def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
-        """Compute the tokens of each request up to the length paired with it."""
+        """Compute the tokens of requests; `parts` has pairs (request, length to compute up to)."""
         self._forward.compute(
             [
                 TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)

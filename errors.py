@@ -57,7 +57,7 @@ class DivergenceError(GroupError):
 
 
 class RankUnhealthy(GroupError):
-    """A rank cannot continue: its ballot said so, or all ranks saw that its copies do not finish."""
+    """A rank cannot continue: it voted that it is unhealthy, or its copies do not finish."""
 
 
 class WireError(GroupError):

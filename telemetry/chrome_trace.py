@@ -100,8 +100,8 @@ class _Drawn:
             else:
                 tracks.setdefault(span.track, []).append(span)
         for track in (ENGINE, ROUNDS):
-            # Spans of the engine, and those of the rounds, are nested or disjoint, so one thread each
-            # suffices.
+            # Use one thread each for the spans of the engine and of the rounds, because these are
+            # nested or disjoint.
             tid = self._thread(track)
             for span in tracks.pop(track):
                 self._draw_slice(span, tid)
@@ -180,7 +180,7 @@ def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 
 def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator[TraceEvent]:
-    """Yield an arrow from each wait for a round to the round's last vote, if the wait began first."""
+    """Yield an arrow from each wait for a round to the round's last vote, if that came later."""
     number = 0
     for each in drawn:
         for span in each.spans:

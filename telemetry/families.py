@@ -36,8 +36,8 @@ Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the label names."""
 Number = float | Histogram
 Nested = Number | Mapping[Any, "Nested"]
-"""A number, or a mapping from each value of the first label to a number. Each further label adds a
-level of nesting."""
+"""A number, or a mapping from the values of the first label to numbers. With more labels, the mapping's
+values are mappings by the next label."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class KeptEvents:
             self._noted += 1
 
     def of_rank(self, rank: int) -> RankEvents:
-        """Return the events kept until now, labelled with `rank`."""
+        """Return the events kept until now as an object that states the rank."""
         with self._lock:
             events, noted = list(self._events), self._noted
         return RankEvents(

@@ -36,7 +36,7 @@ _BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
 
 
 class SpanEvent(NamedTuple):
-    """A point in time within a span: the begin of an operation's phase, or a request's admission."""
+    """A point in time within a span: the start of an operation's phase, or a request's admission."""
 
     name: str
     at_s: float

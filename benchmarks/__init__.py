@@ -1,1 +1,1 @@
-"""Benchmarks, each of which also measures its theoretical limit in the same run."""
+"""Benchmarks; each one also measures in the same run the bound that its result is compared with."""

@@ -10,8 +10,8 @@ possible:
   computation. The ranks start together, like forward passes. On shared cores, ranks also wait for
   each other's work.
 - `exchange alone`: rounds of the transport back to back, without a ballot.
-- limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of the vector over
-  shared memory (`BareExchange`).
+- lower bounds: one bare `all_reduce` of the same vector over gloo; one bare exchange of the vector
+  over shared memory (`BareExchange`).
 - `per request`: 1 + K all_reduces of one lane for K prefetches, the cost of code that votes once per
   request.
 """

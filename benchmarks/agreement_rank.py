@@ -39,13 +39,16 @@ RankSamples = defaultdict[str, list[float]]
 
 
 class TimedCollective:
-    """Wraps a transport to measure how long its rounds block the caller. `launch` returns itself."""
+    """Wraps a transport to measure how long its rounds block the caller.
+
+    `launch` returns this wrapper, which is also the pending round.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.launch_s = self.stall_s = self.wait_s = 0.0
-        """Durations of the last round in seconds: the launch; the wait until the round completed; that
-        wait plus reading the result."""
+        """Durations of the last round in seconds: its launch; the wait until it completed; that wait
+        plus reading the result."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -67,11 +70,11 @@ class TimedCollective:
 
 
 class BareExchange:
-    """The lower limit of a shared-memory exchange: rows in one file, polled until all are written.
+    """Lower bound of the duration of a shared-memory exchange.
 
-    A rank writes its row, reads the rows of all ranks, and takes the minimum. The exchange has no
-    checksum, no sleep and no deadline, and does not detect lost ranks. All ranks pass the same zeroed
-    file of `size` bytes.
+    Each rank writes its row to one file, polls the file until all ranks have written theirs, and takes
+    the minimum. The exchange has no checksum, no sleep and no deadline, and does not detect lost ranks.
+    All ranks pass the same zeroed file of `size` bytes.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, lanes: int) -> None:
@@ -88,7 +91,7 @@ class BareExchange:
         return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
 
     def exchange(self, lanes: Vector) -> Vector:
-        """Return the minimum of all ranks' lanes."""
+        """Return the element-wise minimum of all ranks' lanes."""
         self._number += 1
         parity, all_there = self._number & 1, [self._number] * self._ranks
         self._rows[parity, self._rank] = lanes
@@ -121,8 +124,9 @@ def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # The first pipelined step has no round to wait for. The extra exchange aligns the ranks,
-        # because a rank that starts a step late would stay behind and delay every round.
+        # Run one pipelined step without timing, because it has no round to wait for. Then align the
+        # ranks by an exchange, because a rank that starts a step late would stay behind and delay every
+        # round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)

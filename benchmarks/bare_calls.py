@@ -1,4 +1,4 @@
-"""The limit of a store: the same bytes moved by bare system calls, without names or checksums.
+"""Upper bound of a store's throughput: bare system calls on as many bytes, without names or checksums.
 
 Reads are `preadv` from one large file that is already open, and writes are `pwrite` to a new one.
 """

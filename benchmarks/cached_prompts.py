@@ -22,9 +22,11 @@ from .silent_executor import SilentExecutor
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 LEAF_TOKENS = 64
-"""The number of tokens in each filler node, before rounding up to whole pages."""
+"""The number of tokens in each filler node, which only enlarges the tree, before rounding up to whole
+pages."""
 GROUP_NODES = 32
-"""The number of filler nodes in a group: one shared node, and its children."""
+"""The number of filler nodes (which only enlarge the tree) in a group: one shared node and its
+children."""
 WINDOW_TOKENS = 1024
 WITH_WINDOW = "full+window"
 COMPONENTS = ("full", WITH_WINDOW)
@@ -37,18 +39,19 @@ class TreeShape:
     """The properties of a prefix tree that all measurements in the tree share."""
 
     nodes: int
-    """The number of filler nodes, rounded to a multiple of `GROUP_NODES`."""
+    """The number of filler nodes, which only enlarge the tree; rounded to a multiple of `GROUP_NODES`.
+    """
     page_tokens: int
     components: str
 
     @property
     def leaf_tokens(self) -> int:
-        """The number of tokens in each filler node, in whole pages."""
+        """The number of tokens in each node that only enlarges the tree, in whole pages."""
         return -(-LEAF_TOKENS // self.page_tokens) * self.page_tokens
 
     @property
     def groups(self) -> int:
-        """The number of groups of filler nodes."""
+        """The number of groups of filler nodes, which only enlarge the tree."""
         return max(1, round(self.nodes / GROUP_NODES))
 
 
@@ -56,10 +59,10 @@ class CachedPrompts:
     """One rank's cache whose device pool is filled by the prefix tree, except for spare pages."""
 
     def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
-        """Build the tree; `spare_tokens` is the capacity for additions beyond the filler nodes.
+        """Build the tree; `spare_tokens` is the number of tokens that can be added to it later.
 
-        The spare pages stay allocated until `open_spare_room` is called, so admissions must evict until
-        then.
+        The pages for these tokens stay allocated until `open_spare_room` is called, so admissions must
+        evict until then.
         """
         self.shape = shape
         self._random = np.random.default_rng(seed)

@@ -3,11 +3,11 @@
 The benchmark also compares copies that transpose axes with copies that do not, both from an engine's
 own pages.
 
-On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a CPU
-the limit is one `memcpy` per page, as if pages were contiguous. A single `memcpy` of everything is
-shown as well; from a few hundred MB on it is faster, because it bypasses the CPU caches. Device pages
-are in random order, like a prefix's pages. Host pages are in runs, because they are allocated together.
-The copies alternate, and the best round of each counts.
+On a CUDA device the upper bound is the throughput of one asynchronous copy between a device buffer and
+pinned memory. On a CPU it is that of one `memcpy` per page, as if pages were contiguous. A single
+`memcpy` of everything is shown as well; from a few hundred MB on it is faster, because it bypasses the
+CPU caches. Device pages are in random order, like a prefix's pages. Host pages are in runs, because
+they are allocated together. The copies alternate, and the best round of each counts.
 """
 
 import argparse
@@ -57,9 +57,9 @@ def run(
     """Measure copies of `pages` pages, in runs of `run_pages` adjacent host pages.
 
     Keys of the result: `page_bytes`; `to_host` and `to_device`, the GB/s of the copy engine from
-    `begin` to its completion report; `plain_to_host` and `plain_to_device`, the GB/s of the limit;
-    `whole_to_host` and `whole_to_device`, the GB/s of one copy of everything; `to_host_ratio` and
-    `to_device_ratio`, the copy engine relative to the limit.
+    `begin` to its completion report; `plain_to_host` and `plain_to_device`, the GB/s of the upper
+    bound; `whole_to_host` and `whole_to_device`, the GB/s of one copy of everything; `to_host_ratio`
+    and `to_device_ratio`, the copy engine's GB/s divided by those of the upper bound.
     """
     pools = TierPools(
         DevicePool(layout, pages, torch.device(device)),

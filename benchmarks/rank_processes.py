@@ -36,7 +36,7 @@ class RankProcess:
     """The folder in which the ranks rendezvous; they may also leave files there."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
-        """Return a simulated host identity that spreads the ranks over `hosts` hosts."""
+        """Return a simulated host identity for this rank, so that `hosts` hosts share the ranks."""
         from ..coordinator.collectives.shared_memory import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
 
         here = HostIdentity.here()

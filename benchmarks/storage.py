@@ -68,7 +68,7 @@ class StorageReport(TypedDict):
     """The CPU seconds of this process per GB that the store reads and writes, in the median round."""
     limit_cpu_s_per_gb: float
     limit_file: str
-    """A description of the file on which the limit was measured."""
+    """A description of the file that the bare calls read and wrote."""
     load: float
     """The machine's one-minute load average before the measurement."""
     python: str
@@ -103,7 +103,7 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """The time that one measured action took in one round, in seconds."""
+    """The time in seconds that one measured action took in one round."""
 
     wall: float
     cpu: float

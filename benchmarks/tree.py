@@ -8,8 +8,8 @@ The timed calls are those of an engine, with the tokens in a numpy array of int3
   included, because an engine has no other way to lock.
 - `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without free pages.
 
-The limit is `copy.startswith(prompt)`, timed right before each call: one memcmp of the call's token
-array with a copy of its bytes.
+The lower bound is the duration of `copy.startswith(prompt)`, timed right before each call: one memcmp
+of the call's token array with a copy of its bytes.
 """
 
 import os
@@ -146,8 +146,8 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
 def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[TreePoint]:
     prompts = sizes.prompts(shape.page_tokens)
     inserts = min(sizes.repetitions, INSERTS_MAX)
-    # Spare tokens for each prompt, for a branch page at each of its nodes, and for half a prompt per
-    # insert.
+    # Leave pages free for each prompt, for one branch page at each of its nodes, and for half a prompt
+    # per insert.
     spare = sum(
         tokens + path_nodes * shape.page_tokens + inserts * (tokens // 2 + shape.page_tokens)
         for tokens, path_nodes in prompts

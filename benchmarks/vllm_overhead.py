@@ -166,7 +166,7 @@ class StartedEngine:
         self._log.close()
 
     def answer(self, seed: int, prompt_tokens: int, tokens: int) -> Sample:
-        """Send a prompt, wait for the answer and for background writes; return the measurements."""
+        """Send a prompt, wait for the answer and for background writes; return the measured times."""
         told = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
         sample = self._tell(told)
         time.sleep(SETTLE_S)
@@ -251,7 +251,7 @@ def _pairs(
 def _long(
     without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Let both engines compute long prompts; repeat them on the engine with a connector."""
+    """Let both engines compute long prompts; repeat the prompts on the engine with a connector."""
     plain: list[Sample] = []
     cold: list[Sample] = []
     warm: list[Sample] = []

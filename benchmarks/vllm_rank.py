@@ -48,7 +48,7 @@ class MeasuredEngine:
                 self._count(type(core.scheduler.connector), name)
 
     def answer(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Answer a prompt with `tokens` tokens; return latencies and the seconds spent by method."""
+        """Compute `tokens` output tokens for a prompt; return its latencies and the time by method."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         engine = self._llm.llm_engine

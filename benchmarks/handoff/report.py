@@ -1,11 +1,11 @@
-"""Throughput of pages moved between the hosts of two groups over TCP, compared with the limit.
+"""Throughput of pages moved between the hosts of two groups over TCP, compared with a bare connection.
 
 One process serves its host pages. Another process on the same machine reads them through `peer://`,
-over its connection or a transfer engine, with the usual verification. The limit is the same bytes over
-one bare connection, from and to the same memory, right before each measured transfer. The reported
-ratio is that of the medians over the rounds. Every round has new keys, so each page's checksums are
-computed once, as in a real handoff. Without a transfer engine, authenticated frames are measured on a
-second connection.
+over its connection or a transfer engine, with the usual verification. Right before each measured
+transfer, the same bytes are sent over one bare connection, from and to the same memory, as the upper
+bound. The reported ratio is that of the medians over the rounds. Every round has new keys, so each
+page's checksums are computed once, as in a real handoff. Without a transfer engine, authenticated
+frames are measured on a second connection.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The limit of the storage path: reading and hashing a store's files by bare system calls.
+"""Upper bound of the storage path's throughput: read and hash a store's files by bare system calls.
 
 Each thread takes consecutive pages. For each page it opens the file, reads header and page with one
 `preadv`, and hashes the page while it is in the CPU cache. No object name is computed and no checksum
@@ -143,7 +143,7 @@ def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
 
 
 def read_device(pages: Sequence[StoredPage], page_bytes: int) -> None:
-    """Read pages at the device's full speed: concurrently, past the page cache, not hashed."""
+    """Read pages as fast as the device can: concurrently, past the page cache, without hashing."""
     bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True, hashes=False)
     try:
         bare.read(pages, fresh_memory(page_bytes * len(pages), touched=True))

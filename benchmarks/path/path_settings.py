@@ -77,7 +77,7 @@ class PathSettings:
 
     @property
     def turn_bytes(self) -> int:
-        """The bytes that one rank moves in one timed turn."""
+        """The bytes that one rank moves in one repetition of the measurement."""
         return self.turn_pages * self.page_bytes
 
     @property

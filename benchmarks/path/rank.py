@@ -1,7 +1,7 @@
 """One rank of the path benchmark: a process that writes prompts, or one that reads them.
 
-All ranks start each timed turn together. Each rank records its start and finish on the clock that the
-processes of a machine share.
+All ranks start each repetition of a measurement together. Each rank records its start and finish on the
+clock that the processes of a machine share.
 """
 
 import gc
@@ -48,7 +48,7 @@ _SEED: Final = b"lockstep bench path"
 
 @dataclass(frozen=True, slots=True)
 class TimedSpan:
-    """The times at which a rank started and finished a timed turn, and its CPU seconds."""
+    """The times at which a rank started and finished a measured action, and its CPU seconds."""
 
     began: float
     ended: float
@@ -57,21 +57,21 @@ class TimedSpan:
 
 @dataclass(slots=True)
 class RankSpans:
-    """The measurements of one rank: the timed turns of each measured action, in order."""
+    """The measurements of one rank: for each measured action, its repetitions in order."""
 
     turns: dict[str, list[TimedSpan]] = field(default_factory=dict[str, list[TimedSpan]])
     open_s: float = 0.0
 
     @contextmanager
     def span(self, what: str) -> Generator[None]:
-        """Wait for all ranks, then measure the `with` block as one turn of the action `what`."""
+        """Wait for all ranks, then measure the `with` block as one repetition of the action `what`."""
         dist.barrier()
         begun = _now()
         yield
         self.note(what, [_since(begun)])
 
     def note(self, what: str, parts: Sequence[TimedSpan]) -> None:
-        """Record one turn that was measured in several parts, as if the parts had been contiguous."""
+        """Record one repetition of an action, measured in parts, as if the parts were contiguous."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
@@ -123,7 +123,7 @@ class _Prompts:
         self._contents = PageContents(settings.layout.shard(member.rank, member.ranks))
 
     def of_turn(self, turn: int) -> list[_Prompt]:
-        """Return the prompts of a turn; each one fills a whole number of pages."""
+        """Return the prompts of repetition number `turn`; each prompt fills whole pages."""
         noise = np.random.default_rng(turn)
         length = self.settings.prompt_pages * PAGE_TOKENS
         return [
@@ -148,7 +148,7 @@ class _Prompts:
             self._contents.fill(self.cache.device_pool, *self._pages(prompt))
 
     def persist(self, prompt: _Prompt) -> TimedSpan:
-        """Insert and release an admitted prompt; return the time that its persist to storage took."""
+        """Insert and release an admitted prompt; return the time until it was persisted to storage."""
         self.cache.insert(prompt.request, prompt.tokens)
         self.cache.release(prompt.request)
         self.until(self.backed_up)
@@ -190,7 +190,7 @@ Work = Callable[[PathSettings, str, RankProcess, Say], RankSpans]
 def measure(
     work: Work, settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Run the `work` of a rank; turn errors of the operating system into `StorageError`."""
+    """Run the `work` of a rank; convert errors of the operating system into `StorageError`."""
     try:
         return work(settings, namespace, member, say)
     except OSError as error:
@@ -204,7 +204,7 @@ def measure(
 def write_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Write all prompts through a cache; before each turn, write as many bytes by bare calls."""
+    """Write all prompts through a cache; before each repetition, write as many bytes by bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -242,7 +242,7 @@ def write_prompts(
 def read_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Read all prompts through a new cache; before each turn, read as many bytes by bare calls."""
+    """Read all prompts through a new cache; before each repetition, read as much by bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -327,7 +327,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 def _shares(
     settings: PathSettings, namespace: str, member: RankProcess
 ) -> Sequence[Sequence[StoredPage]]:
-    """Return the stored pages that this rank reads by bare calls, divided by turn."""
+    """Return the stored pages that this rank reads by bare calls, one sequence per repetition."""
     count = settings.turn_pages * TURNS
     directory = Path(settings.uri.path)
     if settings.files_of_its_own:
@@ -360,7 +360,7 @@ def _take_from_host(nbytes: int) -> None:
 
 
 def _until_populated() -> None:
-    """Wait for the population of the cache's host memory, which would slow the next turn."""
+    """Wait until the cache's host memory is populated, which would slow the next repetition."""
     for thread in threading.enumerate():
         if thread.name == POPULATION_THREADS:
             thread.join()

@@ -46,7 +46,7 @@ class PathReport(TypedDict):
     limit_l2_l1_gbps: float
     limit_l2_l3_gbps: float
     limit_first_prefetch_gbps: float
-    """The limit of the first prefetch in GB/s: bare reads into untouched memory."""
+    """Upper bound of the first prefetch in GB/s: the throughput of bare reads into untouched memory."""
     l3_l2_ratio: float
     l2_l1_ratio: float
     l2_l3_ratio: float
@@ -59,7 +59,7 @@ class PathReport(TypedDict):
     """The storage device's throughput in GB/s with many concurrent reads past the page cache; None
     unless `cold`."""
     limit_text: str
-    """A description of the files on which the limits were measured."""
+    """A description of the files that the bare calls read and wrote."""
     left_behind: bool
     """Whether the written pages remain in the store, because the store cannot list or remove them."""
     open_s: float

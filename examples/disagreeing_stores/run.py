@@ -2,9 +2,9 @@
 
 Runs the case with a naive connector, with Lockstep, and without a connector, and prints the tokens of
 each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens, and the
-naive connector gave wrong ones or crashed. The naive connector's ranks compute different lengths.
-Therefore an all_reduce adds mismatched tensors, or gloo aborts a rank that receives more than its
-buffer holds.
+naive connector gave wrong ones or crashed. With the naive connector the ranks find different cached
+lengths, so they compute different numbers of tokens. Therefore an all_reduce adds mismatched tensors,
+or gloo aborts a rank that receives more than its buffer holds.
 """
 
 import json
@@ -48,7 +48,7 @@ class Answer:
 
 
 def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> Answer:
-    """Run both ranks on one prompt and return the result; a crash exits unless `may_end`."""
+    """Run both ranks on one prompt; return the result. On a crash, exit unless `may_end` is true."""
     print(f"  {name} ...", flush=True)
     command = [
         sys.executable,

@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def show(store: str) -> bool:
-    """Run the scenes of the tour and print each result on rank 0; return whether all are right."""
+    """Serve the tour's prompts, print each result on rank 0; return whether all outputs are right."""
     shape, rank, ranks = Shape(), dist.get_rank(), dist.get_world_size()
     model = TinyTransformer(shape, rank=rank, world_size=ranks, add_up=add_up)
     lines = [

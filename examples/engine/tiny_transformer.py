@@ -124,12 +124,12 @@ class TinyTransformer:
             )
             keys[layer, page, :, slot] = self._rotated(k, at).to(keys.dtype)
             values[layer, page, :, slot] = v.to(values.dtype)
-            # Shape: [heads, tokens from 0 to `end`, head_dim].
+            # Gather keys and values of the tokens before `end`, as [heads, tokens, head_dim].
             k, v = (
                 column[layer, read].transpose(0, 1).flatten(1, 2)[:, :end].double()
                 for column in (keys, values)
             )
-            # Group queries by KV head; shape: [KV heads, queries per KV head, tokens, head_dim].
+            # Group queries by KV head, as [KV heads, queries per KV head, tokens, head_dim].
             q = self._rotated(q, at).view(len(tokens), k.shape[0], -1, shape.head_dim)
             q = q.permute(1, 2, 0, 3)
             scores = snap(q @ k[:, None].transpose(2, 3) / math.sqrt(shape.head_dim))
@@ -161,6 +161,6 @@ class TinyTransformer:
         return snap(torch.cat([first * cos - second * sin, first * sin + second * cos], -1))
 
     def _plus(self, numbers: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-        """Return `numbers` plus the sum of each rank's `mine`."""
+        """Return `numbers` plus the sum of `mine` over all ranks."""
         self._add_up(mine)
         return snap(numbers + mine)

@@ -19,8 +19,8 @@ from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRul
 
 OUTPUTS = 24
 SHARED_TOKENS, OWN_TOKENS = 32, 97
-"""Number of tokens that all prompts share, like a system prompt, and number of tokens that only one
-prompt has."""
+"""Number of tokens that all prompts share, like a system prompt; number of further tokens that are only
+in one prompt."""
 VISITED = 0
 """The number of the prompt that is repeated. The other prompts evict its pages from tier to tier."""
 

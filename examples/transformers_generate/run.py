@@ -22,8 +22,8 @@ except ModuleNotFoundError:
 HERE = Path(__file__).parent
 RANKS = 2
 SHARED_TOKENS, OWN_TOKENS = 1400, 50
-"""Number of tokens that all prompts share, like instructions, and number of tokens of each prompt's
-question."""
+"""Number of tokens that all prompts share, like instructions; number of further tokens, the question,
+that each prompt has."""
 
 
 def make_model(folder: Path) -> None:

@@ -167,15 +167,15 @@ class Cache(RankCache):
         return self._follow(self._replica.extend(request, as_count(total_tokens)))
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
-        """Publish the whole pages of `tokens`, whose content is in the request's pages of every pool.
+        """Publish the whole pages of `tokens`, whose KV is in the request's pages of every pool.
 
-        Call only after the content is written, or ordered on the engine's stream before any later use.
-        `final=False` means that the prompt continues (chunked prefill). Published pages are shared and
-        backed up under the write policy. They stay locked for the request, except pages left of its
-        sliding windows. A recurrent state is kept if `tokens` end at a whole page that is one of the
-        admission's checkpoints or a regular checkpoint. Returns the number of tokens now shared with
-        the tree; the engine must not write their pages any more. Raises `UsageError` if the request has
-        no pages for the tokens, or if the tokens differ from those already shared.
+        Call only after this KV is written, or once its writes are enqueued on the engine's stream
+        before any later use. `final=False` means that the prompt continues (chunked prefill). Published
+        pages are shared and backed up under the write policy. They stay locked for the request, except
+        pages left of its sliding windows. A recurrent state is kept if `tokens` end at a whole page
+        that is one of the admission's checkpoints or a regular checkpoint. Returns the number of tokens
+        now shared with the tree; the engine must not write their pages any more. Raises `UsageError` if
+        the request has no pages for the tokens, or if the tokens differ from those already shared.
         """
         self._require_group()
         data, ends = as_token_bytes(tokens), as_flag(final, "final")
@@ -205,7 +205,7 @@ class Cache(RankCache):
         return self._follow(self._replica.resume(request, as_count(reserve_tokens)))
 
     def release(self, request: str) -> None:
-        """Forget a request: unlock its shared pages and free the others.
+        """Forget a request: unlock its shared pages and free its other pages.
 
         Inserted pages stay cached. Freed pages may be reallocated at once, so the engine must not
         enqueue further work on them.

@@ -111,10 +111,10 @@ class HostCache(RankCache):
         """Load the `tokens` matched by the preceding `match_host`, starting at `device_tokens`.
 
         `device_pages` are the destination pages, in order. They belong to the load until `load_state`
-        is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled.
-        Earlier pages keep their content, so `back_up` and `retract` skip them, until a `fence` ends the
-        request's use of its device pages. The request's prefetch stops, and pages already landed are
-        used.
+        is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled. The
+        load leaves earlier pages as they are. Therefore `back_up` and `retract` skip these, until a
+        `fence` ends the request's use of its device pages. The request's prefetch stops, and pages
+        already landed are used.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -171,11 +171,11 @@ class HostCache(RankCache):
     ) -> int:
         """Copy the pages of `tokens` that are not in host memory yet to host memory, then to storage.
 
-        `device_pages` are the pages of the whole prefix in token order. Their KV must be written, or
-        ordered before `begin_backups`. The engine must not overwrite them until `collect_freed` names
-        the request after its `release`, or until a `fence`. Pages of a namespace that begins with NUL
-        are never persisted, because they are valid only in this run of the engine. Returns the number
-        of tokens in host memory or being copied; less than `tokens` if host memory has no room.
+        `device_pages` are the pages of the whole prefix in token order. Their KV must be written by
+        work enqueued before `begin_backups`. The engine must not overwrite them until `collect_freed`
+        names the request after its `release`, or until a `fence`. Pages of a namespace that begins with
+        NUL are never persisted, because they are valid only in this run of the engine. Returns the
+        number of tokens in host memory or being copied; less than `tokens` if host memory has no room.
         """
         self._require_group()
         require_text(namespace)
@@ -215,8 +215,8 @@ class HostCache(RankCache):
     def fence(self, request: str) -> None:
         """Block until a preempted request's device pages may be overwritten.
 
-        A backup that still reads the pages after `timeouts.fence_s` fails. The request stays known and
-        may prefetch and load again. For a released request the call waits for this rank's copies only.
+        A backup that still reads the pages after `timeouts.fence_s` fails. The request may then
+        prefetch and load again. For a released request the call waits for this rank's copies only.
         Returns at once for an unknown request.
         """
         self._require_group()

@@ -76,7 +76,7 @@ def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
 
 
 def _longest_s(config: RankCacheConfig) -> float:
-    # The timeout of the gloo group, because both opening and a round run over it.
+    # Use the longer timeout for the gloo group, because both opening and rounds run over it.
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 

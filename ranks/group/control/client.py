@@ -14,8 +14,7 @@ from ....coordinator.validated_settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0
-"""Default seconds to wait for the answer to a control request, other than those that `WAITED_S` is for.
-"""
+"""Default seconds to wait for the answer to a control request that does not wait for a store."""
 WAITED_S: Final = 900.0
 """Default seconds to wait for the answer to a control request that waits for a store: flush, attach or
 detach."""

@@ -145,7 +145,7 @@ class GroupRank:
         return self._replica.store_state
 
     def take_requests(self, log: RequestLog) -> None:
-        """Use this log of control requests from the first step on."""
+        """Take control requests from this rank's log, from the first step on."""
         self._requests = AgreedRequests(log)
 
     def set_control_handler(self, carry_out: CarryOut) -> None:
@@ -171,7 +171,7 @@ class GroupRank:
         self._end_step(idle_s)
 
     def begin_step(self) -> None:
-        """Apply the last verdict: first half of a step, for an engine that makes decisions in mid-step.
+        """First half of a step: apply the last verdict. For an engine that makes decisions in mid-step.
 
         With `pipeline_depth` 0 the call launches this step's round and waits for it. With 1 the call
         waits for the round launched by the previous step.
@@ -188,7 +188,7 @@ class GroupRank:
             self._timeline(StepHalf(self._step, launches, started, ended))
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
-        """Launch this step's round unless `begin_step` has launched it: second half of a step.
+        """Second half of a step: launch this step's round unless `begin_step` has launched it.
 
         Pass `idle_s` if no rank has anything to compute in this step. The call then waits up to
         `idle_s` for local progress, or for a control request if nothing is in flight. It also waits for
@@ -358,8 +358,8 @@ class GroupRank:
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # Sleep, because the step returns early while only a store is opening or copies have not
-                # started.
+                # Sleep before the next step. A step may return without waiting, if only a store is
+                # opening or if copies have not started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms

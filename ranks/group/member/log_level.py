@@ -19,10 +19,11 @@ def log_from(level: str) -> None:
     """Set the log level to `level`, a Python level name in lower case."""
     log = logging.getLogger("lockstep")
     log.setLevel(level.upper())
-    # If the logger has no handler, Python's handler of last resort drops records below WARNING.
+    # Install a handler if there is none, because Python's handler of last resort drops records below
+    # WARNING.
     write_log()
-    # Handlers inherited from vLLM have levels of their own, so lower them. Handlers of the root logger
-    # keep their levels.
+    # Lower the levels of handlers inherited from vLLM, which have levels of their own. Handlers of the
+    # root logger keep their levels.
     for each in log.handlers:
         each.setLevel(min(each.level, log.level))
     log.info("logs from %s on", level)

@@ -126,8 +126,8 @@ class Observer:
                 case Quarantined():
                     self._quarantined += 1
                 case _:
-                    # `StoreChanged` and `Reset` report states rather than occurrences, so no counter
-                    # changes.
+                    # Count nothing for `StoreChanged` and `Reset`, because they report states rather
+                    # than occurrences.
                     pass
 
     def _log(self, event: MissingOnRank) -> None:
@@ -152,8 +152,8 @@ class Observer:
         now = time.monotonic()
         for number in range(self._next_id, self._operation_table.next_id):
             operation = self._operation_table.in_flight.get(number)
-            # An operation that began and ended within one command took no time, so it gets no timed
-            # events.
+            # Skip an operation that began and ended within one command: it took no time, so it gets no
+            # timed events.
             if operation is not None:
                 kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))

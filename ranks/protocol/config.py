@@ -172,8 +172,8 @@ class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window
 class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
     """Settings of a pool with a recurrent state (Mamba, linear attention), one page per checkpoint.
 
-    A state covers its whole prefix at any length, so its layout has pages of one token. `device_pages`
-    counts slots for checkpoints and one working slot per running request.
+    A state is equally large for a prefix of any length, so the pool's layout has one token per page.
+    `device_pages` counts slots for checkpoints and one working slot per running request.
     """
 
     kind: ClassVar[str] = "recurrent"

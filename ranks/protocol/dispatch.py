@@ -16,7 +16,7 @@ from .replica_config import ReplicaConfig
 
 
 class Expect(Record, frozen=True):
-    """Message for a worker's ballot: operations and facts to expect from now on."""
+    """Message for a worker's ballot: changes of the operations on which it reports progress."""
 
     expectations: tuple[Expectation, ...]
 

@@ -93,7 +93,7 @@ def known_policies() -> list[str]:
 
 
 def find_policy(name: str) -> EvictionPolicy:
-    """Return the policy called `name`, or raise `ConfigError` that lists the known ones."""
+    """Return the policy called `name`, or raise `ConfigError` that lists the registered policies."""
     if name not in _POLICIES:
         raise ConfigError(f"unknown eviction policy {name!r}; known: {', '.join(known_policies())}")
     return _POLICIES[name]

@@ -1,4 +1,4 @@
-"""Parsing, formatting and comparison of addresses (host:port, [IPv6]:port), and checks of secrets."""
+"""Parses, formats and compares addresses (host:port, [IPv6]:port), and checks secrets."""
 
 import ipaddress
 import re
@@ -7,7 +7,8 @@ from typing import Final
 from ...errors import ConfigError
 
 SECRET_BYTES_MIN: Final = 16
-"""Minimum length in bytes. An attacker who has recorded one handshake could guess a shorter secret."""
+"""Minimum length of a secret in bytes. An attacker who has recorded one handshake could guess a shorter
+secret."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 

@@ -80,8 +80,8 @@ class Need(Record, frozen=True):
 class LookUp(Record, frozen=True):
     """Look up which prefix lengths the store can restore.
 
-    A length is a number of pages. The lookup covers the lengths after `floor`, up to the end of
-    `needs[0]`, which is the need of full attention. `executor.restorable` defines which lengths are
+    Lengths are numbers of pages. The executor looks up the lengths after `floor`, up to the last
+    position of `needs[0]`, which is full attention's. `executor.restorable` defines which lengths are
     restorable. The executor reports `Answered`, or `Expired` after `timeout_s`.
     """
 
@@ -118,8 +118,8 @@ class Fetch(Record, frozen=True):
 class Serve(Record, frozen=True):
     """Let ranks of other groups read these host pages until the operation is cancelled by `Cancel`.
 
-    Several orders of one operation add pages to those already served. The content of served pages does
-    not change. The executor reports nothing before `Cancel`.
+    Several orders of one operation add pages to those already served. The bytes of served pages do not
+    change. The executor reports nothing before `Cancel`.
     """
 
     operation: int
@@ -127,7 +127,7 @@ class Serve(Record, frozen=True):
 
 
 class Put(Record, frozen=True):
-    """Write host pages to the store. The store counts the write as a use of the objects.
+    """Write host pages to the store. For its eviction, the store counts this as a use of them.
 
     The executor reports `Ended`, which is not ok if the write outlasts `timeout_s`.
     """
@@ -139,7 +139,8 @@ class Put(Record, frozen=True):
     """The key of the full-attention page before the first object; empty at the start of a prefix. The
     store should not evict that page before these objects."""
     distance: int = 0
-    """Number of pages between `after` and the first object; 0 at the start of a prefix."""
+    """By how many pages the first object follows the page `after`: 1 if directly, 0 at the start of a
+    prefix."""
 
 
 class CopyToHost(Record, frozen=True):

@@ -65,7 +65,7 @@ class HeaderFinding(IntEnum):
     SHORT = 1
     """The data is shorter than a header, or than header and payload together."""
     LONG = 2
-    """There are extra bytes after the payload."""
+    """The object's data has extra bytes after the payload."""
     MAGIC = 3
     """The object was not written by Lockstep."""
     HEADER = 4
@@ -129,7 +129,7 @@ class PartHashes:
                 self._begun = None
 
     def joined(self) -> bytes:
-        """Return the concatenated checksums of all parts. Every part must be complete."""
+        """Return the concatenated checksums of all parts, whose bytes must all have been added."""
         for size in self._sizes:
             assert not size
             self._done.append(xxhash.xxh3_128_digest(b""))
@@ -187,7 +187,7 @@ def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Heade
 
 
 class ExpectedHeader:
-    """Fast check of a header for the usual case: the object has exactly the columns of a shape.
+    """Fast check of a header for the usual case: the object has exactly the columns of `shape`.
 
     A header that fails this check may still be sound; the caller must then parse it with
     `check_header`.
@@ -201,8 +201,7 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether the caller holds the whole payload of an object with exactly these columns, in one
-        run."""
+        """Whether the caller's parts are the whole payload of an object with exactly these columns."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
         """Return whether a header is sound, has the name digest `digest`, and the expected columns."""
@@ -293,7 +292,7 @@ def extract_parts(
 
 
 def read_statement(header: memoryview) -> Statement | HeaderFinding:
-    """Parse a header; return its contents, or its first defect."""
+    """Parse a header; return the name, presence bits and shape that it states, or its first defect."""
     finding = _check_fields(header)
     if finding is not HeaderFinding.SOUND:
         return finding
@@ -315,7 +314,7 @@ def read_statement(header: memoryview) -> Statement | HeaderFinding:
 
 
 def check_object(raw: memoryview) -> Statement | HeaderFinding:
-    """Verify a whole object (header and payload); return its header's contents or its first defect."""
+    """Verify an object (header, payload); return its name, presence bits and shape, or its defect."""
     if len(raw) < HEADER_BYTES:
         return HeaderFinding.SHORT
     said = read_statement(raw[:HEADER_BYTES])

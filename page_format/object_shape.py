@@ -113,7 +113,7 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the caller holds every part of an object that has the caller's presence bits."""
+        """Whether the caller holds all parts of an object with just the caller's optional columns."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:

@@ -45,7 +45,7 @@ objects."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One kind of per-token content of a page. All counts are those of the whole model.
+    """One kind of per-token data in a page. All counts are those of the whole model.
 
     `heads` counts KV heads over all ranks. A `replicated` column is the same on every rank and is not
     divided. `elements` is the number of elements per token, head and layer. Engines may leave out an
@@ -134,7 +134,7 @@ PartKey = tuple[int, int]
 """The key of a part of a page: (presence bit, unit).
 
 The presence bit is that of an optional column, or -1 for required columns. The unit is -1 for
-replicated content.
+replicated columns.
 """
 
 
@@ -203,8 +203,8 @@ class PageLayout:
         """
         place = ShardPlace.of(rank, world_size, stages)
         kept = self.kept(absent)
-        # Check all columns on every rank. If only ranks of a stage without layers raised an error, the
-        # other ranks would wait for them.
+        # Check all columns on every rank. If an error were raised only in a pipeline stage that has
+        # none of a column's layers, the ranks of the other stages would wait for it.
         for column in kept:
             if column.layers < place.stages:
                 raise _too_few_layers(column, place)
@@ -429,4 +429,4 @@ class ShardLayout:
     replicated: bool
     """Whether a page is the same on every rank, because all columns of the layout are replicated."""
     shape: ObjectShape
-    """The parts of this rank's objects, and which of them a page on this rank contains."""
+    """The shape of this rank's objects: their parts, and which of the parts this rank's pages have."""

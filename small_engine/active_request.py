@@ -28,9 +28,11 @@ class ActiveRequest:
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """The tokens that the cache provided at the last admission or resume; None until admitted."""
+        """How many tokens the cache provided, by tier, at the last admission or resume; None until
+        admitted."""
         self.hits: Admission | None = None
-        """The tokens that the cache provided when the request first became ready; None before."""
+        """How many tokens the cache provided, by tier, when the request first became ready; None
+        before."""
         self.turn = NEVER
         """Number of the request's first admission, counted over all requests, so the youngest request
         has the highest."""

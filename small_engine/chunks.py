@@ -70,8 +70,8 @@ class Chunks:
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
     """Return how many pages a chunk may have so that the window pool has room for two requests.
 
-    The pool's pages for one window, and one page because a chunk may begin within a page, are set
-    aside. Half of the remaining pages are for the chunk; the other half is for a second request.
+    One window's pages are set aside, and one page because a chunk may begin within a page. The chunk
+    may have half of the pool's other pages, so that a second request can have the other half.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

@@ -1,4 +1,4 @@
-"""Verifiable page contents, in place of the output of a model's forward pass.
+"""Page bytes that can be verified; they replace the output of a model's forward pass.
 
 The bytes of a page are a function of its key (which covers the whole prefix), pool, column, layer and
 *global* KV head. So a group of any TP size can check a page written by another group. This module
@@ -58,7 +58,7 @@ def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
 
 
 class KeyedTokens:
-    """The token ids of a request, and the keys from which its page contents are derived."""
+    """The token ids of a request, and the keys from which the bytes of its pages are derived."""
 
     def __init__(self, ids: TokenIds, page_tokens: int) -> None:
         self.ids = ids
@@ -66,7 +66,7 @@ class KeyedTokens:
         self.page_keys = chain_keys(CONTENTS_SEED, ids.tobytes(), page_tokens)
 
     def state_key(self, position: int) -> bytes:
-        """Return the key of the state after the first `position` tokens."""
+        """Return the key of the recurrent state after the first `position` tokens."""
         pages, rest = divmod(position, self._page_tokens)
         key = self.page_keys[pages - 1] if pages else CONTENTS_SEED
         if not rest:
@@ -82,7 +82,7 @@ def _mixed(words: Words) -> Words:
 
 
 class _ColumnContents:
-    """The expected contents of one column on one rank."""
+    """The expected bytes of one column's pages on one rank."""
 
     def __init__(self, pool: str, shard: ColumnShard, page_tokens: int) -> None:
         column = shard.column
@@ -135,7 +135,7 @@ class PageContents:
                 )
 
     def verify(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
-        """Return how many device pages differ from the contents derived from their keys."""
+        """Return how many device pages differ from the bytes that are derived from their keys."""
         bad = 0
         for part, some_keys in self._chunks(pages, keys):
             wrong = np.zeros(len(some_keys), dtype=np.bool_)

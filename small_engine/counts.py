@@ -8,7 +8,7 @@ from ..ranks.protocol.answers import Admission
 
 @dataclass(frozen=True, slots=True)
 class ComparedPages:
-    """Result of comparing a request's pages of one pool with the expected contents."""
+    """Result of comparing a request's pages of one pool with the bytes that they should have."""
 
     pages: int
     corrupt: int
@@ -17,7 +17,7 @@ class ComparedPages:
 
 @dataclass(slots=True, kw_only=True)
 class PoolCounts:
-    """Numbers of pages of one pool that were compared with the expected contents."""
+    """Numbers of pages of one pool that were compared with the bytes that they should have."""
 
     pages_verified: int = 0
     """Number of cached pages compared byte by byte when a request became ready to use them."""
@@ -29,7 +29,7 @@ class PoolCounts:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCounts:
-    """Counters of a replay. Equal on every rank except the numbers of corrupt pages."""
+    """Counters of a replay. Equal on every rank except the counters of corrupt pages."""
 
     requests: int = 0
     refused: int = 0
@@ -55,10 +55,10 @@ class ReplayCounts:
     output_tokens: int = 0
     loads_failed: int = 0
     saves_failed: int = 0
-    """Number of retractions of which a copy failed, so that the request was recomputed."""
+    """Number of retractions in which a copy failed, so that the request was recomputed."""
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
-    """Numbers of compared pages, by pool name."""
+    """Counters of compared pages, by pool name."""
 
     @property
     def pages_verified(self) -> int:

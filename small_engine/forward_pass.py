@@ -1,7 +1,7 @@
-"""A simulated model: writes and verifies the content of every pool through the page tables.
+"""A simulated model: writes and verifies the bytes of every pool's pages through the page tables.
 
-The content written is a function of the tokens alone (`contents`), so that pages restored by the cache
-can be compared with the expected content.
+The bytes are a function of the tokens alone (`contents`), so that pages restored by the cache can be
+compared with the bytes that they should have.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,10 +80,10 @@ class ForwardPass:
     def verify(
         self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
     ) -> dict[str, ComparedPages]:
-        """Verify the content read to compute the token at position `computed`; return counts by pool.
+        """Verify the pages read to compute the token at `computed`; return the page counts by pool.
 
-        The content is all earlier whole pages of full attention, the pages of each window, and the
-        state. For a resumed request (`moved`) it includes the partial last page.
+        These are all earlier whole pages of full attention, the pages of each window, and the state.
+        For a resumed request (`moved`) the partial last page is included.
         """
         counts: dict[str, ComparedPages] = {}
         begun = self._begun(request, tokens, computed) if moved else ()

@@ -1,4 +1,4 @@
-"""Limits that the small engine's scheduler obeys."""
+"""Settings of the small engine's scheduler."""
 
 from dataclasses import dataclass
 

@@ -35,12 +35,12 @@ computed, and one because a chunk may begin within a page."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGeometry:
-    """The columns of one pool of a real model, and the numbers of layers and elements in a replay."""
+    """One pool of a real model: its columns, and how many layers and elements of them a replay has."""
 
     columns: tuple[Column, ...]
     layers: int
     elements: tuple[int, ...]
-    """Number of elements per token in a replay, by column name."""
+    """Number of elements per token in a replay, for each of the columns in order."""
 
     @property
     def scaled(self) -> tuple[Column, ...]:

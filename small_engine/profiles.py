@@ -1,8 +1,8 @@
 """The model profiles: published geometries and their scaling for a replay.
 
 Numbers are from each model's `config.json`; comments name the field where it is not obvious. In every
-profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state less. So the protocol
-limits a replay's speed, not the memory bandwidth.
+profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state less. So a replay's speed
+depends on the protocol, not on the memory bandwidth.
 """
 
 from ..errors import ConfigError
@@ -67,7 +67,7 @@ _LLAMA = Profile(
     full=PoolGeometry(columns=_keys_and_values(32, 8, 128), layers=2, elements=(4, 4)),
 )
 
-# 48 layers; `sliding_window_pattern` is 6, so every sixth layer has full attention.
+# Gemma-3 has 48 layers; `sliding_window_pattern` is 6, so every sixth layer has full attention.
 _GEMMA = Profile(
     name="gemma",
     model="Gemma-3-12B",
@@ -77,8 +77,9 @@ _GEMMA = Profile(
     ),
 )
 
-# 48 layers; `full_attention_interval` is 4, so every fourth layer has full attention. A state of the
-# real model is as large as the keys and values of 3,000 tokens, so checkpoints must be far apart.
+# Qwen3-Next has 48 layers; `full_attention_interval` is 4, so every fourth layer has full attention. A
+# state of the real model is as large as the keys and values of 3,000 tokens, so checkpoints must be far
+# apart.
 _QWEN_NEXT = Profile(
     name="qwen-next",
     model="Qwen3-Next-80B-A3B",
@@ -88,7 +89,7 @@ _QWEN_NEXT = Profile(
     ),
 )
 
-# 36 layers; `layer_types` alternates between window and full attention.
+# gpt-oss has 36 layers; `layer_types` alternates between sliding-window and full attention.
 _GPT_OSS = Profile(
     name="gpt-oss",
     model="gpt-oss-120b",
@@ -110,8 +111,8 @@ _GLM = Profile(
     full=PoolGeometry(columns=(_latent(78), *_index_keys(78)), layers=2, elements=(36, 8, 1)),
 )
 
-# A synthetic model with all features. Full attention has Llama's heads in 8 bits, scales, and a
-# replicated index. The window is longer than that of gpt-oss. The states are those of Qwen3-Next in
+# Add a synthetic model with all features. Its full attention has Llama's heads in 8 bits, scales, and a
+# replicated index. Its window is longer than that of gpt-oss. Its states are those of Qwen3-Next in
 # more layers.
 _HYBRID_ALL = Profile(
     name="hybrid-all",
@@ -141,7 +142,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def find_profile(name: str) -> Profile:
-    """Return the profile called `name`, or raise `ConfigError` that lists the known ones."""
+    """Return the profile called `name`, or raise `ConfigError` that lists all profiles."""
     if name not in PROFILES:
         known = ", ".join(PROFILES)
         raise ConfigError(f"--profile is {name!r}, must be one of: {known}")

@@ -27,7 +27,8 @@ steps verdicts may free pages."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
-"""Returns the number of tokens to reserve device pages for when the given request starts or resumes."""
+"""Function that returns how many tokens to reserve device pages for when a request starts or resumes.
+"""
 
 
 class RetractStage(Enum):
@@ -133,7 +134,7 @@ class Retractions:
                 yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
-        """Remove a request that is ready again, if it is among the retracted requests."""
+        """Remove a request from the retracted ones, if it is one of them, because it is ready again."""
         for each in [each for each in self._aside if each.active.name == name]:
             self._aside.remove(each)
             self._counts.resumes += 1

@@ -200,7 +200,8 @@ class Scheduler:
         self.counts.recomputed_tokens += max(0, active.lost - active.computed)
         active.lost = 0
         self.retractions.came_back(active.name)
-        # Verify the partial last page, too: the cached length ends within a page only after a resume.
+        # Verify the partial last page, too, which exists only after a resume: all other cached prefixes
+        # end with a whole page.
         self._verify(active, finished=False, moved=True)
         if active.computed < active.goal:
             insort(self._prefilling, active, key=turn_of)

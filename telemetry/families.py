@@ -184,7 +184,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "1 for the state of the group's store, 0 for other states: none if there never was one, lost"
            " if the group detached it after its calls did not return."),
 )
-"""The metrics that the process with the replica counts."""
+"""The metrics counted where the replica runs; with one scheduler, this is the scheduler's process."""
 
 EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("moved_bytes", ("source", "destination"), _COUNTER, _moved,
@@ -210,7 +210,7 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("corrupt_pages", (), _COUNTER, lambda stats: stats.pages_corrupt,
            "Pages read from stores with wrong bytes; each counted as a miss."),
 )
-"""The metrics that an executor counts, which may run in another process than the replica."""
+"""The metrics counted where an executor runs; with one scheduler, this is a worker's process."""
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)

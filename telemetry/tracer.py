@@ -147,7 +147,7 @@ class Tracer:
 
     def _begin_operation(self, event: OperationBegan) -> list[Span]:
         began: list[Span] = []
-        # Only a prefetch or load back begins a request's span, because writes may continue after the
+        # Begin a request's span only for a prefetch or load back, because writes may begin after the
         # request was released.
         if event.request and event.kind in _BEGIN_A_REQUEST:
             began = self._begin_request(event.request, event.at_s)

@@ -60,12 +60,12 @@ class AgreementReport(TypedDict):
     blocking_us: LatencyPercentiles
     idle_step_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
-    """The duration of the round within `blocking_us`: launch and wait, including the wait for slower
+    """The duration of the round in a blocking step: launch and wait, including the wait for slower
     ranks."""
     exchange_alone_us: LatencyPercentiles
     """The duration of rounds of the transport back to back, without a ballot."""
     python_us: LatencyPercentiles
-    """The duration of a blocking step without its round."""
+    """The duration of a blocking step minus that of its round."""
     pipelined_stall_us: LatencyPercentiles
     """How long a pipelined step waits until the previous step's round has completed."""
     pipelined_wait_us: LatencyPercentiles

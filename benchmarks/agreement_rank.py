@@ -87,7 +87,7 @@ class BareExchange:
 
     @staticmethod
     def size(ranks: int, lanes: int) -> int:
-        """Return the size in bytes of the file for these numbers of ranks and lanes."""
+        """Return the size in bytes of the file for this number of ranks and of lanes."""
         return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
 
     def exchange(self, lanes: Vector) -> Vector:

@@ -74,7 +74,7 @@ class CachedPrompts:
             self.add_group()
 
     def open_spare_room(self) -> None:
-        """Free the spare pages, so that later admissions need no eviction."""
+        """Free the pages kept for later additions to the tree, so that these need no eviction."""
         self.cache.release("spare")
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
             f"--nodes is {shape.nodes}, which with these --tokens needs {device_pages} pages, must be"
             f" at most {PAGES_MAX}; lower one of them"
         )
-    # The size of a KV page in bytes is irrelevant, because no page content is touched.
+    # Use the smallest column, because no page content is touched.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)
     layout = PageLayout(page_tokens=shape.page_tokens, columns=columns)
     config = CacheConfig(

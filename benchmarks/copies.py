@@ -34,8 +34,8 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""The number of host pages per copied page. In a large pool, runs of pages are rarely adjacent by
-chance."""
+"""The number of pages in the host pool for each page that is copied. In a larger pool, copied runs are
+rarely adjacent by chance."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
@@ -135,7 +135,7 @@ def _plain_copies(pools: TierPools, piece: int) -> dict[Direction, Callable[[], 
     host = pools.host.bytes_tensor[: pools.device.pages].flatten()
     whole = torch.full_like(host, 3, device=pools.device.device)
     if pools.device.device.type == "cpu":
-        # Use one thread, like the copy engine.
+        # Restrict the plain copies to one thread, because the copy engine uses one.
         here, there = host.numpy(), whole.numpy()
 
         def to_host() -> None:

@@ -38,7 +38,8 @@ Outcome = TypeVar("Outcome")
 ROUNDS: Final = 5
 BATCH_PAGES: Final = 1024
 BATCH_BYTES: Final = 16 << 20
-"""The maximum pages and bytes of one storage call, which moves at least one page."""
+"""Maximum number of pages, and maximum number of bytes, of one storage call. A larger page is moved
+alone."""
 EXISTS_NAMES: Final = 1000
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
@@ -238,7 +239,7 @@ class _Store:
         self._namespace = namespace
         self._names = self._new_names(sizes.pages)
         self._batch = max(1, min(BATCH_PAGES, BATCH_BYTES // sizes.page_bytes))
-        # One call more than the store has threads, so that no thread waits for the next call.
+        # Keep one call more in flight than the store has threads, so that no thread waits for a call.
         self._calls = sizes.threads + 1
 
     def writes(self, pages: Sequence[memoryview]) -> list[Write]:

@@ -51,7 +51,7 @@ class TreePoint(TypedDict):
 
     op: str
     tokens: int
-    """The number of tokens in the prompt, or in all evicted nodes."""
+    """The number of tokens in the measured prompt; for an eviction, in all evicted nodes."""
     nodes: int
     page_tokens: int
     components: str

@@ -45,7 +45,7 @@ class HandoffSettings:
 
     @property
     def authenticates(self) -> bool:
-        """Whether authenticated frames are measured, too; a transfer engine's reads use no frames."""
+        """Whether authenticated frames are also measured; a transfer engine's reads use no frames."""
         return self.transfer == TCP
 
     @property

@@ -26,7 +26,7 @@ _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
 """The bytes of keys and values of one head of one layer in a KV page, in bfloat16."""
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", ThreeFsOptions.rings)}
-"""The URI option that sets the number of threads, and its default, for each scheme of store."""
+"""For each scheme of store: (URI option that sets the number of threads, the option's default)."""
 
 
 @Parameter(name="*")

@@ -41,7 +41,7 @@ from .bare_files import (
 from .path_settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
 _IDLE_S: Final = 0.02
-"""Seconds that a step waits for progress, as in an engine without work."""
+"""Seconds that a step waits for progress, as in an engine that has nothing to compute."""
 _CAP_S: Final = 120.0
 _SEED: Final = b"lockstep bench path"
 
@@ -360,7 +360,7 @@ def _take_from_host(nbytes: int) -> None:
 
 
 def _until_populated() -> None:
-    """Wait until the cache's host memory is populated, which would slow the next repetition."""
+    """Wait until the cache's host memory is populated, because this would slow the next repetition."""
     for thread in threading.enumerate():
         if thread.name == POPULATION_THREADS:
             thread.join()

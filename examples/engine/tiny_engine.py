@@ -44,7 +44,7 @@ class Engine:
         """Admitted requests, oldest first."""
         self.served: dict[str, Request] = {}
         self.events: Counter[str] = Counter()
-        """Numbers of retractions, recomputations and other answers of the cache, for display."""
+        """How often requests were retracted, recomputed and so on, for display."""
         self._cache = cache
         self._model = model
         self._chunk_tokens = chunk_tokens
@@ -185,7 +185,7 @@ class Engine:
     def _begin_again(self, request: Request, why: str) -> None:
         """Requeue a request that lost its pages, ahead of all other waiting requests.
 
-        Its output tokens are known, so the request computes their KV like that of a prompt.
+        The request keeps its output tokens and computes their KV like that of a prompt.
         """
         self.events[why] += 1
         self.admitted.remove(request)

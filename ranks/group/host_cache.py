@@ -314,8 +314,8 @@ class HostCache(RankCache):
     def run_until_decided(self, proposal: "Future[None]") -> bool:
         """Run rounds until a staged attach or detach of a store is decided; for an idle engine.
 
-        Every rank calls it at the same point, after the proposal was staged there. Returns False after
-        twice `timeouts.open_s` in agreed time.
+        Every rank calls this at the same point, after the rank has staged the proposal. Returns False
+        after twice `timeouts.open_s` in agreed time.
         """
         return self.step_until(proposal.done, 2 * self.config.timeouts.open_s)
 

@@ -36,7 +36,7 @@ def controlled(cache: CacheT, collective: Collective) -> CacheT:
 
 
 def controlled_alone(cache: CacheT) -> CacheT:
-    """Enable control requests in one-scheduler mode, whose one replica shares them with no rank."""
+    """Enable control requests in one-scheduler mode, in which only this process executes them."""
     control = cache.config.control
     if control is not None:
         try:

@@ -90,7 +90,7 @@ class CacheStats(ExecutorCounts):
     """Number of pages evicted before they could be backed up or persisted, by cause; equal on all
     ranks."""
     namespaces: int
-    """Number of namespaces with cached pages or known requests. Cache salts create namespaces."""
+    """Number of namespaces with cached pages or requests. Each cache salt creates a namespace."""
     namespaces_begun: int
     """Number of times that an empty namespace got its first page. If every request has a new cache
     salt, the number grows with every request."""

@@ -65,7 +65,7 @@ class Inspection:
 
     @property
     def agreed_ms(self) -> int:
-        """Agreed time in milliseconds."""
+        """Agreed time in milliseconds: the time by a clock that is equal on all ranks."""
         return self._replica.clock.agreed_ms
 
     @property
@@ -93,7 +93,7 @@ class Inspection:
 
     @property
     def misses(self) -> Collection[tuple[str, bytes]]:
-        """Pool and key of each object that the replica remembers as unreadable."""
+        """(pool, key) of each object that the replica remembers as unreadable."""
         return [name for name, _ in self._replica.store.misses.items()]
 
     @property

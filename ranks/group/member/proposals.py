@@ -36,7 +36,7 @@ class StagedProposals:
     def __init__(self, rank: int, executor: Executor) -> None:
         self._rank = rank
         self._executor = executor
-        # The lock is reentrant, because a signal handler of the thread that holds it may close the
+        # Use a reentrant lock, because a signal handler of the thread that holds the lock may close the
         # cache.
         self._lock = RLock()
         self._pending: _StagedProposal | None = None

@@ -101,7 +101,7 @@ class AgreedRequests:
         """Function that executes a control request; None until one is registered."""
 
     def learn(self, newest: int) -> None:
-        """Record the highest control request number that any rank has voted."""
+        """Record `newest`, the highest number of a control request that any rank has voted."""
         if self.log is not None and newest > self.log.count:
             self.log.learn(newest)
 

@@ -168,8 +168,8 @@ class SchedulerCache(HostCache):
         """Apply the last round's verdict if all ballots have returned; execute control requests."""
         if self._channel.answered:
             super().begin_step()
-        # Tell the replica that every rank has received this control request, because the replica in
-        # this process is the only one.
+        # Count these control requests as received by every rank, because the replica in this process is
+        # the only one.
         asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))

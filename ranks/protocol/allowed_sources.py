@@ -37,7 +37,7 @@ class AllowedSources:
         return self._is_outside(host) if is_ip(host) else not self._networks
 
     def require(self, host: str, place: str) -> None:
-        """Raise `ConfigError` unless `host`, which resolved to address `place`, is in the list."""
+        """Raise `ConfigError` unless `host`, which resolved to address `place`, is an allowed host."""
         if self._entries and _folded(host) not in self._names and self._is_outside(place):
             raise ConfigError(
                 f"{host} ({place}) is not an allowed source; allowed: {', '.join(self._entries)}"

@@ -116,16 +116,17 @@ class Timeouts(Settings):
     """Seconds from the stop of an operation until its pages are quarantined because its I/O may still
     touch them."""
     miss_memory_s: Seconds = 60.0
-    """Seconds of agreed time for which a failed read is remembered as a miss."""
+    """Seconds for which a failed read is remembered as a miss, in agreed time (equal on all ranks)."""
     absence_memory_s: Seconds = 1.0
-    """Seconds of agreed time for which a page that some rank's store lacks is remembered as absent.
-    During this time no rank looks the page up again, even if another group has written it."""
+    """Seconds, in agreed time (equal on all ranks), for which a page that some rank's store lacks is
+    remembered as absent. During this time no rank looks the page up again, even if another group has
+    written it."""
     open_s: Seconds = 180.0
     """Timeout in seconds of allocating memory and opening the store on all ranks when a cache is
     opened. Also, in agreed time, the timeout of opening a store that is attached later."""
     flush_s: Seconds = 120.0
-    """Timeout of `flush` and `close`, which wait for operations in flight, in seconds of agreed time.
-    """
+    """Timeout of `flush` and `close`, which wait for operations in flight. In seconds of agreed time
+    (equal on all ranks)."""
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
@@ -216,7 +217,8 @@ class NamespaceLimit(Settings):
     """Maximum number of full-attention host pages. Beyond it, the namespace's least recently used pages
     are evicted."""
     ttl_s: TtlSeconds | None = None
-    """Seconds of agreed time that unused pages stay on device and host. Storage has separate limits."""
+    """Seconds that unused pages stay on device and host, in agreed time (equal on all ranks). Storage
+    has separate limits."""
 
     def _whose(self) -> str:
         return f"limit of namespace {self.namespace!r}: "

@@ -127,9 +127,10 @@ class Serve(Record, frozen=True):
 
 
 class Put(Record, frozen=True):
-    """Write host pages to the store. For its eviction, the store counts this as a use of them.
+    """Write host pages to the store, each as an object.
 
-    The executor reports `Ended`, which is not ok if the write outlasts `timeout_s`.
+    When the store chooses objects to evict, a write counts as a use of the object. The executor reports
+    `Ended`, which is not ok if the write outlasts `timeout_s`.
     """
 
     operation: int

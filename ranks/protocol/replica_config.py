@@ -48,8 +48,8 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
     device_pages: int
     """Number of full-attention device pages; 0 if the engine owns the device pages."""
     engine_pages: int = 0
-    """Number of full-attention device pages if the engine owns them; 0 if the cache does, or if
-    unknown."""
+    """Number of full-attention device pages if the engine owns them; 0 if the cache owns them, or if
+    the number is unknown."""
     host_pages: int
     components: tuple[ComponentSettings, ...] = ()
     has_store: bool

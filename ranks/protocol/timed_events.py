@@ -23,7 +23,8 @@ class StepHalf(Record, frozen=True):
 
     step: int
     launches: bool
-    """True for the half that launches the step's round; false for the half that applies a verdict."""
+    """True for the half of a step that launches the round; false for the half that applies a verdict.
+    """
     began_s: float
     ended_s: float
 

@@ -257,7 +257,7 @@ class Statement(NamedTuple):
     name: ObjectName
     present: int
     shape: ObjectShape
-    """The shape for a caller that holds all parts of the object."""
+    """The object's shape, for a caller that holds all of its parts."""
 
 
 def encode_object(

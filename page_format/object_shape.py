@@ -139,7 +139,7 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return a shape that holds all parts of an object with the caller's columns and `present`."""
+        """Return a shape with all parts of the caller's optional columns and of those in `present`."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":

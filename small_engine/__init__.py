@@ -1,1 +1,1 @@
-"""A small serving engine that fills a cache with known bytes; used by the replay and demo commands."""
+"""A small serving engine that fills a cache with predictable bytes, for replays and the demo."""

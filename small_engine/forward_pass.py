@@ -113,8 +113,8 @@ class ForwardPass:
         for pool in (KV_POOL, *self._windows):
             first = 0
             if pool in self._windows:
-                # Subtract 1 less than the window's length, because the window includes the token
-                # itself.
+                # Begin one token less than a window's length before `computed`, because the window
+                # includes the token itself.
                 first = max(0, computed - self._windows[pool] + 1) // self._page_tokens
             if first < whole:
                 pages = self._cache.page_table(request, pool)[first:whole]

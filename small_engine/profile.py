@@ -111,9 +111,9 @@ class Profile:
         host_pages: int,
         given: Mapping[str, int] | None = None,
     ) -> tuple[ComponentConfig, ...]:
-        """Return the components besides full attention; the sizes of its pools determine theirs.
+        """Return the components besides full attention, with pool sizes that full attention's imply.
 
-        `given` overrides derived pool sizes by the setting names that `sizes` returns.
+        `given` overrides implied pool sizes by the setting names that `sizes` returns.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []

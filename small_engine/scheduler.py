@@ -116,7 +116,7 @@ class Scheduler:
 
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
-        """The requests in the system, grouped by state."""
+        """The requests that have arrived and not finished, grouped by state."""
         return {
             "waiting": self._waiting,
             "loading": self._loading,

@@ -28,12 +28,12 @@ class RankEvents(Record, frozen=True, kw_only=True):
     events: Sequence[TimedEvent]
 
     def pack(self) -> bytes:
-        """Return this object as compressed bytes."""
+        """Return these events and their clock as compressed bytes."""
         return zlib.compress(_EVENTS.encode(self), level=1)
 
     @staticmethod
     def unpack(packed: bytes) -> "RankEvents":
-        """Return the object that `pack` serialised."""
+        """Return the events and their clock that `pack` serialised."""
         return _EVENTS.decode(zlib.decompress(packed))
 
 
@@ -59,7 +59,7 @@ class KeptEvents:
             self._noted += 1
 
     def of_rank(self, rank: int) -> RankEvents:
-        """Return the events kept until now as an object that states the rank."""
+        """Return the events kept until now, with their rank and clock."""
         with self._lock:
             events, noted = list(self._events), self._noted
         return RankEvents(

@@ -346,7 +346,7 @@ def no_directories_left(root: Path, namespace: str) -> Generator[None]:
     try:
         yield
     finally:
-        # Objects are two levels below the directory of their namespace.
+        # Begin two directories above an object, in the directory of its namespace.
         _remove_if_empty((root / object_path(namespace, bytes(NAME_DIGEST_BYTES))).parents[1])
         if made:
             _remove_if_empty(root)

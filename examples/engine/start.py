@@ -28,7 +28,7 @@ def main() -> int:
         else:
             alone = f"file://{folder}/ranks"
             dist.init_process_group("gloo", init_method=alone, rank=0, world_size=1)
-        # Every rank needs the same store URI, so rank 0 broadcasts its URI.
+        # Broadcast rank 0's store URI, because every rank needs the same one.
         told = [store or f"file://{folder}/store"]
         dist.broadcast_object_list(told)
         is_right = show(told[0])

@@ -86,7 +86,7 @@ class Engine:
     def _admit(self) -> None:
         """Admit waiting requests in order, as long as there is room."""
         if any(self._state(each) in {LoadState.SAVING, LoadState.SAVED} for each in self.admitted):
-            return  # Retracted requests must be resumed before waiting requests are admitted.
+            return  # Resume the retracted requests first.
         while self.waiting and self._cache.prefetch_done(self.waiting[0].name):
             request = self.waiting[0]
             answer = self._cache.load_back(
@@ -118,7 +118,7 @@ class Engine:
                 case LoadState.FAILED:
                     self._begin_again(request, "failed")
                 case LoadState.LOADING | LoadState.SAVING | LoadState.SAVED:
-                    pass  # Wait: the request's pages are in host memory or being copied.
+                    pass  # Skip the request, because its pages are in host memory or being copied.
         return has_computed
 
     def _advance(self, request: Request) -> bool:
@@ -150,14 +150,14 @@ class Engine:
         """Retract the youngest request, unless copies in flight will soon make room."""
         states = [self._state(each) for each in self.admitted]
         if LoadState.SAVING in states or LoadState.LOADING in states:
-            # A request being saved frees its pages soon. One being loaded can be retracted once it is
-            # ready.
+            # Wait, because a request being saved frees its pages soon, and one being loaded can be
+            # retracted once it is ready.
             return
         ready = [each for each in self.admitted if self._state(each) is LoadState.READY]
         youngest = ready[-1]
         if youngest is self.admitted[0]:
-            # Only the oldest request is ready, and it must not be retracted. It continues once copies
-            # in flight have freed pages.
+            # Wait, because only the oldest request is ready, and it must not be retracted. It continues
+            # once copies in flight have freed pages.
             return
         if self._cache.retract(youngest.name, youngest.tokens[: youngest.computed]):
             self.events["retracted"] += 1

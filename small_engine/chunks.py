@@ -49,7 +49,7 @@ class Chunks:
         return -(-tokens // self.page_tokens) * self.page_tokens
 
     def end(self, computed: int, prompt: int, budget: int, checkpoints: Sequence[int]) -> int:
-        """Return the end of the prompt chunk that begins at `computed`."""
+        """Return the end, in tokens, of the prompt chunk that begins at token `computed`."""
         ends = [prompt, computed + budget]
         if self.tokens_max is not None:
             ends.append(computed + self.tokens_max)

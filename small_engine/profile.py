@@ -27,7 +27,8 @@ One slot holds the checkpoint. The other slot is for states at other positions: 
 requests, ends of prompts, and points where prompts branch.
 """
 STATES_LEAST = 16
-"""Minimum number of state slots, because every admitted request has a working state."""
+"""Minimum number of state slots, however small the pool, because every admitted request needs a slot
+for its working state."""
 CHUNK_PAGES_LEAST = 2
 """Window pages that a request needs in addition to its window. One page is for the tokens being
 computed, and one because a chunk may begin within a page."""

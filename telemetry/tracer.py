@@ -45,7 +45,10 @@ class SpanEvent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """A piece of work with begin and end. Attributes and marks may be added while it is open."""
+    """A piece of work with begin and end.
+
+    While the work is running, attributes and marks (points in time) may be added.
+    """
 
     name: str
     track: str

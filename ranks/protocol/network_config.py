@@ -11,7 +11,10 @@ from .transfer_engine_settings import TransferSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Peers(TransferSettings):
-    """How this rank and ranks of other groups read each other's host memory (`peer://`)."""
+    """Settings by which this rank and ranks of other groups read each other's host memory.
+
+    The scheme of such sources is `peer://`.
+    """
 
     address: str = "127.0.0.1:0"
     """The address host:port at which this rank serves its pages. Port 0 selects a free port. May differ

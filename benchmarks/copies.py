@@ -34,8 +34,8 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""The number of pages in the host pool for each page that is copied. In a larger pool, copied runs are
-rarely adjacent by chance."""
+"""How many times more pages the host pool has than are copied, so that copied runs are rarely adjacent
+by chance."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:

@@ -68,7 +68,10 @@ class Column:
 
 
 def _check_fields(settings: Any, whose: str = "") -> None:
-    """Convert fields to their types; raise `ConfigError`, prefixed with `whose`, for a wrong value."""
+    """Convert fields to their types; raise `ConfigError` for a wrong value.
+
+    The error's text begins with `whose`.
+    """
     for each in fields(settings):
         value = getattr(settings, each.name)
         if each.type is int and not isinstance(value, bool):

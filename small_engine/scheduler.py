@@ -182,7 +182,7 @@ class Scheduler:
         return lost is not None
 
     def _begin_again(self, active: ActiveRequest) -> None:
-        """Requeue a request whose cached pages were lost, ordered by first admission."""
+        """Requeue a request whose cached pages were lost; the queue is ordered by first admission."""
         self.retractions.forget(active.name)
         active.begin_again()
         self._cache.abort(active.name)

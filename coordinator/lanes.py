@@ -9,7 +9,7 @@ also names the lowest rank with the smallest value.
                time: this rank's clock in milliseconds
                proposal: smallest and largest digest, over the ranks that have staged a proposal;
                readiness: -(rank + 1) if this rank refuses it, 0 if none, 1 if staged, 2 if ready
-               requests: number up to which this rank has every operator request (numbered from 1),
+               requests: number up to which this rank has every control request (numbered from 1),
                NEUTRAL if it receives none; then -(number of the newest that it knows of)
     queues     for each watermark queue: index up to which all operations have finished;
                index of the first failed operation, named
@@ -83,16 +83,16 @@ class BallotShape:
 
 
 class Voter(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report in a round's header: health, clock, staged proposal and operator requests."""
+    """One rank's report in a round's header: health, clock, staged proposal and control requests."""
 
     healthy: bool
     time_ms: int
     staged: StagedLanes = NOTHING_STAGED
     requests: int | None = None
-    """The number up to which this rank has received every operator request since the epoch began; None
+    """The number up to which this rank has received every control request since the epoch began; None
     if this rank receives none."""
     newest: int = 0
-    """The number of the newest operator request that this rank knows of."""
+    """The number of the newest control request that this rank knows of."""
 
 
 _HEADER = Struct(f"{HEADER_LANES}q")

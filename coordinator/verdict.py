@@ -128,10 +128,10 @@ class Verdict:
     """The prefetch slots that changed since the round before, by ascending operation id."""
     proposed: Proposed | None = None
     requests: int = 0
-    """The number up to which every receiving rank has every operator request; 0 if no rank receives
+    """The number up to which every receiving rank has every control request; 0 if no rank receives
     any."""
     newest: int = 0
-    """The number of the newest operator request that any rank knows of."""
+    """The number of the newest control request that any rank knows of."""
 
 
 def unhealthy_rank(header: Sequence[int]) -> int | None:

@@ -45,7 +45,7 @@ class PluginSettings(GroupSettings):
     metrics_port: Annotated[int, Meta(ge=1, le=PORT_MAX)] | None = None
     """Loopback port of rank 0's metrics; rank n uses this port plus n."""
     control: Text | None = None
-    """Path of the Unix socket for operator requests to rank 0; open only to rank 0's own user."""
+    """Path of the Unix socket for control requests to rank 0; open only to rank 0's own user."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
 
     def __post_init__(self) -> None:

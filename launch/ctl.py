@@ -1,4 +1,4 @@
-"""`lockstep ctl`: operator requests to a running group, sent over its private Unix socket.
+"""`lockstep ctl`: control requests to a running group, sent over its private Unix socket.
 
 Every rank applies a request in the same step. Each command prints the result as text or JSON.
 """

@@ -1,6 +1,6 @@
-"""Simulates operator requests that reach each rank at a different moment.
+"""Simulates control requests that reach each rank at a different moment.
 
-Each operator request has a number and is delivered to every rank: late to some ranks, twice to others,
+Each control request has a number and is delivered to every rank: late to some ranks, twice to others,
 or after the next request. All ranks must execute it in the same step, unchanged and in number order.
 That step must come after every rank has received the request, and soon after that.
 """
@@ -16,12 +16,12 @@ from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""Maximum number of steps from the last rank's receipt of an operator request until its execution."""
+"""Maximum number of steps from the last rank's receipt of a control request until its execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """An operator request on its way to one rank, which it reaches in a given step."""
+    """A control request on its way to one rank, which it reaches in a given step."""
 
     step: int
     rank: int
@@ -31,17 +31,17 @@ class _Delivery:
 
 
 class Requesting:
-    """Draws a schedule's operator requests, delivers them, and checks their execution."""
+    """Draws a schedule's control requests, delivers them, and checks their execution."""
 
     def __init__(
         self, world: World, *, coverage: Counter[str], trace: Callable[[str], None]
     ) -> None:
         self._random = world.stream("messages")
         self._rate = self._random.choice((0.0, 0.02, 0.1, 0.4))
-        """The chance that an operator request is sent in a step."""
+        """The chance that a control request is sent in a step."""
         calm = world.faults.calm
         self._delays = (0,) if calm else self._random.choice(((0,), (0, 1, 2), (0, 3, 12)))
-        """Possible delays, in steps, until an operator request reaches a rank."""
+        """Possible delays, in steps, until a control request reaches a rank."""
         self._repeats = 0.0 if calm else self._random.choice((0.0, 0.3))
         self._coverage = coverage
         self._trace = trace
@@ -51,16 +51,16 @@ class Requesting:
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
-        """By rank: the numbers of the operator requests that the rank has received."""
+        """By rank: the numbers of the control requests that the rank has received."""
         self._told = 0
-        """The number of operator requests that all ranks have executed."""
+        """The number of control requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
-        """By rank: the operator requests that the rank has executed since the last check."""
+        """By rank: the control requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """For each of the last steps: every rank had all operator requests up to this number."""
+        """For each of the last steps: every rank had all control requests up to this number."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
-        """Continue with the caches of a new group, whose operator requests have numbers from 1."""
+        """Continue with the caches of a new group, whose control requests have numbers from 1."""
         self._caches, self._logs = caches, logs
         self._sent.clear()
         self._on_their_way.clear()
@@ -79,7 +79,7 @@ class Requesting:
         self.deliver(between=False)
 
     def deliver(self, *, between: bool) -> None:
-        """Deliver to each rank the operator requests that reach it in this step."""
+        """Deliver to each rank the control requests that reach it in this step."""
         due = [d for d in self._on_their_way if d.step <= self._steps and d.between == between]
         self._on_their_way = [each for each in self._on_their_way if each not in due]
         for each in due:

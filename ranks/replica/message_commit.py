@@ -1,4 +1,4 @@
-"""Commit of external messages (operator requests): commands once every rank has received them.
+"""Commit of external messages (control requests): commands once every rank has received them.
 
 A message reaches each rank at a different time (rule R14). Messages are numbered outside the replica,
 and each rank votes up to which number it has all messages. All messages up to the number in the verdict
@@ -14,7 +14,7 @@ from .core.journal import Journal
 
 
 class MessageCommit:
-    """Counts the external messages (operator requests) of an epoch; the first has number 1."""
+    """Counts the external messages (control requests) of an epoch; the first has number 1."""
 
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0

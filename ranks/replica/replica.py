@@ -208,12 +208,12 @@ class Replica:
 
     @command
     def agree_on_requests(self, number: int) -> None:
-        """Record, in one-scheduler mode, that every rank has all operator requests up to `number`."""
+        """Record, in one-scheduler mode, that every rank has all control requests up to `number`."""
         self.hearing.reach(number)
 
     @command
     def hear(self, number: int, content: bytes | None) -> None:
-        """Apply, as a command, an operator request that every rank has; the digest covers its hash."""
+        """Apply, as a command, a control request that every rank has; the digest covers its hash."""
         self.hearing.hear(number, content)
 
     @command

@@ -67,7 +67,7 @@ class Epoch:
     memories: list[SymbolicMemory]
     """Simulated device and host memory of each rank, by rank."""
     logs: list[RequestLog]
-    """Each rank's log of received operator requests, by rank."""
+    """Each rank's log of received control requests, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property

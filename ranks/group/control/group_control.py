@@ -56,7 +56,7 @@ class GroupControl:
 
     def _carry_out(self, content: bytes) -> None:
         ticket, request = REQUESTS.decode(content)
-        log.info("operator request: %s", _shown(request))
+        log.info("control request: %s", _shown(request))
         waiting = self._begun(ticket)
         try:
             became = request.carry_out(self.cache)

@@ -1,6 +1,6 @@
-"""Lockstep under SGLang: a host tier and storage below SGLang's tree, the same on every rank.
+"""Lockstep under SGLang: host memory and storage below SGLang's tree, the same on every rank.
 
-SGLang finds the plug-in by its entry point and uses it only if it is selected by name:
+SGLang finds the plug-in by its entry point and uses it only if the user selects it by name:
 
     python -m sglang.launch_server --model-path ... --tp 4 --page-size 64 \
         --enable-hierarchical-cache --radix-cache-backend lockstep \

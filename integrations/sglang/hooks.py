@@ -1,6 +1,6 @@
-"""Hooks into SGLang for events that Lockstep must follow and SGLang does not report to its cache.
+"""Hooks into SGLang for events that Lockstep needs and that SGLang does not report to its cache.
 
-Each hook does nothing for an engine that does not use Lockstep's cache.
+Each hook does nothing in an engine that does not use Lockstep's cache.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ _UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_t
 _LOADS_OF_ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 
 _FLUSH_REFUSED = "Weights were updated"
-"""Start of SGLang's message if weights were updated but the flush was refused because the engine is
-busy."""
+"""First words of SGLang's message that the weights were updated, but the engine was too busy for the
+flush."""
 _NOT_BEGUN = "Failed to get "
-"""Start of SGLang's message if a weight update failed before it read any weight file."""
+"""First words of SGLang's message that a weight update failed before it read any weight file."""
 
 _ACTIVITY = "_lockstep_activity"
 """Name of the attribute that the hooks add to an SGLang chat session; its value is an `_Activity`."""
@@ -41,7 +41,7 @@ _ACTIVITY = "_lockstep_activity"
 
 @dataclass(slots=True)
 class _Activity:
-    """When an SGLang chat session was last active, in agreed time and by this rank's clock."""
+    """Last activity of an SGLang chat session, in agreed time and by this rank's clock."""
 
     own_s: float
     """Time of the session's last activity by this rank's clock; used only to detect newer activity."""
@@ -50,12 +50,12 @@ class _Activity:
     unsure: int = 2
     """Number of rounds that may still deliver an agreed time from before the session's last activity.
 
-    Until these rounds have completed, `since_s` follows agreed time, so that no session times out
-    early.
+    Until these rounds have completed, `since_s` is set to each new agreed time, so that no session
+    times out early.
     """
 
     def look(self, agreed_s: float) -> None:
-        """Record the current agreed time, also as the last activity while `unsure` is not 0."""
+        """Record the current agreed time; while `unsure` is not 0, also as the last activity."""
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -105,32 +105,32 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Make SGLang ask the cache before each admission even without a store, by `enable_lmcache`."""
+    """Set `enable_lmcache`, so that SGLang asks a cache without a store before each admission, too."""
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
 
 
 def after_order(outcome: Any, policy: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
-    """Give the cache the order in which SGLang will visit waiting requests."""
+    """Pass the cache the list of waiting requests that SGLang has just sorted for admission."""
     cache = _lockstep(policy)
     if cache is not None:
         cache.will_visit(queue)
 
 
 def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
-    """Give the cache SGLang's memory budget just before SGLang visits a waiting request."""
+    """Pass the cache SGLang's memory budget just before SGLang visits a waiting request."""
     cache = _lockstep(adder)
     if cache is not None:
         cache.visits(adder.memory_budget, len(adder.can_run_list))
 
 
 def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -> bool:
-    """Preempt only for an admissible request, and requeue in the same order on every rank.
+    """Preempt only for a request that may be admitted, and requeue in the same order on every rank.
 
-    SGLang preempts before it asks whether the new request may be admitted, so a request that waits for
-    storage would preempt others in each iteration. SGLang also requeues preempted requests in set
-    order, which depends on memory addresses and therefore differs between ranks. This hook sorts them
-    by request id.
+    Without the hook, SGLang preempts before it asks whether the new request may be admitted. A request
+    that waits for storage would then preempt others in each iteration. SGLang also requeues preempted
+    requests in the iteration order of a set, which depends on memory addresses and differs between
+    ranks. The hook sorts them by request id.
     """
     cache = _lockstep(adder)
     if cache is None:
@@ -185,9 +185,9 @@ def _taken(outcome: Any, *, of_files: bool) -> WeightsUpdate:
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Handle a weight update inside a weight-update session like any other update.
+    """Handle an update that is part of a weight-update session in the same way as any other update.
 
-    Outside such a session SGLang refuses this kind of update, so there is nothing to handle.
+    Outside such a session SGLang refuses an update of this kind, so the hook does nothing.
     """
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)
@@ -195,16 +195,16 @@ def around_update_in_session(original: Callable[..., Any], updater: Any, request
 
 
 def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Stop caching during a weight-update session, which changes the weights part by part."""
+    """Stop caching when a weight-update session begins, because it changes weights part by part."""
     cache = _lockstep(updater.scheduler)
-    # Do nothing during a weight-update session, because SGLang refuses to begin a second one.
+    # Do nothing if a session is in progress, because SGLang refuses to begin a second one.
     if cache is not None and updater._session is None:  # noqa: SLF001
         cache.weights_session_begins()
     return original(updater, request)
 
 
 def around_session_end(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Resume caching with the new weights after a weight-update session."""
+    """Resume caching with the new weights when a weight-update session ends."""
     is_open = updater._session is not None  # noqa: SLF001
     outcome = original(updater, request)
     cache = _lockstep(updater.scheduler)
@@ -221,7 +221,7 @@ def after_adapter_load(outcome: Any, scheduler: Any, request: Any) -> None:
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:
-    """Return the scheme of the store's URI, which SGLang reports in `cached_tokens_details`."""
+    """Return the URI scheme of the store, which SGLang reports in `cached_tokens_details`."""
     controls = getattr(streamer.tree_cache, "lockstep", None)
     return original(streamer) if controls is None else str(controls.storage_scheme)
 
@@ -229,7 +229,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add the next batch to the state digest; if it fails, log whether all ranks ran the same batch."""
+    """Add the batch to the state digest; if it fails, log whether all ranks ran the same batch."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -242,20 +242,20 @@ def around_batch(
 
 
 def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any) -> bool:
-    """Skip SGLang's second prefetch for a request that lost part of its device hit.
+    """Skip SGLang's second prefetch of a request that lost part of its device hit.
 
-    SGLang would read storage again and hold a state slot meanwhile. This is unnecessary, because
-    Lockstep has already requested the whole prefix from storage.
+    Lockstep has already requested the whole prefix from storage. A second prefetch would read storage
+    again and hold a state slot meanwhile.
     """
     return _lockstep(scheduler) is None and original(scheduler, request)
 
 
-# SGLang times out flushes and sessions by each rank's clock. The hooks below use agreed time instead,
-# because it is equal on all ranks in one iteration.
+# The hooks below time out flushes and sessions by agreed time, which is equal on all ranks in one
+# iteration. SGLang itself uses each rank's clock.
 
 
 def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
-    """Give a flush that waits for an idle engine a deadline in agreed time."""
+    """Set a deadline in agreed time for a flush that waits until the engine is idle."""
     cache = _lockstep(_scheduler_of(wrapper))
     if cache is not None and outcome is None:
         deadline_s = cache.lockstep.agreed_s + float(request.timeout_s)
@@ -263,7 +263,7 @@ def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
 
 
 def around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
-    """Time out a flush that waits for an idle engine, on every rank in the same iteration."""
+    """Time out a flush that waits until the engine is idle, on every rank in the same iteration."""
     cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
     if cache is None or pending is None:
         original(wrapper)
@@ -300,7 +300,7 @@ def around_reaping(
 
 
 def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
-    """Return whether a chat session has been inactive for longer than its timeout, in agreed time."""
+    """Return whether a chat session's last activity is longer ago than its timeout, in agreed time."""
     activity: _Activity | None = getattr(session, _ACTIVITY, None)
     if activity is None or session.timeout is None:
         return original(session)
@@ -308,6 +308,6 @@ def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
 
 
 def _lockstep(scheduler: Any) -> Any:
-    """Return the scheduler's cache if it is a Lockstep cache, else None."""
+    """Return the cache of a scheduler or adder if it is a Lockstep cache, else None."""
     cache = getattr(scheduler, "tree_cache", None)
     return cache if hasattr(cache, "lockstep") else None

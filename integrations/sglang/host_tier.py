@@ -1,4 +1,4 @@
-"""The parts of the host tier below SGLang's tree on one rank; `sglang_opening.py` creates them."""
+"""Host memory and storage below SGLang's radix tree on one rank; `sglang_opening.py` creates them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .weights import WeightsVersions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """All parts of the host tier on one rank, and the settings for their use by the radix tree."""
+    """The host tier below SGLang's radix tree on one rank, with the settings that the tree uses."""
 
     host: HostCache
     slots: AttentionSlots
@@ -27,10 +27,10 @@ class HostTier:
     idle_wait_s: float
     compare_batches: bool
     stream: torch.cuda.Stream | None
-    """The CUDA stream of the forward pass, which writes the KV; None on a CPU."""
+    """The CUDA stream of the forward pass, on which the KV is written; None on a CPU."""
 
     def behind_forward(self) -> AbstractContextManager[Any]:
-        """Return a context in which device copies wait for the forward pass in flight.
+        """Return a context in which copies from the device start after the forward pass in flight.
 
         For a model with recurrent state, the copies also wait for the current stream, because SGLang
         copies states into the tree on that stream and not on the forward stream.

@@ -1,8 +1,8 @@
 """Multimodal items of an SGLang request's prompt, identified by the data that the model reads.
 
 SGLang replaces an item's placeholders by token ids derived from a 64-bit hash, which a client may
-supply. Lockstep therefore hashes the item's content itself and derives the ids in page keys from this
-digest.
+supply. Lockstep therefore hashes the item's content itself, and derives the token ids in page keys from
+the hash of the content.
 """
 
 import json
@@ -18,36 +18,36 @@ from ..items import Items, OncePerObject, RequestItem, content_digest, item_ids
 from .engine.contract import MultimodalInputs, MultimodalItem, SglangRequest
 
 TEXT_IDS = 1_000_000
-"""Ids of text tokens are below this value (SGLang's `MM_PAD_SHIFT_VALUE`); ids of multimodal items are
-not."""
+"""SGLang's `MM_PAD_SHIFT_VALUE`: ids of text tokens are below it, ids of multimodal items are not."""
 
 PLACEHOLDER = -1
-"""The id used in page keys for a placeholder that carries no part of an item's digest."""
+"""The id used in page keys for a placeholder whose id has not been replaced by part of an item's
+digest."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
-"""A request's token ids in SGLang's form, where a multimodal item's ids come from SGLang's hash."""
+"""A request's token ids as SGLang has them; those of a multimodal item come from SGLang's hash."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptItems:
-    """The multimodal items of a prompt, and the ids that represent the prompt in page keys."""
+    """The multimodal items of a prompt, and the ids that replace its token ids in page keys."""
 
     items: Items = ()
     head: bytes = b""
-    """Page-key ids of the beginning of the prompt, as int32, up to and including the last placeholder.
-    """
+    """Page-key ids of the prompt's tokens up to and including the last placeholder, as int32."""
     padded: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """SGLang's token ids for the same positions as `head`."""
     in_ids: bool = True
-    """Whether the ids in page keys represent the items' contents; if not, the namespace must."""
+    """Whether the ids in page keys identify the items' contents. If not, the namespace must identify
+    them."""
 
     def ids(self, tokens: Tokens) -> bytes:
-        """Return the page-key ids of a request's first tokens, given SGLang's ids `tokens`."""
+        """Return the page-key ids of a request's first tokens; `tokens` has SGLang's ids of them."""
         return self.head[: len(tokens) * TOKEN_BYTES] + as_token_bytes(tokens[len(self.padded) :])
 
     def tokens(self, ids: bytes) -> Tokens:
-        """Return SGLang's token ids of a request's first tokens, given their page-key ids."""
+        """Return SGLang's ids of a request's first tokens; `ids` has the page-key ids of them."""
         behind = np.frombuffer(ids, dtype=np.int32)[len(self.padded) :]
         return np.concatenate([self.padded[: len(ids) // TOKEN_BYTES], behind.astype(np.int64)])
 
@@ -63,7 +63,7 @@ class PromptsWithItems:
         self._known = OncePerObject[PromptItems | None]()
 
     def of(self, request: SglangRequest) -> PromptItems | None:
-        """Return a request's multimodal items; None if this rank lacks some item's content."""
+        """Return a request's multimodal items; None if this rank lacks the content of any of them."""
         inputs = request.multimodal_inputs
         if inputs is None:
             return TEXT_ALONE
@@ -84,7 +84,8 @@ class PromptsWithItems:
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER
-        # Tokens of items with a separate encoder are not in the prompt, so their ids are unknown here.
+        # Give up on items of a separate encoder: their tokens are not in the prompt, so their ids are
+        # unknown here.
         if inputs.num_image_tokens is not None or ids.max(initial=0) >= TEXT_IDS:
             return None
         if not all(each.offsets for each in inputs.mm_items):

@@ -24,20 +24,20 @@ from .waiting import Load, Waiting, WaitingRequests
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Starts loads of host pages for waiting requests, and inserts the loaded tokens into the tree."""
+    """Starts loads of host pages for waiting requests; inserts the loaded tokens into the tree."""
 
     tree: UnifiedRadixCache
     match: Callable[[MatchPrefixParams], MatchResult]
-    """SGLang's own prefix match, without the host hits that Lockstep adds."""
+    """SGLang's own prefix match, without Lockstep's host hits."""
     waiting: WaitingRequests
     host: HostCache
     slots: AttentionSlots
 
     def begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
-        """Start to load `hit` tokens after the first `start`; return False if too few slots are free.
+        """Start to load the `hit` tokens after the first `start` tokens of a request.
 
-        `anchor` is a lock on the first `start` tokens, which are on the device. It is released when the
-        load ends, or at once if the load does not start.
+        Return False if too few slots are free. `anchor` is a lock on the first `start` tokens, which
+        are on the device. It is released when the load ends, or at once if the load does not start.
         """
         end = start + hit
         window = self.window_tokens(start, end)
@@ -51,13 +51,13 @@ class Loads:
     def begin_beside(
         self, first: Waiting, queue: Iterable[Handle], room: SlotAllocator, admitted: int
     ) -> None:
-        """Start loads of other waiting requests that fit too, so that one batch computes them all.
+        """Start loads of other waiting requests that fit too, so that one batch computes all of them.
 
-        SGLang requests one load per iteration, here for `first`. The waiting requests that SGLang
-        visits after `first`, in the order of `queue`, are loaded as well while SGLang has room for all
-        their tokens in addition to the needs of the batch and of running requests. Each request also
-        needs a free row; `admitted` is the number of rows that requests admitted in this pass are still
-        to take.
+        SGLang requests one load per iteration, here for `first`. This method also loads for the waiting
+        requests that SGLang visits after `first`, in the order of `queue`. It does so while SGLang has
+        free slots for all their tokens in addition to the slots that the batch and running requests
+        still need. Each request also needs a free row of SGLang's request table. `admitted` requests of
+        this pass have not taken their row yet.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -68,7 +68,8 @@ class Loads:
                 continue
             match = self.match(MatchPrefixParams(key=_key(waiting, len(waiting))))
             start, window = match.device_prefix_len, self._window_of(waiting)
-            # Lock the matched path first, so that `room` does not count its tokens as evictable.
+            # Lock the matched path before reading `room`, which otherwise counts the path's tokens as
+            # evictable.
             anchor = self.tree.lock(match.last_device_node)
             fits = (
                 promised + waiting.room - start <= room.remaining_total
@@ -83,7 +84,7 @@ class Loads:
             promised += _still_needed(waiting) if hit else waiting.room - start
 
     def follow(self) -> None:
-        """Insert the tokens of completed loads into the tree; free the slots of failed loads."""
+        """Insert the tokens of completed loads into SGLang's tree; free the slots of failed loads."""
         for waiting, load, good in self.waiting.ended():
             if good:
                 self._insert(waiting, load)
@@ -97,7 +98,7 @@ class Loads:
         return 0 if first is None else end - max(start, first)
 
     def _window_of(self, waiting: Waiting) -> int:
-        """Return the number of window slots that a request occupies while it is computed."""
+        """Return the number of window slots that a request occupies while its tokens are computed."""
         return self.window_tokens(0, len(waiting))
 
     def _insert(self, waiting: Waiting, load: Load) -> None:
@@ -119,18 +120,18 @@ class Loads:
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
-        # Call the base class, because the override in `LockstepRadixCache` would wait for copies to
-        # finish.
+        # Call the base class's method, because `LockstepRadixCache` overrides it with one that waits
+        # for copies.
         UnifiedRadixCache.evict_for_alloc(self.tree, wanted)
 
 
 def _still_needed(waiting: Waiting) -> int:
-    """Return how many device tokens a request still needs after its load, decoded tokens included."""
+    """Return how many device slots a request needs after its load, for prompt and decoded tokens."""
     return waiting.room - (waiting.load.end if waiting.load else 0)
 
 
 def _key(waiting: Waiting, count: int) -> RadixKey:
-    """Return a request's first `count` tokens as a key of SGLang's tree."""
+    """Return the first `count` tokens of a request as a key for a match in SGLang's tree."""
     tokens = waiting.prompt.tokens(waiting.tokens[: count * TOKEN_BYTES])
     ids = array("q", tokens.tobytes())
     return RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt)

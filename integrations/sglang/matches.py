@@ -1,8 +1,8 @@
 """Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
-SGLang matches a request on arrival, when it orders the queue, and when it visits the request for
-admission. These matches must agree while nothing changes, because otherwise SGLang would reorder the
-queue without a reason.
+SGLang matches a request on arrival, when it sorts the queue, and when it visits the request for
+admission. These matches must be equal if nothing has changed in between, because SGLang would otherwise
+sort the queue differently without a reason.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .weights import WeightsVersions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """Reports prefix matches to SGLang; `match_tree` is SGLang's own match."""
+    """Adds Lockstep's host hits to SGLang's matches; `match_tree` is SGLang's match in its own tree."""
 
     match_tree: Callable[[MatchPrefixParams], MatchResult]
     waiting: WaitingRequests
@@ -41,8 +41,8 @@ class Matches:
             return result
         waiting.on_device = min(device_tokens, len(waiting))
         if self.is_held(waiting, device_tokens):
-            # The request cannot be admitted yet; report its load as a host hit so that SGLang orders
-            # the queue by it.
+            # Report the tokens of the request's load as a host hit, although the request cannot be
+            # admitted yet, because SGLang sorts the queue by hits.
             coming = 0 if waiting.load is None else waiting.load.end - device_tokens
             return _with_hit(result, max(0, coming), 0, result.last_device_node)
         start, end = waiting.landed
@@ -51,8 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # The shorter match cannot say where SGLang should keep a state, so use the whole match's
-            # position.
+            # Keep the position at which SGLang should store a recurrent state from the whole match; the
+            # shorter match has none.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)
@@ -63,21 +63,21 @@ class Matches:
         return _with_hit(result, hit, window, result.last_device_node)
 
     def is_held(self, waiting: Waiting, device_tokens: int) -> bool:
-        """Return whether a request must wait until its backup, prefetch or load has completed."""
+        """Return whether a request must wait because a backup, prefetch or load for it is in flight."""
         if waiting.held_by is not None and waiting.held_by not in self.running.backups:
             self.waiting.go_on(waiting, device_tokens)
         return self.waiting.is_busy(waiting)
 
     def _of(self, request: SglangRequest, key: RadixKey, device_tokens: int) -> Waiting | None:
-        """Return the request's record, created at its first match; None if it is not to be cached."""
+        """Return the request's record, created at its first match; None if it is not cached."""
         handle, count = request.cache_request_handle, self._whole_pages(request, key)
         waiting = self.waiting.get(handle)
         if waiting is not None and len(waiting) != count:
-            # SGLang has reused the id for another request, or the request has computed more tokens
-            # since.
+            # Drop the record: SGLang has reused the id for another request, or the request has computed
+            # more tokens since.
             self.waiting.forget(handle)
             waiting = None
-        # Note the items of uncached requests as well, because SGLang caches their embeddings by hash.
+        # Record the items of uncached requests as well, because SGLang caches their embeddings by hash.
         prompt = None if waiting else self.weights.namespaces.items_of(request)
         if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)
@@ -95,10 +95,10 @@ class Matches:
         return waiting
 
     def _whole_pages(self, request: SglangRequest, key: RadixKey) -> int:
-        """Return how many of a request's tokens can be loaded, in whole pages.
+        """Return how many of a request's tokens may be loaded, in whole pages.
 
-        The length of `key` alone is too large: to order the queue SGLang matches all tokens, but it
-        leaves one token to compute when it admits the request.
+        The length of `key` may be one token too large: SGLang matches all tokens when it sorts the
+        queue, but leaves one token to compute when it admits the request.
         """
         asked: Any = request
         limit: int = asked._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001
@@ -117,7 +117,7 @@ def _tokens_of(request: SglangRequest) -> int:
 
 
 def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return a match with a host hit of `hit` tokens, continued from the tree node `best`."""
+    """Return `result` with a host hit of `hit` tokens that begins at the tree node `best`."""
     return result._replace(
         host_hit_length=hit,
         swa_host_hit_length=window,

@@ -1,4 +1,4 @@
-"""Lockstep's host memory and copies in SGLang's own metrics."""
+"""Reports Lockstep's host memory and copies in SGLang's own metrics."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,18 +9,18 @@ from ...ranks.group.host_cache import HostCache
 
 @dataclass(frozen=True, slots=True)
 class HostGauge:
-    """Size and free space of Lockstep's host pool in tokens, in the form that SGLang's metrics read."""
+    """Total and free tokens of Lockstep's host pool, with the attributes that SGLang's metrics read."""
 
     host: HostCache
 
     @property
     def logical_size(self) -> int:
-        """Capacity in tokens of the host pool for full attention."""
+        """Number of tokens that fit into the host pool for full attention."""
         sizes = self.host.inspection.config
         return sizes.host_pages * self.host.config.layout.page_tokens
 
     def available_size(self) -> int:
-        """Return the number of free tokens in the host pool."""
+        """Return the number of tokens for which the host pool has free pages."""
         return self.host.free_host_pages() * self.host.config.layout.page_tokens
 
 

@@ -1,4 +1,4 @@
-"""Namespaces that separate requests with equal tokens but different KV."""
+"""Namespaces of SGLang requests, which separate requests with equal tokens but different KV."""
 
 import logging
 from collections.abc import Collection
@@ -17,7 +17,7 @@ NOT_KNOWN = (
     "not known on this rank: its files could not be read or have changed (see this rank's log);"
     " a version in adapter_versions avoids reading them"
 )
-"""Text in the flight recorder in place of the identity of an adapter that this rank could not read."""
+"""Text in the flight recorder for an adapter that this rank cannot identify."""
 
 
 class Identifies(Protocol):
@@ -30,9 +30,9 @@ class Identifies(Protocol):
 class Namespaces:
     """Returns the namespace of each request, for the current weights.
 
-    Every rank calls it in the same order. The weights' version is part of the namespace. KV of other
-    weights is therefore not found, and is found again when its version returns. `weights.py` lists the
-    exceptions.
+    Every rank makes the same calls in the same order. The version of the weights is part of the
+    namespace. KV of other weights is therefore not found until their version is loaded again.
+    `weights.py` lists the exceptions.
     """
 
     def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:
@@ -45,17 +45,17 @@ class Namespaces:
                 " not cached on the host"
             )
         )
-        """Checks that SGLang's hash of each multimodal item has referred to one content only."""
+        """Checks that each of SGLang's hashes of multimodal items has identified only one content."""
         self._told = False
-        """Whether the warning about multimodal items of unknown content was logged."""
+        """Whether the warning about multimodal items of unknown content was already logged."""
         self.weights = ""
         """Name of the weights since the last weight update; empty while the engine has its startup
         weights."""
         self.cleared = ""
-        """Part of all namespaces that changes with each `clear`; empty before the first."""
+        """Part of all namespaces that every call of `clear` changes; empty before the first call."""
 
     def look(self) -> None:
-        """Identify adapters loaded since the last call, and compare them across ranks.
+        """Identify adapters loaded since the last call, and compare their identities across ranks.
 
         Every rank calls it at the same point.
         """
@@ -64,7 +64,7 @@ class Namespaces:
             self._host.digest_facts("adapters are", *found)
 
     def items_of(self, request: SglangRequest) -> PromptItems | None:
-        """Return a request's multimodal items, and note their hashes; None if contents are unknown."""
+        """Return a request's multimodal items and record their hashes; None if contents are unknown."""
         found = self._items.of(request)
         if found is not None:
             self.names.note(found.items)
@@ -94,8 +94,8 @@ class Namespaces:
         parts["items"] = [] if found.in_ids else named_by_content(found.items)
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
-            # Put the identity into the digest, so that ranks diverge here if they read different files
-            # or none.
+            # Add the adapter's identity to the state digest, so that the next round detects ranks with
+            # different adapter files.
             self._host.digest_facts("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

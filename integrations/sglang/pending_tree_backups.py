@@ -1,9 +1,9 @@
 """Pending backups of device pages: SGLang's tree keeps the pages until all ranks have copied them.
 
-A lock on the tree path keeps a backup's pages, so SGLang needs no fence. For a retracted request SGLang
-frees the pages at once, so they are copied before that. A backup without room in host memory keeps its
-lock and is retried. It is given up after `PATIENCE_S` without progress. All such locks together keep at
-most 1/`SHARE` of the device's tokens.
+A lock on the tree path keeps a backup's pages, so SGLang need not wait for copies. SGLang frees the
+pages of a retracted request at once, so they are copied before that. If host memory has no free pages
+for a backup, the backup keeps its lock and is retried. It is given up after `PATIENCE_S` without
+progress. Together, backups that wait for host memory lock at most 1/`SHARE` of the device's tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +15,17 @@ from .engine.contract import Lock
 from .pools.slots import Pages
 
 PATIENCE_S = 10.0
-"""Seconds of agreed time without progress after which a backup that waits for host memory is given up.
-"""
+"""A backup that waits for host memory is given up after this many seconds of agreed time without
+progress."""
 SHARE = 8
-"""Backups that wait for host memory keep at most 1/SHARE of the device's tokens."""
+"""Backups that wait for host memory lock at most 1/SHARE of the device's tokens."""
 TRIES_MAX = 4
-"""Maximum number of backups retried per step."""
+"""Maximum number of backups that are retried in one step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Awaiting:
-    """A backup that waits for free pages in host memory."""
+    """A backup that waits until host memory has free pages for it."""
 
     tokens: bytes
     device_pages: Mapping[str, Pages]
@@ -35,22 +35,22 @@ class _Awaiting:
 
 @dataclass(slots=True)
 class PendingTreeBackups:
-    """Backups that have not completed on every rank, and the locks that keep their pages."""
+    """Backups that have not completed on every rank, each with the lock that keeps its device pages."""
 
     host: HostCache
     unlock: Callable[[Lock], object]
     device_tokens: int
     """Capacity of the device pool, in tokens."""
     retracted: int = 0
-    """Number of retracted requests whose computed tokens were saved to host memory before SGLang freed
-    them."""
+    """Number of retracted requests whose computed tokens were copied to host memory before SGLang freed
+    their slots."""
     _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
     _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
     """The backups in `_kept` that wait for host memory, by name."""
     _given: int = 0
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a backup is still pending on some rank."""
+        """Return whether some rank has yet to complete the backup of this name."""
         return name in self._kept
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class PendingTreeBackups:
     def keep(
         self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str, lock: Lock
     ) -> None:
-        """Back up the part of a prefix that is not on the host; `lock` keeps its pages meanwhile."""
+        """Back up those pages of a prefix that are not on the host; `lock` keeps them until it ends."""
         name = self._begin(tokens, device_pages, namespace)
         self._kept[name] = lock
         if self.host.waits_for_host_pages(name) and self._may_await(tokens):
@@ -70,10 +70,10 @@ class PendingTreeBackups:
             self._end(name)
 
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
-        """Back up the part of a prefix that is not on the host, and wait for this rank's copies.
+        """Back up those pages of a prefix that are not on the host, and wait for this rank's copies.
 
         SGLang may overwrite the device slots on this rank after the return. Returns the backup's name
-        if other ranks must still complete it, else None.
+        if other ranks have yet to complete it, else None.
         """
         self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)
@@ -85,7 +85,7 @@ class PendingTreeBackups:
         return name
 
     def collect(self) -> None:
-        """Unlock pages of backups that all ranks completed; retry those that wait for host memory."""
+        """Unlock pages of backups that all ranks completed; retry backups that wait for host memory."""
         for name in self.host.collect_freed():
             self.unlock(self._kept.pop(name))
         if self._awaiting:
@@ -97,7 +97,7 @@ class PendingTreeBackups:
             self._end(name)
 
     def finish(self) -> None:
-        """Retry backups that wait for host memory, before the cache closes, while retries succeed."""
+        """Before the cache closes, retry backups that wait for host memory while retries succeed."""
         host = self.host
 
         def over() -> bool:
@@ -109,7 +109,7 @@ class PendingTreeBackups:
         host.step_until(over, host.config.timeouts.flush_s)
 
     def drop(self) -> None:
-        """Forget all locks, because SGLang has emptied the tree that they belonged to."""
+        """Forget all locks, because SGLang has emptied the tree whose nodes they lock."""
         self._kept = dict.fromkeys(self._kept)
 
     def _may_await(self, tokens: bytes) -> bool:
@@ -132,7 +132,7 @@ class PendingTreeBackups:
                 self._end(name)
 
     def _end(self, name: str) -> None:
-        """End a backup; unlock its pages now, or in `collect` if copies still read them."""
+        """End a backup. Unlock its pages now, or later in `collect` if copies still read them."""
         self._awaiting.pop(name, None)
         if self.host.release(name):
             self.unlock(self._kept.pop(name))

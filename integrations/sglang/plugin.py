@@ -1,7 +1,7 @@
-"""The entry point by which SGLang finds Lockstep, in each of SGLang's processes.
+"""The entry point by which each of SGLang's processes finds Lockstep.
 
-SGLang loads this module whenever Lockstep is installed, even if Lockstep is not selected. Therefore
-other modules are imported only when SGLang calls these functions.
+SGLang loads this module whenever Lockstep is installed, even if the user does not select Lockstep.
+Other modules are therefore imported only when SGLang calls the functions below.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ def register() -> None:
 
 
 def make(ctx: "TreeCacheBuildContext") -> "LockstepRadixCache":
-    """Create one rank's radix cache; SGLang calls it in the constructor of the rank's scheduler."""
+    """Create one rank's radix cache. SGLang calls it in the constructor of the rank's scheduler."""
     from .sglang_opening import open_radix_cache  # noqa: PLC0415
 
     return open_radix_cache(ctx)

@@ -1,9 +1,9 @@
 """SGLang's radix tree with Lockstep's host memory and storage below it.
 
-SGLang keeps its device tree, its allocator and its pools. Lockstep reports loadable tokens to SGLang as
-a host hit. When a request fits including these tokens, Lockstep reserves device slots and starts the
-load, and SGLang asks again in later iterations. After every rank has loaded the tokens, they are
-inserted into the tree. Computed tokens are backed up after they are in the tree.
+SGLang keeps its device tree, its allocator and its pools. Lockstep reports tokens that it can load as a
+host hit. When a request fits together with these tokens, Lockstep reserves device slots and starts the
+load. SGLang asks again in later iterations. Once every rank has loaded the tokens, Lockstep inserts
+them into the tree. Computed tokens are backed up once they are in the tree.
 
 SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. The calls
 become commands to this rank's replica. Each scheduler iteration is one step of the replica.
@@ -40,7 +40,7 @@ from .weights import WeightsUpdate
 
 
 class LockstepRadixCache(UnifiedRadixCache):
-    """SGLang's radix tree on one rank, with this rank's Lockstep cache below it."""
+    """SGLang's radix tree on one rank, with this rank's Lockstep host tier below it."""
 
     _below: HostTier | None = None
     _queue: Sequence[SglangRequest] = ()
@@ -70,26 +70,27 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
         self._idle = False
         self._updating = False
-        """Whether a weight update is in progress; all copies finish before it starts."""
+        """Whether a weight update is in progress. All copies have finished before it starts."""
         self.lockstep = SchedulerControls(
             host, compare_batches=below.compare_batches, write_policy=below.write_policy
         )
-        """Controls that hooks and endpoints use in addition to SGLang's radix-cache methods."""
+        """Calls that hooks and endpoints make to Lockstep in addition to SGLang's radix-cache methods.
+        """
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Return SGLang's match, with the tokens that Lockstep can load after it as a host hit."""
+        """Return SGLang's match with a host hit: the tokens after the match that Lockstep can load."""
         result = super().match_prefix(params)
         return result if self._below is None else self._matches.report(result, params)
 
     def is_backuped(self, node: Node) -> bool:
-        """Return True, because Lockstep finds host pages by tokens and so can continue any node."""
+        """Return True: a host hit may follow any node, because Lockstep finds host pages by tokens."""
         return True
 
     def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, because Lockstep starts the prefetch at the request's first match."""
+        """Do nothing, because Lockstep starts a request's prefetch at the request's first match."""
 
     def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
         """Return whether a request may be admitted in this step."""
@@ -102,7 +103,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
-        """Return how many tokens a request's prefetch has read from storage, and where they start."""
+        """Return (count, start) of the tokens that a request's prefetch has read; (0, None) if none."""
         waiting = self._waiting.get(handle)
         if waiting is None:
             return 0, None
@@ -112,7 +113,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
         """Start the load of a request that fits; return None if SGLang must ask again later.
 
-        Otherwise return the number of loaded tokens and the tree node where they end.
+        If the load has ended or cannot start, return (number of loaded tokens, tree node after them).
         """
         request = params.req
         assert request is not None
@@ -123,11 +124,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
-            # The load has ended: its tokens are in the tree, and SGLang still counts them as a host
+            # The load has ended: its tokens are in the tree, and SGLang's match counts them as a host
             # hit.
             return params.host_hit_length, params.best_match_node
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
-            # The backup of a retracted request has evicted some of the host pages since the match.
+            # Ask again later, because the backup of a retracted request has evicted host pages of the
+            # match.
             return None
         anchor = self.lock(node)
         if not self._loads.begin(waiting, anchor, device_tokens, params.host_hit_length):
@@ -141,13 +143,14 @@ class LockstepRadixCache(UnifiedRadixCache):
         return None
 
     def will_visit(self, requests: Sequence[SglangRequest]) -> None:
-        """Record the order in which SGLang will visit waiting requests in this iteration."""
+        """Record the waiting requests that SGLang will visit in this iteration, in this order."""
         self._queue = requests
 
     def visits(self, room: SlotAllocator, admitted: int) -> None:
         """Record SGLang's memory budget just before SGLang visits a waiting request.
 
-        `admitted` is the number of requests admitted in this pass that have no row yet.
+        `admitted` is the number of requests admitted in this pass that have no row in SGLang's request
+        table yet.
         """
         self._room, self._admitted = room, admitted
 
@@ -160,21 +163,22 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._running.admitted(handle, waiting)
 
     def release_aborted_request(self, request: CacheRequestHandle) -> None:
-        """Forget a request that was aborted while it waited."""
+        """Forget a request that was aborted while it waited for admission."""
         self._waiting.forget(request)
         self._running.ended(request)
 
     def checkpoint(self, req: SglangRequest, *, up_to: int, **kwargs: Any) -> None:
-        """Insert computed tokens into the tree, and back up those that are not on the host."""
+        """Insert computed tokens into the tree, and back up those of them that are not on the host."""
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
             self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
-        """Evict; if too few states become free, finish the copies that lock states and evict again.
+        """Evict from the tree; if too few states become free, wait for copies and evict again.
 
-        SGLang treats a missing state slot as an error. Every rank calls this at the same point.
+        Copies in flight lock states, and SGLang treats a missing state slot as an error. Every rank
+        calls this at the same point.
         """
         if not params.mamba_num:
             return super().evict_for_alloc(params, **kwargs)
@@ -187,9 +191,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         return result
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
-        """Save a retracted request's computed tokens, because SGLang frees its slots at once."""
+        """Back up a retracted request's computed tokens now, because SGLang then frees its slots."""
         if not req.finished():
-            # The device is full, so unlock the pages of backups that wait for host memory.
+            # Unlock the pages of backups that wait for host memory, because a retraction means that the
+            # device is full.
             self._backups.give_up()
         if req.cache_request_handle in self._running and not req.finished():
             row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -198,7 +203,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return super().claim_kv_row(req)
 
     def on_release(self, req: SglangRequest, *, checkpointed: bool) -> None:
-        """Forget a request that finished or was retracted."""
+        """Forget a running request, because it finished or was retracted."""
         self._running.left(req.cache_request_handle)
         super().on_release(req, checkpointed=checkpointed)
 
@@ -209,7 +214,8 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def check_hicache_events(self) -> None:
         """Run this iteration's step: apply the round's verdict, start copies, launch the next round."""
-        # Drop the references to visited requests, so that finished requests are not kept alive.
+        # Drop the references to the requests visited in the last iteration, so that finished requests
+        # are not kept alive.
         self._queue = ()
         below = self._lower
         below.host.begin_step()
@@ -223,11 +229,11 @@ class LockstepRadixCache(UnifiedRadixCache):
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 
     def ready_to_load_host_cache(self) -> int:
-        """Return -1 (no layer-wise wait), because loads end before their requests are admitted."""
+        """Return -1: no forward pass waits for layers, because loads end before admission."""
         return -1
 
     def engine_idles(self) -> None:
-        """Record that this iteration computes nothing, so that the next step may wait for I/O."""
+        """Record that this iteration computes nothing; the next step may therefore wait for I/O."""
         self._idle = True
 
     def settle(self) -> None:
@@ -267,20 +273,20 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().reset()
 
     def weights_may_change(self) -> None:
-        """Finish all copies before a weight update, and run no round until it has ended.
+        """Finish all copies before a weight update, and run no round until the update has ended.
 
-        A round needs all ranks. An update can fail on one rank alone, and SGLang then flushes its cache
-        on the other ranks only, so a round in the flush would never complete.
+        A round needs all ranks. If an update fails on one rank alone, SGLang flushes its cache on the
+        other ranks only, so a round during the flush would never complete.
         """
         self.settle()
         self._updating = True
 
     def weights_changed(self, taken: WeightsUpdate, update: Update) -> None:
-        """Record the result of a weight update, and stop finding KV of other weights.
+        """Record the result of a weight update, and stop matching KV of other weights.
 
-        Running requests are no longer backed up, because their KV mixes both weights. Nothing is cached
-        while the device holds KV of other weights. If the update ended differently on some ranks, every
-        rank raises an error.
+        Running requests are no longer backed up, because part of their KV is of the old weights.
+        Nothing is cached while the device holds KV of other weights. If ranks have different results,
+        every rank raises an error.
         """
         self._updating = False
         if taken is not WeightsUpdate.NOTHING:
@@ -289,7 +295,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep.compare_now()
 
     def weights_session_begins(self) -> None:
-        """Cache nothing until the end of a weight-update session, in which weights arrive in parts."""
+        """Stop caching until the end of a weight-update session, because weights arrive in parts."""
         self.settle()
         self._forget_all()
         self._weights.begin_session()
@@ -302,33 +308,33 @@ class LockstepRadixCache(UnifiedRadixCache):
     def adapters_were_loaded(self) -> None:
         """Hash adapters right after their load, before their files can change.
 
-        SGLang reports the load as done when rank 0 has loaded the adapter. The round that is run here
-        delays this report until every rank has loaded it.
+        SGLang reports a load as done when rank 0 has loaded the adapter. The round that this method
+        runs delays the report until every rank has loaded the adapter.
         """
         self._lower.namespaces.look()
         self.lockstep.compare_now()
 
     def clear_storage_backend(self) -> bool:
-        """Start new namespaces, so that no page now in host memory or storage is found again."""
+        """Start new namespaces, so that no page that is now in host memory or storage matches again."""
         self._forget_all()
         self._weights.clear()
         return True
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-        """Attach a store; every rank's scheduler calls this in the same iteration, while idle."""
+        """Attach a store. Every rank calls this in the same iteration, while SGLang is idle."""
         return self.lockstep.attach(*args, **kwargs)
 
     def detach_storage_backend(self) -> tuple[bool, str]:
-        """Detach the store; every rank's scheduler calls this in the same iteration, while idle."""
+        """Detach the store. Every rank calls this in the same iteration, while SGLang is idle."""
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Run SGLang's check of its tree unless backups hold locks, which it would report as leaks."""
+        """Run SGLang's check of its tree unless backups hold locks, which it would call leaks."""
         if not len(self._backups):
             super().sanity_check()
 
     def release_host_resources(self) -> None:
-        """Finish pending backups together with the other ranks, and close the cache."""
+        """Finish pending backups together with the other ranks, then close the cache."""
         if self._below is not None:
             self._backups.finish()
             self._below.host.close()
@@ -371,10 +377,11 @@ class LockstepRadixCache(UnifiedRadixCache):
         return free
 
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
-        """Lock the first `count` tokens of a request in the tree, or fewer if no node ends there.
+        """Lock the first `count` tokens of a request in the tree, or fewer if no node ends at `count`.
 
-        `slots` are the slots of all tokens that the tree has of the request. The lock needs a node that
-        ends at `count`, because a lock keeps only the window and the state at the end of its node.
+        `slots` are the device slots of all tokens that the tree has of the request. The locked node
+        must end where the backup ends, because a lock keeps only the window and the state at the end of
+        its node.
         """
         node = request.last_node
         if count < len(slots):
@@ -388,7 +395,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lock(node), slots[:count], state
 
     def _forget_all(self) -> None:
-        """Discard the loads and stop the backups of all current requests."""
+        """Forget all waiting and running requests, so that they are neither loaded nor backed up."""
         self._waiting.forget_all()
         self._running.forget_all()
 

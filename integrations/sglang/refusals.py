@@ -1,4 +1,4 @@
-"""Rejects unsupported SGLang configurations before the engine starts its ranks."""
+"""Rejects SGLang configurations that Lockstep does not support, before SGLang starts its ranks."""
 
 import logging
 from collections.abc import Callable
@@ -46,14 +46,14 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("enable_flexkv", bool, "FlexKV replaces the same cache; remove it"),
     ("disable_radix_cache", bool, "Lockstep needs the radix cache; remove it"),
 )
-"""Each entry: name of an SGLang flag, predicate that is True for refused values, reason of the refusal.
-"""
+"""Entries (flag, predicate, reason): a value of the SGLang flag is refused if the predicate returns
+True."""
 
 
 def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
-    """Return the settings; raise `ConfigError` for errors visible before SGLang creates its pools.
+    """Return the settings; raise `ConfigError` for errors that show before SGLang creates its pools.
 
-    `resolved` has the flags with SGLang's defaults filled in.
+    `resolved` has SGLang's flags, with defaults filled in.
     """
     require_supported(server_args)
     settings = parse(resolved)

@@ -1,4 +1,4 @@
-"""Running requests: backup of their computed tokens, also when SGLang retracts them."""
+"""Running requests: backups of their computed tokens while they run and when SGLang retracts them."""
 
 from array import array
 from collections.abc import Callable
@@ -17,24 +17,25 @@ from .pools.slots import AttentionSlots
 from .waiting import Waiting
 
 Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]
-"""A lock on a request's first tokens in the tree, their slots, and the slot of the state after them."""
+"""(lock, slots, state): a lock on a request's first tokens in the tree, the tokens' slots, and the slot
+of the recurrent state after them."""
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A running request, from its admission until it finishes or is retracted."""
+    """A request that SGLang's scheduler runs, from its admission until it finishes or is retracted."""
 
     namespace: str
     prompt: PromptItems
     shared: int
-    """Number of the request's leading tokens that had been computed before, for another request."""
+    """Number of the request's first tokens whose KV another request had computed before."""
     backed_up: int = 0
-    """Number of the request's leading tokens for which a backup was ordered."""
+    """Number of the request's first tokens that were already passed to a backup."""
 
 
 @dataclass(slots=True)
 class RunningRequests:
-    """Running requests whose KV may be cached, by SGLang's request ids."""
+    """The running requests whose KV may be cached, by SGLang's request id."""
 
     backups: PendingTreeBackups
     slots: AttentionSlots
@@ -42,22 +43,22 @@ class RunningRequests:
     names: ItemNames
     _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])
     _saved_by: dict[Handle, str] = field(default_factory=dict[Handle, str])
-    """Names of backups of retracted requests, by request, until the requests are waiting again."""
+    """Maps a retracted request to the name of its backup, until the request is waiting again."""
 
     def __contains__(self, handle: Handle) -> bool:
-        """Return whether a running request's pages may be backed up."""
+        """Return whether a request runs and may be backed up."""
         return handle in self._known
 
     def admitted(self, handle: Handle, waiting: Waiting) -> None:
-        """Record that a waiting request was admitted to the batch."""
+        """Record that a waiting request was admitted to the next batch."""
         self._known[handle] = _Running(waiting.namespace, waiting.prompt, waiting.prefix)
 
     def computed(
         self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
     ) -> None:
-        """Back up a request's tokens; the tree has the first `tree_tokens` of them.
+        """Back up a request's computed tokens; the first `tree_tokens` of them are in SGLang's tree.
 
-        `keep` locks as many leading tokens as its argument says, or fewer.
+        `keep(n)` locks the request's first n tokens in the tree, or fewer.
         """
         running = self._known[request.cache_request_handle]
         count = tree_tokens
@@ -71,7 +72,7 @@ class RunningRequests:
         self.backups.keep(tokens, self.slots.pages_of(slots, state), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
-        """Save a request's computed tokens before SGLang frees the device slots in its `row`.
+        """Back up a request's computed tokens before SGLang frees the device slots in its `row`.
 
         SGLang may overwrite the slots on this rank after the return.
         """
@@ -88,7 +89,7 @@ class RunningRequests:
             self._saved_by[request.cache_request_handle] = name
 
     def saved_by(self, handle: Handle) -> str | None:
-        """Return the backup that a retracted request must wait for, once; later calls return None."""
+        """Return the name of the backup that a retracted request must wait for; None at later calls."""
         return self._saved_by.pop(handle, None)
 
     def left(self, handle: Handle) -> None:
@@ -101,14 +102,14 @@ class RunningRequests:
         self._saved_by.pop(handle, None)
 
     def forget_all(self) -> None:
-        """Stop backing up all current requests, because their KV must not be found."""
+        """Stop backing up all current requests, because their KV must not match other requests."""
         self._known.clear()
         self._saved_by.clear()
 
 
 def token_bytes(tokens: "array[int]", count: int, prompt: PromptItems = TEXT_ALONE) -> bytes:
-    """Return the page-key ids of a request's first `count` tokens.
+    """Return the page-key ids of a request's first `count` tokens, as bytes.
 
-    `prompt` provides the ids up to the prompt's last multimodal placeholder.
+    `prompt` has the ids up to the prompt's last multimodal placeholder.
     """
     return prompt.ids(np.frombuffer(tokens, dtype=np.int64)[:count])

@@ -1,4 +1,4 @@
-"""Calls that SGLang's hooks and endpoints make to Lockstep, besides the radix-cache methods."""
+"""Calls that SGLang's hooks and endpoints make to Lockstep, besides SGLang's radix-cache methods."""
 
 import logging
 from collections.abc import Callable
@@ -15,17 +15,19 @@ from .engine.sglang_settings import store_to_attach
 log = logging.getLogger(__name__)
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
-"""Description of a batch, for the digest; ranks whose descriptions differ have diverged."""
+"""Description of a batch for the state digest; two ranks with different descriptions have diverged."""
 
 COMPARE_S = 5.0
-"""Seconds that a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
+"""Seconds that a rank whose batch failed waits for a comparison with the other ranks, which may be
+blocked."""
 
 VERDICT_S = 1e-6
-"""I/O wait, in seconds, of a step that is run only to get its verdict: as short as possible."""
+"""Maximum seconds that a step waits for I/O if it is run only to get its verdict: as short as possible.
+"""
 
 
 class SchedulerControls:
-    """The controls of one rank's cache. SGLang's scheduler calls them identically on every rank."""
+    """Lockstep's controls on one rank. SGLang's scheduler makes the same calls on every rank."""
 
     def __init__(
         self,
@@ -40,18 +42,19 @@ class SchedulerControls:
         self._batch: Facts = ()
         store = host.config.store
         self.storage_scheme = "none" if store is None else parse_uri(store).scheme
-        """URI scheme of the attached store, or `none`; SGLang reports it in `cached_tokens_details`."""
+        """URI scheme of the attached store, or `none`, which SGLang reports in `cached_tokens_details`.
+        """
 
     @property
     def agreed_s(self) -> float:
-        """Time in seconds that all ranks agreed on; constant within a step."""
+        """The time in seconds on which all ranks have agreed; constant within a step."""
         return self._host.inspection.agreed_ms / 1000
 
     def batch_is_next(self, batch: ForwardBatch) -> None:
         """Add the next batch to the state digest, so that an error names ranks whose batches differ.
 
-        With `compare_batches`, ranks compare the digest before any of them computes the batch,
-        otherwise in the round of the next iteration.
+        With `compare_batches`, ranks compare their digests before any of them computes the batch.
+        Otherwise they compare them in the round of the next iteration.
         """
         self._batch = batch_facts(batch, each=self._compare_batches)
         self._host.digest_facts("batch", *self._batch)
@@ -59,11 +62,11 @@ class SchedulerControls:
             self.compare_now()
 
     def compare_now(self) -> None:
-        """Run one round and wait for its verdict; raise an error that says how ranks have diverged."""
+        """Run one round and wait for its verdict; raise an error if the ranks have diverged."""
         self._host.step(idle_s=VERDICT_S)
 
     def batch_failed(self) -> None:
-        """Log this rank's failed batch, and whether the other ranks' batches were the same."""
+        """Log that this rank's batch failed, and whether the other ranks had the same batch."""
         rank = self._host.rank
         log.error("rank %d failed in the batch %s", rank, self._batch)
         found = self._host.compare(COMPARE_S)
@@ -77,7 +80,10 @@ class SchedulerControls:
         hicache_storage_prefetch_policy: str | None = None,
         hicache_write_policy: str | None = None,
     ) -> tuple[bool, str]:
-        """Attach a store; return whether every rank attached it, and a message for the operator."""
+        """Attach a store; return (success, message): whether every rank has attached the store.
+
+        The message tells the operator the reason of a failure.
+        """
         del served_model_name
         try:
             uri = store_to_attach(
@@ -100,7 +106,10 @@ class SchedulerControls:
         return True, f"attached {without_secrets(uri)}"
 
     def detach(self) -> tuple[bool, str]:
-        """Detach the store; return whether every rank detached it, and a message for the operator."""
+        """Detach the store; return (success, message): whether every rank has detached the store.
+
+        The message tells the operator the reason of a failure.
+        """
         told = self._decide(self._host.detach_store)
         if told:
             return False, told
@@ -120,11 +129,11 @@ class SchedulerControls:
 
 
 def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
-    """Return the batch's mode and the tokens of each request that the batch computes.
+    """Return the batch's forward mode and a description of its requests.
 
-    A prefill lists each request's id, its cached tokens and its end. For other modes, which change
-    little between passes, the number of requests is enough; with `each`, every request is listed with
-    its output length.
+    - For a prefill: each request's id, number of cached tokens, and end of the computed tokens.
+    - For other modes: the number of requests, because a batch changes little between passes. With
+      `each`, each request's id and output length instead.
     """
     mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
     if batch.forward_mode.is_extend():

@@ -1,4 +1,4 @@
-"""Opens Lockstep below one rank's SGLang tree, in the constructor of the rank's scheduler."""
+"""Opens Lockstep below one rank's SGLang tree; called by the constructor of the rank's scheduler."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
-    """Return this rank's radix tree with Lockstep below it; every rank must call it."""
+    """Return this rank's radix tree with Lockstep below it. Every rank must call this."""
     settings = read_settings(ctx.server_args, get_memory(), sglang.__version__)
     params = ctx.params
     allocator = params.token_to_kv_pool_allocator
@@ -119,8 +119,8 @@ def _components(
     if WINDOW_POOL in pools:
         window = SlidingWindow(
             pool=WINDOW_POOL,
-            # SGLang may retain more than the target model's window, for a draft model with a longer
-            # window.
+            # Use the larger window if SGLang keeps more than the target model's window, as it does for
+            # a draft model with a longer window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
             host_pages=sizes[WINDOW_POOL],
@@ -129,7 +129,8 @@ def _components(
     if STATE_POOL in pools:
         state = Recurrent(
             pool=STATE_POOL,
-            # Allow a state at every page boundary, because SGLang chooses where it keeps states.
+            # Allow a recurrent state at every page boundary, because SGLang decides where it keeps
+            # states.
             checkpoint_tokens=params.page_size,
             layout=pools[STATE_POOL].layout,
             host_pages=sizes[STATE_POOL],

@@ -1,4 +1,4 @@
-"""Requests that wait for admission, with their prefetches and loads.
+"""Requests that wait for admission under SGLang, with their prefetches and loads.
 
 A request is registered at its first match and forgotten when it is admitted or aborted. Meanwhile
 SGLang asks about it repeatedly, on every rank in the same step:
@@ -21,28 +21,28 @@ from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
-"""Maximum number of steps that a loaded request waits for loads that started together with its load.
+"""Maximum number of steps that a loaded request waits for loads that started before its own completed.
 
-Loads that start together end within a step or two of each other. A rank reports a completed copy in the
-next step; at pipeline depth 1 the verdict is applied one step later.
+Loads that start in the same step end within a step or two of each other. A rank reports a completed
+copy in the next step; at pipeline depth 1 the verdict is applied one step later.
 """
 
 LANDED_FIRST_STEPS = 8
-"""Maximum number of steps that other requests wait until a request with a completed load is admitted.
-"""
+"""Maximum number of steps that other requests wait for the admission of a request whose load has
+completed."""
 
 NEVER = -LANDED_FIRST_STEPS
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One load of a request's tokens `start` to `end` from host memory to the device."""
+    """A load of a request's tokens `start` to `end` (exclusive) from host memory to the device."""
 
     start: int
     end: int
     reserved: Reserved
     anchor: Lock
-    """The lock on the tokens before `start`, which are in SGLang's tree."""
+    """The lock on the tokens before `start` in SGLang's tree."""
     step: int = 0
     """The step in which the load started."""
 
@@ -57,48 +57,49 @@ class Waiting:
     extra_key: str | None = None
     cache_salt: str | None = None
     name: str = ""
-    """The request's name in the replica: unique, equal on every rank (SGLang reuses its request ids).
-    """
+    """The request's name in the replica. It is unique, although SGLang reuses request ids, and equal on
+    every rank."""
     prompt: PromptItems = TEXT_ALONE
     room: int = 0
-    """Number of device tokens that the request needs in total, including tokens still to be decoded."""
+    """Number of the device slots that the request needs in total, including those for tokens still to
+    be decoded."""
     held_by: str | None = None
-    """Name of the backup that must complete before a retracted request is prefetched; None if there is
-    none."""
+    """Name of the backup that must complete before the prefetch of a retracted request starts; None
+    without such a backup."""
     prefix: int = 0
-    """How many of the request's tokens are on the device or loadable, as of the last match."""
+    """Number of the request's first tokens that were on the device or loadable at the last match."""
     on_device: int = 0
-    """How many of the request's tokens are on the device, as of the last match."""
+    """Number of the request's first tokens that were on the device at the last match."""
     load: Load | None = None
-    """The request's load in flight."""
+    """The request's load in flight; None without one."""
     landed: tuple[int, int] = (0, 0)
-    """Token range (start, end) that this request's loads have brought to the device."""
+    """(start, end) of the request's tokens that its completed loads have brought to the device."""
     landed_at: int = NEVER
-    """The step in which the request's last successful load completed."""
+    """Number of the step in which the request's last successful load completed."""
     dropped: bool = False
     """Whether the request was admitted or aborted while its load was in flight."""
     unwanted: bool = False
-    """Whether to discard the load in flight, because the weights have changed."""
+    """Whether the result of the load in flight must be discarded, because the weights have changed."""
 
     def __len__(self) -> int:
-        """Return the request's number of tokens in whole pages."""
+        """Return the number of tokens in the request's whole pages."""
         return len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """Requests that wait for admission, by SGLang's request ids."""
+    """The requests that wait for admission, by SGLang's request id."""
 
     host: HostCache
     prefetch_threshold_tokens: int
     loaded: int = 0
-    """Number of loads that succeeded and were not discarded."""
+    """Number of loads that succeeded and whose result was used."""
     loaded_tokens: int = 0
     _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
     _loading: dict[Waiting, Load] = field(default_factory=dict[Waiting, Load])
-    """Loads in flight, in the order of their starts, including those of aborted requests."""
+    """Loads in flight, in the order in which they started, including loads of aborted requests."""
     _landed: list[Waiting] = field(default_factory=list[Waiting])
-    """Waiting requests whose loads completed within the last `LANDED_FIRST_STEPS` steps."""
+    """Waiting requests whose load completed within the last `LANDED_FIRST_STEPS` steps."""
     _arrivals: int = 0
     _steps: int = 0
 
@@ -107,9 +108,9 @@ class WaitingRequests:
         return self._known.get(handle)
 
     def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
-        """Return the waiting requests that SGLang visits after `first`.
+        """Return the waiting requests that SGLang visits after `first`, in the order of visits.
 
-        These follow the order of `handles`; requests that are not in `handles` come last.
+        This is the order of `handles`; requests that are not in `handles` come last.
         """
         known = self._known
         visited = {handle: known[handle] for handle in handles if handle in known}
@@ -117,7 +118,7 @@ class WaitingRequests:
         return in_order[in_order.index(first) + 1 :]
 
     def arrive(self, handle: Handle, waiting: Waiting, device_tokens: int) -> None:
-        """Register a request, and prefetch its tokens from storage unless it must wait for a backup."""
+        """Register a request, and start its prefetch from storage unless it must wait for a backup."""
         self._arrivals += 1
         waiting.name = f"r{self._arrivals}"
         self._known[handle] = waiting
@@ -125,12 +126,12 @@ class WaitingRequests:
             self._prefetch(waiting, device_tokens)
 
     def go_on(self, waiting: Waiting, device_tokens: int) -> None:
-        """Start the prefetch of a retracted request, because its backup has completed."""
+        """Start the prefetch of a retracted request after its backup has completed."""
         waiting.held_by = None
         self._prefetch(waiting, device_tokens)
 
     def is_busy(self, waiting: Waiting) -> bool:
-        """Return whether a request cannot be admitted yet because of a prefetch, load or backup."""
+        """Return whether a request cannot be admitted yet, because of its prefetch, load or backup."""
         return (
             waiting.load is not None
             or waiting.held_by is not None
@@ -138,13 +139,14 @@ class WaitingRequests:
         )
 
     def waits_for_others(self, waiting: Waiting) -> bool:
-        """Return whether SGLang should skip a request in this step because of other requests' loads.
+        """Return whether other requests' loads should keep a request from admission in this step.
 
-        While loads are in flight, other requests would find no room, and SGLang would then stop
-        admitting until a request finishes. Loaded tokens should also be used before they are evicted to
-        make room for more. A loaded request waits up to `TOGETHER_STEPS` for loads that started
-        together with its load, so that one batch computes all of them. Other requests wait up to
-        `LANDED_FIRST_STEPS` for its admission.
+        - A loaded request waits up to `TOGETHER_STEPS` for other loads that started before its own
+          completed, so that one batch computes all of them.
+        - Other requests wait while loads are in flight, because they would find no free slots, and
+          SGLang would then stop admitting until a request finishes.
+        - After a load, other requests wait up to `LANDED_FIRST_STEPS` until the loaded request is
+          admitted, so that its tokens are used before they are evicted.
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
@@ -154,7 +156,7 @@ class WaitingRequests:
         return bool(self._landed) or any(not each.dropped for each in self._loading)
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
-        """Return how many tokens after those on the device can be loaded from host memory."""
+        """Return how many tokens after the first `device_tokens` can be loaded from host memory."""
         found = self.host.match_host(
             waiting.name, waiting.tokens, waiting.namespace, device_tokens=device_tokens
         )
@@ -162,7 +164,7 @@ class WaitingRequests:
         return found
 
     def begin_load(self, waiting: Waiting, load: Load) -> None:
-        """Start to load the tokens that `hit` reported, into the device slots of `load`."""
+        """Start the load of the tokens that `hit` has found, into the device slots of `load`."""
         self.host.load(
             waiting.name,
             waiting.tokens[: load.end * TOKEN_BYTES],
@@ -173,9 +175,10 @@ class WaitingRequests:
         waiting.load = self._loading[waiting] = load
 
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
-        """Yield each load that ended on every rank, and whether its tokens may be used.
+        """Yield (request, load, good) for each load that ended on every rank.
 
-        No copy accesses the load's slots any more, so the caller owns them from then on.
+        `good` says whether the loaded tokens may be used. The caller owns the load's slots from then
+        on, because no copy accesses them any more.
         """
         self._steps += 1
         self._landed = [each for each in self._landed if self._has_just_landed(each)]
@@ -198,7 +201,7 @@ class WaitingRequests:
             yield waiting, load, good
 
     def admitted(self, handle: Handle) -> Waiting | None:
-        """Count an admitted request's hit in the statistics, and forget the request."""
+        """Record an admitted request and its hit in the statistics, and forget the request."""
         waiting = self._known.get(handle)
         if waiting is not None and len(waiting):
             count = waiting.on_device
@@ -206,7 +209,7 @@ class WaitingRequests:
         return self.forget(handle)
 
     def forget(self, handle: Handle) -> Waiting | None:
-        """Forget an admitted or aborted request; if a load is in flight, `ended` still yields it."""
+        """Forget an admitted or aborted request; `ended` still yields its load in flight, if any."""
         waiting = self._known.pop(handle, None)
         if waiting is None:
             return None
@@ -219,7 +222,7 @@ class WaitingRequests:
         return waiting
 
     def forget_all(self) -> None:
-        """Forget all waiting requests, and discard the results of their prefetches and loads."""
+        """Forget all waiting requests, and do not use the results of their prefetches and loads."""
         for handle in list(self._known):
             self.forget(handle)
         for waiting in self._loading:

@@ -1,9 +1,9 @@
-"""Versions of the weights: KV of other weights than the current ones is not found (rule R16).
+"""Versions of SGLang's weights: only KV of the current weights can match (rule R16).
 
-Weights with a name (a version or a digest) have it in every namespace. Their pages stay in host memory
-and storage, and are found if the same weights return. Weights without a name could be anything. KV
-computed with them is found until the next update, and is not written to storage. An update to or from
-weights without a name discards the host pages; storage keeps its objects.
+Every namespace has the name of its weights: a version or a digest. Pages of named weights stay in host
+memory and storage, and match again if the same weights are loaded again. Weights without a name could
+be any weights. KV computed with them matches until the next update and is not written to storage. An
+update to or from weights without a name discards the host pages; storage keeps its objects.
 """
 
 import logging
@@ -28,20 +28,20 @@ class WeightsUpdate(Enum):
 
 @dataclass(slots=True)
 class _Session:
-    """A weight-update session of SGLang: weights arrive in parts and are complete at its end."""
+    """A weight-update session of SGLang: weights arrive in parts, and are complete when it ends."""
 
     versions: set[str] = field(default_factory=set[str])
     is_known: bool = True
 
     @property
     def version(self) -> str | None:
-        """The name of the weights if all parts were sent under one name, else None."""
+        """The name under which all parts of the weights were sent; None without such a name."""
         return min(self.versions) if self.is_known and len(self.versions) == 1 else None
 
 
 @dataclass(slots=True)
 class WeightsVersions:
-    """Follows one engine's weight updates. Every rank calls it in the same step.
+    """Follows one engine's weight updates. Every rank makes the same calls in the same step.
 
     The argument `holds_nothing` says whether the device holds no KV at the time of the call.
     """
@@ -51,10 +51,10 @@ class WeightsVersions:
     initial: str
     """The name of the weights at startup: the user's version or a digest of the weight files."""
     name: Callable[[Update], str | None]
-    """Returns the name of the weights that an update brings; None if they have no name."""
+    """Function that returns the name of the weights of an update; None if they have no name."""
     _name: str | None = ""
-    """The part of namespaces for the current weights: empty for the startup weights, None without a
-    name."""
+    """The current weights' part of namespaces: "" for the weights of the start, None for weights
+    without a name."""
     _tree_is_stale: bool = False
     """Whether SGLang's device tree may have KV of other weights than the current ones."""
     _session: _Session | None = None
@@ -62,11 +62,11 @@ class WeightsVersions:
 
     @property
     def may_cache(self) -> bool:
-        """Whether the weights are complete and all KV on the device was computed with them."""
+        """Whether KV may be cached: the weights are complete, and all KV on the device is theirs."""
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
-        """Record a weight update's result; if it differs between ranks, the next round raises."""
+        """Record a weight update's result; the next round raises if ranks have different results."""
         self.host.digest_facts("result of a weight update is", taken.value)
         if taken is WeightsUpdate.NOTHING:
             return
@@ -78,14 +78,14 @@ class WeightsVersions:
             self._session.versions.add(update.version)
 
     def begin_session(self) -> None:
-        """Stop caching, because any part of the weights may change until the session's end."""
+        """Stop caching until the session ends, because parts of the weights change until then."""
         self._session = _Session()
 
     def end_session(self, *, holds_nothing: bool) -> None:
-        """End a weight-update session, and name the weights after it.
+        """End a weight-update session, and set the name of the weights after it.
 
-        If the new name were that of the weights before the session, it would be ambiguous, so the
-        weights get no name. Weights that another process wrote in place have no name either.
+        The weights get no name if the session's name is the one that they had before, because this name
+        would be ambiguous. Weights that another process wrote in place have no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))
@@ -96,7 +96,7 @@ class WeightsVersions:
         self._tree_is_stale = False
 
     def clear(self) -> None:
-        """Start new namespaces, so that no page now in host memory or storage is found again."""
+        """Start new namespaces, so that no page that is now in host memory or storage matches again."""
         self._cleared += 1
         life = self.host.inspection.config.life.hex()
         self.namespaces.cleared = f"{life} {self._cleared}"
@@ -112,7 +112,7 @@ class WeightsVersions:
             self._tell(name)
 
     def _part(self, name: str | None) -> str | None:
-        """Return the part of namespaces for weights of this name; empty for the startup weights."""
+        """Return the part of namespaces for the weights `name`; "" for the weights of the start."""
         return "" if name == self.initial else name
 
     def _tell(self, name: str | None) -> None:

@@ -1,7 +1,8 @@
-"""Protocols for the parts of SGLang's objects that Lockstep uses, kept minimal and in one place.
+"""Protocols for the attributes and methods of SGLang's objects that Lockstep uses.
 
-SGLang is not imported here, so that decision logic can be tested without SGLang. Stubs of SGLang's
-classes are in `typings/sglang`; these protocols cover the objects that SGLang passes to Lockstep.
+SGLang is not imported here, so that decision logic can be tested without SGLang. These protocols cover
+the objects that SGLang passes to Lockstep; stubs of the classes that Lockstep imports are in
+`typings/sglang`.
 """
 
 from array import array
@@ -16,42 +17,41 @@ Node: TypeAlias = Any
 refuses."""
 
 Lock: TypeAlias = Any
-"""Handle of a lock on a path of SGLang's tree; `unlock` takes it to release the lock."""
+"""Handle of a lock on a path of SGLang's radix tree, which `unlock` takes to release the lock."""
 
 Handle: TypeAlias = Any
-"""SGLang's id of a waiting request; hashable, and the same on every rank."""
+"""SGLang's id of a request in its queue; hashable, and the same on every rank."""
 
 
 class KvRow(Protocol):
-    """The location of a request's KV on the device, as SGLang records it."""
+    """The location of a request's KV on the device: a row of SGLang's request table."""
 
     req_pool_idx: Any
     kv_committed_len: int
     mamba_pool_idx: torch.Tensor | None
-    """The state-pool slot whose recurrent state is updated as the request's tokens are computed."""
+    """The state-pool slot with the request's working state, which each forward pass updates."""
     mamba_ping_pong_track_buffer: Any
-    """State-pool slots into which SGLang copies the request's recurrent state from time to time."""
+    """State-pool slots into which SGLang copies the request's recurrent state at intervals."""
     mamba_last_track_idx: Any
     mamba_last_track_seqlen: int | None
-    """Number of tokens that the last copy of the request's recurrent state covers; None after the tree
-    has taken this copy."""
+    """Number of tokens that the latest copy of the request's recurrent state covers; None after the
+    tree has taken over this copy."""
     mamba_prev_track_seqlen: int | None
 
 
 class MultimodalItem(Protocol):
-    """`sglang.srt.managers.schedule_batch.MultimodalDataItem`: an image, a video, a recording."""
+    """`sglang.srt.managers.schedule_batch.MultimodalDataItem`: an image, a video or a recording."""
 
     modality: Enum
     format: Enum
     hash: int | None
-    """The key under which SGLang caches the multimodal item's embeddings; a client may supply this
-    hash."""
+    """The key under which SGLang caches the item's embeddings; a client may supply this hash."""
     pad_value: int | None
     pad_values: Sequence[int] | None
-    """Token ids that replace the multimodal item's placeholders, in order; None if `pad_value` replaces
+    """Token ids that replace the item's placeholders, in order; None if the one id `pad_value` replaces
     all."""
     offsets: Sequence[tuple[int, int]] | None
-    """The first and last token position of each run of the multimodal item's placeholders."""
+    """(first, last) token position of each run of the item's consecutive placeholders."""
     feature: object | None
     """The encoder's input for the multimodal item; None after SGLang has consumed it."""
     precomputed_embeddings: object | None
@@ -63,12 +63,12 @@ class MultimodalInputs(Protocol):
     """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the multimodal items of a prompt."""
 
     num_image_tokens: int | None
-    """Number of tokens that a separate (cross-attention) encoder computes; None if the model has none.
-    """
+    """Number of prompt tokens that a separate (cross-attention) encoder computes; None if the model has
+    no such encoder."""
 
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
-        """The prompt's multimodal items; items of one modality are in the order of the prompt."""
+        """The prompt's multimodal items; items of the same modality are in the order of the prompt."""
         ...
 
 
@@ -96,16 +96,16 @@ class SglangRequest(Protocol):
 
 
 class SlotAllocator(Protocol):
-    """Device memory that SGLang's scheduler can still give to requests in one admission pass."""
+    """Numbers of tokens for which SGLang's scheduler can still allocate KV in one admission pass."""
 
     @property
     def remaining_total(self) -> float:
-        """Return for how many more full-attention tokens SGLang can allocate slots."""
+        """Return the number of full-attention tokens for which SGLang can still allocate slots."""
         ...
 
     @property
     def remaining_swa(self) -> float:
-        """Return for how many more window tokens SGLang can allocate slots; 0 without windows."""
+        """Return the number of window tokens for which slots remain; 0 for a model without windows."""
         ...
 
 
@@ -120,7 +120,7 @@ class PagedAllocator(Protocol):
 
 
 class WindowAllocator(Protocol):
-    """Allocator of a windowed model: full-attention slots for all tokens, window slots for some."""
+    """Allocator of a sliding-window model: each token has a full slot, some have a window slot."""
 
     full_to_swa_index_mapping: torch.Tensor
 
@@ -138,7 +138,7 @@ class WindowAllocator(Protocol):
 
 
 class StateRows(Protocol):
-    """SGLang's table of running requests (one row each), with the allocator of state slots."""
+    """SGLang's table of requests on the device, one row for each, with the allocator of state slots."""
 
     enable_mamba_extra_buffer: bool
     mamba_ping_pong_track_buffer_size: int
@@ -173,8 +173,8 @@ class LatentBuffers(Protocol):
     """The device tensors of a latent-attention pool, with page size, layer count and dtype."""
 
     buffers: object
-    """The device tensors: a tuple with one tensor [tokens, 1, elements] per layer if the layout is
-    supported."""
+    """The device tensors: a tuple with one tensor [tokens, 1, elements] per layer. Lockstep supports no
+    other form."""
     device_layer_num: int
     page_size: int
     kv_cache_dim: int
@@ -191,7 +191,7 @@ class StateBuffers(Protocol):
 
 
 class ForwardBatch(Protocol):
-    """The requests and the mode of one forward pass."""
+    """The requests and the forward mode (such as prefill or decode) of one forward pass."""
 
     reqs: Sequence[SglangRequest]
     forward_mode: Any

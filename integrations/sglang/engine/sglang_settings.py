@@ -1,8 +1,7 @@
 """User settings of Lockstep under SGLang: HiCache's flags, and keys of its extra configuration.
 
 HiCache's flags keep their meaning: the size of host memory, the write policy, and when a request stops
-waiting for storage. `--hicache-storage-backend-extra-config` holds the settings that have no HiCache
-flag.
+waiting for storage. `--hicache-storage-backend-extra-config` holds the settings that have no flag.
 """
 
 import json
@@ -29,9 +28,9 @@ BACKEND = "dynamic"
 log = logging.getLogger(__name__)
 
 FORMER_KEYS = {"witness": "compare_batches"}
-"""Renamed keys of the extra configuration: present name by former name."""
+"""Renamed keys of the extra configuration: maps the former name to the present name."""
 NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-"""Keys by which SGLang would find a HiCache backend; Lockstep ignores these keys."""
+"""Keys of the extra configuration by which SGLang finds a HiCache backend; Lockstep ignores them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +38,12 @@ class Flags(Settings):
     """SGLang's command-line flags for HiCache, with SGLang's defaults filled in."""
 
     hicache_ratio: Annotated[float, Meta(gt=0, le=1e6)] | None
-    """Number of host pages per device page; used only if no host memory size is given."""
+    """Ratio of host pages to device pages; used only if the user gives no host memory size."""
     hicache_size: Count
     """Host memory for pages on each rank, in GB; 0 means that `hicache_ratio` sets the size."""
     hicache_write_policy: WritePolicy
     hicache_host_memory_mode: Literal["cache"]
-    """SGLang's use of host memory; Lockstep supports only `cache`."""
+    """HiCache's mode of using host memory; Lockstep supports only the mode `cache`."""
     hicache_storage_backend: str | None
     hicache_storage_backend_extra_config: str | None
     hicache_storage_prefetch_policy: StopRule
@@ -71,28 +70,27 @@ class ExtraSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     compare_batches: bool = False
-    """Whether ranks compare each batch with the other ranks before they compute the batch."""
+    """Whether ranks compare each batch among themselves before they compute it."""
     prefetch_threshold: Count = 0
-    """Minimum number of a request's tokens that are not on the device, for the request to be
-    prefetched."""
+    """A request is prefetched only if at least this number of its tokens is not on the device."""
     prefetch_timeout_base: StopTime | None = None
-    """Base timeout of a prefetch in seconds (`base_s` of the stop policy); not allowed with
-    `stop_policy`."""
+    """The stop policy's `base_s`: timeout of a prefetch in seconds, apart from its length; not allowed
+    with `stop_policy`."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """Timeout of a prefetch per 1,024 tokens in seconds (`per_ki_token_s`); not allowed with
-    `stop_policy`."""
+    """The stop policy's `per_ki_token_s`: timeout of a prefetch in seconds per 1,024 tokens; not
+    allowed with `stop_policy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AttachSettings(Settings):
-    """Keys that are allowed in the extra configuration when a store is attached to a running engine."""
+    """Keys of the extra configuration with which a store can be attached to a running engine."""
 
     store: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePoolSize:
-    """Size of one pool on one rank's device."""
+    """Size of one device pool on one rank."""
 
     device_pages: int
     page_bytes: int
@@ -106,9 +104,9 @@ class SglangSettings:
     flags: Flags
 
     def host_pages(self, pools: Mapping[str, DevicePoolSize], main: str) -> dict[str, int]:
-        """Return the number of host pages of each pool, in the same proportions as on the device.
+        """Return each pool's number of host pages, in proportion to the pool's device pages.
 
-        The `host_pages` setting counts pages of the pool `main`. Every pool gets at least one page.
+        The user's `host_pages` counts pages of the pool `main`. Every pool gets at least one page.
         """
         settings, device = self.plugin, pools[main].device_pages
         size_gb = self.flags.hicache_size
@@ -127,7 +125,8 @@ class SglangSettings:
                     f" ({pools[main].page_bytes} bytes and its share of the other pools); raise"
                     " --hicache-size or host_memory_gib"
                 )
-        # The epsilon keeps a floating-point error in `ratio` from lowering an exact page count by one.
+        # Add the epsilon to a quotient, so that a floating-point error cannot lower an exact number of
+        # pages by one.
         return {
             name: max(1, math.floor(ratio * each.device_pages + 1e-6))
             for name, each in pools.items()
@@ -168,10 +167,10 @@ def parse(resolved: object) -> SglangSettings:
 def store_to_attach(
     backend: str, given: str | None, policies: Mapping[str, tuple[str | None, str]]
 ) -> str:
-    """Return the URI of the store to attach while the engine runs.
+    """Return the URI of the store in a request to attach a store to a running engine.
 
-    `policies` maps each policy's name to the requested value and the value at startup. Raises
-    `ConfigError` if the attach request would change a policy or any other setting.
+    `policies` maps each policy's name to (requested value, value at startup). Raises `ConfigError` if
+    the attach request would change a policy or any other setting.
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")

@@ -1,1 +1,1 @@
-"""Makes any Lockstep store a storage backend of SGLang's HiCache; HiCache's own votes stay."""
+"""Makes any Lockstep store a storage backend of SGLang's HiCache; ranks still vote within HiCache."""

@@ -1,8 +1,8 @@
-"""HiCache's storage calls on a Lockstep store: any failure counts as a miss and is logged.
+"""HiCache's storage calls on a Lockstep store. Any failure counts as a miss and is logged.
 
-SGLang calls the storage from its own threads, which an exception would end. Therefore no exception
-leaves this class after the store is open. A page's result is True only if the store has verified the
-page (read) or confirmed that it holds the page (write).
+SGLang calls the storage in threads of its own, and an exception would end such a thread. Therefore no
+exception leaves this class after the store is open. The flag of a page is True only if the page was
+read and verified, or if the store has confirmed after a write that it has the page.
 """
 
 import logging
@@ -30,12 +30,13 @@ from .pages import PageBatch, PoolPages
 from .prefixes import LookupResult, names_asked, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
-"""Maximum number of read calls, and of write calls, kept until SGLang next collects metrics."""
+"""Maximum number of records of read calls, and also of write calls, kept until SGLang collects metrics.
+"""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
-"""Read and write outcomes that this module logs. Stores log corrupt pages; a missing page is no error.
-"""
+"""Page outcomes that this module logs. Stores log corrupt pages themselves, and a missing page is no
+error."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class _Pool:
 
 
 class HiCacheCalls:
-    """Reads and writes the pages of one rank's HiCache host pools in one store. Thread-safe."""
+    """Reads and writes the pages of one rank's HiCache host pools in a Lockstep store. Thread-safe."""
 
     def __init__(self, config: StorageConfig, facts: EngineFacts) -> None:
         """Check the settings without opening a store; raise `ConfigError` for invalid ones."""
@@ -90,7 +91,7 @@ class HiCacheCalls:
         )
 
     def add_pool(self, name: str, pool: HicacheHostPool) -> None:
-        """Register a host pool for later calls; raise `ConfigError` if its pages cannot be stored."""
+        """Register another host pool; raise `ConfigError` if the pool's pages cannot be stored."""
         pages = PoolPages(name, pool)
         version = self._settings.weights_version
         names = pool_names(
@@ -104,13 +105,13 @@ class HiCacheCalls:
         self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
 
     def leading(self, keys: Sequence[str]) -> int:
-        """Return how many leading pages of the main pool the store reports as present."""
+        """Return how many pages of the main pool the store has before the first missing page."""
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:
-        """Return which prefixes of `keys` can be restored, given the store's pages of all pools.
+        """Return which prefixes of `keys` can be restored from the pages of all pools in the store.
 
-        `transfers` names the other pools, each with its hit policy.
+        `transfers` names the pools besides the main pool, each with its hit policy.
         """
         by = time.monotonic() + self._settings.exists_timeout_s
         there: set[ObjectName] = set()
@@ -137,11 +138,11 @@ class HiCacheCalls:
         return result
 
     def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Read pages into a pool; return one flag per page, False unless read and verified."""
+        """Read pages into a pool; return one flag per page, True if the page was read and verified."""
         return self._move("read", pool, keys, indices)
 
     def write(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Write pages of a pool; return one flag per page, False unless the store now has it."""
+        """Write pages of a pool; return one flag per page, True if the store now has the page."""
         return self._move("written", pool, keys, indices)
 
     def read_flat(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
@@ -153,7 +154,7 @@ class HiCacheCalls:
         return self._move_flat("written", keys, [page.contiguous() for page in pages])
 
     def clear(self) -> bool:
-        """Remove this rank's pages of this model and its weights; return whether all are gone.
+        """Remove this rank's pages of the current model and weights; return whether all are gone.
 
         Other ranks remove their own pages. Pages of other models and weights stay in the store.
         """
@@ -168,7 +169,7 @@ class HiCacheCalls:
         return gone
 
     def take_moved(self) -> tuple[list[MovedPages], list[MovedPages]]:
-        """Return the read calls and the write calls that moved pages since the last `take_moved`."""
+        """Return (reads, writes): the calls that moved pages since the last `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
             self._read.clear()
@@ -208,7 +209,7 @@ class HiCacheCalls:
         keys: Sequence[str],
         batches: Callable[[], Iterable[PageBatch]],
     ) -> list[bool]:
-        """Read or write batches of pages one after the other, with one deadline for all of them."""
+        """Read or write batches of pages one after the other, with one deadline for the whole call."""
         went_well = [False] * len(keys)
         began = time.monotonic()
         limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 
 BufferMeta = tuple[Sequence[int], Sequence[int]]
-"""Addresses and byte counts of all pieces of a list of pages; each page has the same number of pieces.
+"""(addresses, byte counts) of all pieces of a list of pages. Every page has the same number of pieces.
 """
 
 
 class StorageConfig(Protocol):
-    """`hicache_storage.HiCacheStorageConfig`: this rank's position in its groups, and settings."""
+    """`hicache_storage.HiCacheStorageConfig`: this rank's position in parallel groups, and settings."""
 
     tp_rank: int
     tp_size: int
@@ -32,7 +32,7 @@ class StorageConfig(Protocol):
 
 
 class HicacheHostPool(Protocol):
-    """`pool_host.base.HostKVCache` or an equivalent: pages in host memory.
+    """`pool_host.base.HostKVCache` or an equivalent: HiCache's pages in host memory.
 
     Indices are slot numbers. A page has `page_size` slots and is identified by its first slot.
     """
@@ -42,7 +42,7 @@ class HicacheHostPool(Protocol):
     dtype: torch.dtype
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> BufferMeta | None:
-        """Return where the pages' bytes lie; return None or raise if the pool cannot say."""
+        """Return the addresses of the pages; return None or raise if the pool cannot report them."""
         ...
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
@@ -50,7 +50,7 @@ class HicacheHostPool(Protocol):
         ...
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:
-        """Return a tensor with the dtype and length of one page; its values mean nothing."""
+        """Return a tensor with the dtype and length of one page; its values are undefined."""
         ...
 
     def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
@@ -59,10 +59,10 @@ class HicacheHostPool(Protocol):
 
 
 class HicacheTransfer(Protocol):
-    """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots. Read only.
+    """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots; only read here.
 
-    `hit_policy` says which pages of this pool a restorable prefix needs. With the policy
-    `block_groups`, one block covers `block_pages` pages of the main pool and has `group_pages` keys.
+    `hit_policy` determines which pages of this pool a prefix needs to be restorable. With the policy
+    `block_groups`, the pool stores each `block_pages` main-pool pages under `group_pages` keys.
     """
 
     @property
@@ -85,4 +85,5 @@ class HicacheTransfer(Protocol):
 
 
 EngineFacts = Mapping[str, str]
-"""SGLang arguments that change page contents but no pool's layout: value by argument name."""
+"""Maps names of SGLang arguments to values. These arguments change page contents but no pool's layout.
+"""

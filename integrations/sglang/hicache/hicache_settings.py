@@ -1,6 +1,7 @@
 """Settings in `hicache-storage-backend-extra-config` for the HiCache storage, checked at startup.
 
-SGLang removes its own keys first (`prefetch_threshold`, `prefetch_timeout_base` and similar).
+SGLang removes the keys that it defines itself (`prefetch_threshold`, `prefetch_timeout_base` and
+similar) before Lockstep gets the settings.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 @dataclass(frozen=True, kw_only=True)
 class StorageSettings(Settings):
-    """The extra configuration of the HiCache storage; equal on every rank."""
+    """The HiCache storage's settings in the extra configuration; equal on every rank."""
 
     store: Text
     """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """The user's version of the weights, which is part of page keys. Change it whenever the weights
-    change under one model name."""
+    """The user's version of the weights, which is part of page keys. Users must change it whenever they
+    change the weights under one model name."""
     open_timeout_s: _Seconds = 60.0
     """Timeout in seconds for opening the store, and for closing it."""
     exists_timeout_s: _Seconds = 2.0
@@ -36,7 +37,7 @@ class StorageSettings(Settings):
     """Timeout in seconds of each write call of up to 128 pages. Pages not stored by then have failed.
     """
     clear_timeout_s: _Seconds = 60.0
-    """Timeout in seconds of each `clear`, during which SGLang's scheduler waits."""
+    """Timeout in seconds of each `clear`, which blocks SGLang's scheduler."""
 
 
 def parse(extra: Mapping[str, Any]) -> StorageSettings:

@@ -1,8 +1,9 @@
-"""Object names of HiCache's pages in a store; pages with equal names are interchangeable.
+"""Object names of HiCache's pages in a store; pages with the same name are interchangeable.
 
-SGLang's page key is a hash of all tokens up to the page's end. The namespace covers everything else
-that determines the bytes (model, weights, number formats, the pool's byte layout). The shard says which
-part of the model this rank holds.
+- SGLang's page key is a hash of all tokens up to the page's end.
+- The namespace covers everything else that determines the bytes (model, weights, number formats, the
+  pool's byte layout).
+- The shard says which part of the model this rank holds.
 """
 
 import re
@@ -21,10 +22,10 @@ KV: Final = "kv"
 """HiCache's name of its main pool, which holds the KV of all full-attention tokens."""
 
 _SHARDED: Final = ("mamba",)
-"""Pools that are sharded by TP rank even if the model's KV is replicated: recurrent states."""
+"""Names of pools that ranks shard even if the model's KV is replicated: recurrent states."""
 _DRAFTS: Final = ("draft", "draft_swa")
-"""Pools of a draft model's KV, which may be split by heads even if the target model's KV is replicated.
-"""
+"""Names of pools with a draft model's KV. Their heads may be sharded even if the target model's KV is
+replicated."""
 _GEOMETRY: Final = (
     "page_size",
     "layer_num",
@@ -41,8 +42,7 @@ _GEOMETRY: Final = (
     "temporal_dtype",
     "size_per_token",
 )
-"""Names of host-pool attributes that enter the namespace; a pool class has only some of these
-attributes."""
+"""Names of host-pool attributes that enter the namespace. A pool class need not have all of them."""
 _NOT_IN_NAMES: Final = re.compile("[^a-z0-9.-]")
 
 
@@ -68,7 +68,7 @@ def pool_names(
     facts: EngineFacts,
     pieces: Sequence[int],
 ) -> PoolNames:
-    """Return how the pages of a pool are named; `pieces` are the byte counts of a page's pieces.
+    """Return the names of a pool's pages on one rank; `pieces` has the bytes of each piece of a page.
 
     Raises `ConfigError` if the model has no name.
     """

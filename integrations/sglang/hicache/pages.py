@@ -1,9 +1,9 @@
-"""Byte ranges of the pages of a HiCache host pool: in place if pages are contiguous, else via copies.
+"""Access to the bytes of pages of a HiCache host pool: in place, or through temporary tensors.
 
-In the layouts `page_first`, `page_first_direct`, `page_first_kv_split` and `page_head`, a page consists
-of a few contiguous pieces (keys and values), which are read and written in place. In `layer_first`, and
-in pools that do not report where pages lie, pages are copied through temporary tensors, a bounded
-number at a time.
+- Pages are accessed in place if each consists of a few contiguous pieces (keys and values). This is so
+  in the layouts `page_first`, `page_first_direct`, `page_first_kv_split` and `page_head`.
+- Pages are copied through temporary tensors, a bounded number at a time, in the layout `layer_first`
+  and in pools that do not report addresses of pages.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from ....errors import ConfigError
 from .contract import HicacheHostPool
 
 COPIED_AT_A_TIME: Final = 64 << 20
-"""Maximum total size in bytes of the pages copied through temporary tensors for one store call."""
+"""Maximum bytes of the temporary tensors of one store call, summed over its pages."""
 
 _IN_PIECES: Final = ("page_first", "page_first_direct", "page_first_kv_split", "page_head")
 
@@ -27,25 +27,25 @@ Buffers = tuple[memoryview, ...]
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """Consecutive pages of one read or write call; `first` is the index of the batch's first page."""
+    """Consecutive pages of one read or write call; page `first` of the call is page 0 of the batch."""
 
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """After a read, copies the n-th page from its temporary tensor to the pool; does nothing for pages
-    in place."""
+    """Function to call with n after page n of the batch was read. It copies the page from its temporary
+    tensor to the pool, or does nothing if the page was read in place."""
 
 
 class PoolPages:
-    """Access to the pages of one HiCache host pool; keeps the pool's memory alive."""
+    """Access to the pages of one HiCache host pool, with references that keep its memory alive."""
 
     def __init__(self, name: str, pool: HicacheHostPool) -> None:
-        """Find out how to access the pool's pages; raise `ConfigError` if there is no way."""
+        """Choose how to access the pool's pages; raise `ConfigError` if neither way is possible."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size
-        # Keep the pool's memory alive, because SGLang drops its pools while its threads still write
-        # pages back.
+        # Hold references to the pool's memory, because SGLang drops its pools while its threads still
+        # write pages back.
         self.memory = _memory_of(pool)
         flat = pool.get_dummy_flat_data_page()
         self._flat_dtype, self._flat_length = flat.dtype, flat.numel()
@@ -53,21 +53,22 @@ class PoolPages:
         self._is_in_place = found is not None
         if found is None:
             self._require_flat_pages()
-            # A pool without bytes only records that a page exists; its objects hold one byte, because
-            # none may be empty.
+            # A page of a pool without bytes only says that a page exists. Store one byte for it,
+            # because no object may be empty.
             self.pieces = [max(1, self._flat_length * self._flat_dtype.itemsize)]
         else:
             self.pieces = [len(piece) for piece in found[0]]
         self.page_bytes = sum(self.pieces)
 
     def fits(self, pages: int, indices: torch.Tensor) -> bool:
-        """Return whether `indices` has exactly the slots of `pages` pages."""
+        """Return whether `indices` contains exactly the slots of `pages` pages."""
         return indices.numel() == pages * self.page_slots
 
     def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[PageBatch]:
-        """Yield batches of the pages in these slots. Finish one batch before taking the next.
+        """Yield batches of the pages in these slots. Finish each batch before taking the next one.
 
-        With `read`, a batch's buffers may be temporary: call its `land` for each page that was read.
+        If `read` is True, call a batch's `land` for each page that was read, because the batch's
+        buffers may be temporary.
         """
         if self._is_in_place:
             yield self._in_place(indices)
@@ -85,7 +86,7 @@ class PoolPages:
         return page.is_contiguous() and page.nbytes == self._flat_length * self._flat_dtype.itemsize
 
     def of_flat(self, pages: Sequence[torch.Tensor]) -> PageBatch:
-        """Return a batch of pages that lie in separate tensors, one per page."""
+        """Return one batch with all these pages, each of which lies in a separate tensor."""
         return PageBatch(0, [(_one_at_least(page),) for page in pages], _stay)
 
     def _land(self, slots: list[int], pages: list[torch.Tensor], number: int) -> None:
@@ -102,8 +103,8 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # A pool that raises here has more data in a page than these pieces, so access in place
-            # would lose data.
+            # A pool that raises this error has more data per page than `get_page_buffer_meta` can
+            # report, so access in place would lose data.
             return None
         if not meta or not meta[0]:
             return None
@@ -134,7 +135,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _memory_of(pool: HicacheHostPool) -> list[memoryview]:
-    """Return the memory of a host pool as buffers; empty if the pool does not expose it."""
+    """Return the memory of a host pool as buffers; empty if the pool does not report it."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]
 
@@ -148,4 +149,4 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 
 
 def _stay(_: int) -> None:
-    """Do nothing, because a page that was read in place needs no copy."""
+    """Do nothing; the `land` of batches in place, whose pages need no copy."""

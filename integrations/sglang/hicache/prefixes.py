@@ -1,7 +1,7 @@
-"""Compute which prefixes can be restored, from the pages that each pool has. Pure.
+"""Computes which prefixes of a prompt can be restored, from the pages in each pool. Pure.
 
 A prefix is restorable if the main pool has all its pages and every other pool has the pages that its
-policy requires. If a policy requires only the last pages, a longer prefix may be restorable while a
+hit policy requires. If a policy requires only the last pages, a longer prefix may be restorable while a
 shorter one is not. The result is therefore a set of lengths, which ranks intersect: the minimum of the
 ranks' maxima may be restorable on no rank.
 """
@@ -18,7 +18,7 @@ TRAILING_PAGES: Final = "trailing_pages"
 BLOCK_GROUPS: Final = "block_groups"
 
 Has = Callable[[str, str], bool]
-"""Returns whether a pool (first argument) has the page with a key (second argument)."""
+"""Function that returns whether a pool (first argument) has the page with a key (second argument)."""
 
 
 class LookupResult(NamedTuple):
@@ -27,14 +27,14 @@ class LookupResult(NamedTuple):
     pages: int
     """Length in pages of the longest restorable prefix."""
     pool_pages: dict[str, int]
-    """For each pool by name: length in pages of the longest prefix for which this pool has enough
-    pages."""
+    """Maps each pool's name to the length in pages of the longest prefix for which this pool has all
+    required pages."""
     restorable: list[int]
     """Lengths of all restorable prefixes of at least one page, ascending."""
 
 
 def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> dict[str, list[str]]:
-    """Return the keys to look up in the store for each pool, without duplicates."""
+    """Return the page keys to look up in the store, by pool name and without duplicates."""
     asked = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:
         of_pool = keys
@@ -47,7 +47,7 @@ def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> di
 def restorable_prefixes(
     keys: Sequence[str], transfers: Sequence[HicacheTransfer], has: Has
 ) -> LookupResult:
-    """Return the prefixes of `keys` that can be restored from the main pool and `transfers`.
+    """Return the prefixes of `keys` that can be restored, considering the main pool and `transfers`.
 
     Raises `UsageError` for an unknown hit policy.
     """
@@ -57,7 +57,7 @@ def restorable_prefixes(
     for transfer in transfers:
         name, policy = transfer.name, transfer.hit_policy
         if policy == BLOCK_GROUPS:
-            # A missing block does not shorten the prefix, because a block only repeats main-pool pages
+            # Do not shorten the prefix at a missing block, because a block only repeats main-pool pages
             # in another form.
             whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
             pools[name] = _leading(whole) * transfer.block_pages
@@ -80,9 +80,10 @@ def restorable_prefixes(
 
 
 def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
-    """Return, for each block of `block_pages` main-pool pages, the keys under which a pool has it.
+    """Return the keys of each block; a block covers `block_pages` pages of the main pool.
 
-    A block has `group_pages` keys: the transfer's own keys, or else those of the block's last pages.
+    The pool has each block under `group_pages` keys: keys that `transfer` gives, or else the keys of
+    the block's last pages.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:
@@ -97,9 +98,9 @@ def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str
 
 
 def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
-    """Return the lengths, in pages, of the prefixes whose last `width` pages are present.
+    """Return the prefix lengths, in pages, at which the last `width` pages are present.
 
-    For a prefix shorter than `width`, all its pages must be present.
+    A prefix shorter than `width` needs all its pages.
     """
     ends, run = set[int](), 0
     for number, is_there in enumerate(there, start=1):

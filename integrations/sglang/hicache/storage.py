@@ -36,7 +36,7 @@ from .contract import EngineFacts, HicacheHostPool, StorageConfig
 from .names import KV
 
 _FACTS: Final = ("dtype", "kv_cache_dtype", "quantization", "revision", "json_model_override_args")
-"""SGLang arguments that change the values in pages without changing the pools' dtypes.
+"""SGLang arguments that change page contents without changing the pools' dtypes.
 
 For example, two 8-bit number formats have the same dtype in a pool.
 """
@@ -53,7 +53,10 @@ class LockstepStorage(HiCacheStorage):
         self._takes_stats = storage_config.enable_storage_metrics
 
     def register_mem_pool_host(self, mem_pool_host: HicacheHostPool) -> None:
-        """Open the store in this method, because SGLang undoes an attach if this method raises."""
+        """Register the main pool and open the store.
+
+        SGLang undoes an attach if this method raises an exception.
+        """
         super().register_mem_pool_host(mem_pool_host)
         self._calls.open(mem_pool_host)
 
@@ -126,7 +129,8 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # If there are fewer target tensors than keys, `read_flat` returns False for every key.
+        # A list of targets shorter than `keys` is safe, because `read_flat` then returns False for
+        # every key.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(
@@ -168,7 +172,7 @@ class LockstepStorage(HiCacheStorage):
         )
 
     def close(self) -> None:
-        """Close the store; call it after the last storage call has returned."""
+        """Close the store. Call it only after the last storage call has returned."""
         self._calls.close()
 
 
@@ -178,6 +182,6 @@ def _engine_facts() -> EngineFacts:
     try:
         arguments = get_server_args()
     except ValueError:
-        # No SGLang engine runs in this process, so there are no arguments to read.
+        # Return no arguments, because no SGLang engine runs in this process.
         return {}
     return {name: repr(getattr(arguments, name)) for name in _FACTS}

@@ -25,25 +25,25 @@ class LoraRef(Protocol):
 
     @property
     def lora_name(self) -> str | None:
-        """Return the adapter's name, as users give it."""
+        """The adapter's name, as users give it."""
         ...
 
     @property
     def lora_path(self) -> str | None:
-        """Return the path from which its weights were read."""
+        """The path from which SGLang read the adapter's weights."""
         ...
 
 
 class Adapters:
-    """Identifies adapters by their weights. Call it only from the scheduler's thread.
+    """Identifies LoRA adapters by their weights. Call it only from the scheduler's thread.
 
     `loaded` is SGLang's mapping of this rank's loaded adapters, by id. Each adapter is hashed once,
-    because SGLang reads its files once, at the load. Therefore call `look` after every possible load,
-    before the files can change.
+    because SGLang reads its files only at the load. Call `look` after every possible load, before the
+    files can change.
 
     `versions` are the user's versions of adapter weights, by name; `where` names the setting that holds
-    them. `options` is a digest of SGLang's adapter options. `shares` says that SGLang always applies an
-    adapter completely, so that its identity may be shared with other engines.
+    them. `options` is a digest of SGLang's adapter options. `shares` says that SGLang applies all
+    weights of an adapter, so that its identity may be shared with other engines.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Adapters:
     def look(self) -> Collection[str | None]:
         """Hash adapters loaded since the last call, and drop unloaded ones.
 
-        Return the identities of all adapters' weights, in the order in which they were loaded.
+        Return the identities of the weights of all loaded adapters, in the order of their loads.
         """
         if self._found.keys() == self._loaded.keys():
             return self._found.values()
@@ -85,13 +85,13 @@ class Adapters:
         return self._found.values()
 
     def identify(self, lora_id: str) -> str | None:
-        """Return the identity of an adapter's weights; None if unknown, so that nothing is cached."""
+        """Return the identity of an adapter's weights; None if unknown: its KV is not cached then."""
         self.look()
         return self._found.get(lora_id)
 
 
 def without_adapter(extra_key: str | None, lora_id: str | None) -> str:
-    """Return a request's extra key without the adapter id that SGLang includes in it."""
+    """Return a request's extra key without the adapter id that SGLang has added to it."""
     if extra_key is None or lora_id is None:
         return extra_key or ""
     before, _, after = extra_key.rpartition(lora_id)

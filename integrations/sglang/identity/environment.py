@@ -1,8 +1,9 @@
-"""SGLang's environment variables: which count as engine settings, and which of these enter no page key.
+"""Which of SGLang's environment variables are engine settings, and which of them enter no page key.
 
-An environment variable counts as a setting in three cases: SGLang declares it with a default that
-differs from its value; SGLang does not declare it and its name begins with `SGLANG_`; or it is one of
-`READ_BESIDE`.
+An environment variable is an engine setting in three cases:
+- SGLang declares it, and its value differs from the declared default.
+- SGLang does not declare it, and its name begins with `SGLANG_`.
+- It is one of `READ_BESIDE`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ READ_BESIDE: Final = (
     "MINIMAX_NPU_PREFILL_BSQ ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16 ROCM_QUICK_REDUCE_QUANTIZATION "
     "TIMM_FUSED_ATTN TRTLLM_DISABLE_FP4_QUANT_FAST_MATH VIDEO_MAX_PIXELS XHS_VIDEO_JPEG_QUALITY"
 )
-"""Variables that SGLang reads without declaring them and without its prefix, and that may change KV."""
+"""Variables without the prefix `SGLANG_` that SGLang reads without declaring them and that may change
+KV."""
 
 OPERATIONAL_VARIABLES: Final[Mapping[str, str]] = {
     "SGLANG_RUN_ID SGLANG_DP_RANK SGLANG_BLOCK_NONZERO_RANK_CHILDREN SGLANG_RAY_BUNDLE_INDICES": (

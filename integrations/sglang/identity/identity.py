@@ -1,4 +1,4 @@
-"""Identity of one engine's weights and adapters, at startup and after each weight update."""
+"""Identity of one SGLang engine's weights and adapters, at startup and after each weight update."""
 
 import logging
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Identity:
         self._share = settings.share
 
     def of_kv(self, layouts: Mapping[str, PageLayout]) -> str:
-        """Return the engine's part of page keys; `layouts` are the page layouts by pool name."""
+        """Return the part of page keys that identifies the engine; `layouts` are by pool name."""
         return kv_identity(self._resolved, self.weights, layouts, self._share)
 
     def of_update(self, update: Update) -> str | None:
@@ -64,7 +64,8 @@ class Identity:
             digests,
             self._versions,
             options=adapter_options(self._resolved),
-            # If the user lists target modules, SGLang may ignore adapter weights of all other modules.
+            # Share adapters only if the user lists no target modules, because SGLang may otherwise
+            # ignore adapter weights of other modules.
             shares=self._resolved.field("lora", "lora_target_modules") is None,
             where=WHERE,
             log=log,

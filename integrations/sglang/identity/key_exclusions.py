@@ -1,8 +1,8 @@
-"""SGLang settings that enter no page key, or only keys that are not shared with other engines (R16).
+"""SGLang settings that enter no page key, or only keys not shared with other engines (rule R16).
 
 Any other setting, known here or not, enters the key unless it has SGLang's default value
-(`sharing.py`). `Class.name` is a setting inside an object; `Class` alone says that such an object is
-given.
+(`sharing.py`). `Class.name` is a setting inside an object. `Class` alone is the setting whether such an
+object is given.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from .environment import OPERATIONAL_VARIABLES, ROUNDING_VARIABLES
 RELEASES: Final = ("0.5.23",)
 """The supported SGLang releases.
 
-Before adding a release, run `tests/integrations/sharing` with it. If the release's defaults compute
+Before adding a release, run `tests/integrations/sharing` with it. If its default settings compute
 different KV for some models, list these models as unproven in `kv_description.py`, so that their keys
 include the release.
 """
@@ -28,8 +28,8 @@ FILES: Final[Mapping[str, str]] = {
     "exec.dllm": "dllm_algorithm_config",
     "spec": "uno_lora_path speculative_token_map",
 }
-"""Settings that name files, by SGLang's namespace. The files' contents enter the key, their names do
-not."""
+"""Settings whose values are paths of files, by SGLang's namespace. Page keys cover the files' contents,
+not the paths."""
 
 OPERATIONAL: Final[Mapping[str, str]] = {
     "model_path revision model_checksum": "The content of the weights, or their commit, is in the key.",
@@ -153,8 +153,8 @@ RESOLVED: Final[Mapping[str, object]] = {
     "_speculative_draft_quantization_explicitly_set": False,
     "enable_lora_overlap_loading": False,  # The value that SGLang fills in if there are adapters.
 }
-"""Values that SGLang fills in for settings whose default is None. Each value counts as a default, too.
-"""
+"""Values that SGLang fills in for settings whose default is None. Each of them also counts as a
+default."""
 
 EXCLUSIONS: Final = Exclusions(
     names_of(OPERATIONAL, OPERATIONAL_VARIABLES) | names_in_classes(OPERATIONAL_IN_CLASSES),

@@ -1,10 +1,10 @@
 """The part of every page key that identifies an SGLang engine's KV, besides the tokens (rule R16).
 
 It combines the weights (a digest of their files, or a version given by the user) with the settings that
-affect KV (`sharing.py`). Keys also contain the cache's model name and page layout. Together these
+affect KV (`sharing.py`). Page keys also contain the cache's model name and page layout. Together these
 separate KV that must not be shared.
 
-All ranks must compute the same identity; their caches compare it when they open.
+All ranks must compute the same identity. The ranks' caches compare it when they open.
 """
 
 import logging
@@ -36,7 +36,7 @@ FROM_FILES = frozenset(
         *("gguf", "bitsandbytes", "layered", "sharded_state", "runai_streamer"),
     }
 )
-"""SGLang's load formats that read only files of the model's own folder."""
+"""SGLang's load formats that read only files in the model's own folder."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,16 @@ class Resolved:
 
     engine_version: str
     fields: Mapping[str, Mapping[str, object]]
-    """Settings by SGLang's namespace (such as `exec.kernel`), then by name."""
+    """Maps SGLang's namespace (such as `exec.kernel`) to settings by name."""
     model_config: Any
     environment: Mapping[str, object]
-    """Environment variables that count as settings because they differ from their defaults, by name."""
+    """Environment variables that count as settings because they differ from their defaults: values by
+    name."""
     declared: Mapping[str, object]
     """The default value of each SGLang argument, by argument name."""
 
     def field(self, namespace: str, name: str) -> object:
-        """Return one setting; raise `ConfigError` if this SGLang version has no such setting."""
+        """Return a setting's value; raise `ConfigError` if this SGLang has no such setting."""
         try:
             return self.fields[namespace][name]
         except KeyError:
@@ -63,7 +64,7 @@ class Resolved:
             ) from None
 
     def reloaded(self, path: str, load_format: str) -> "Resolved":
-        """Return this configuration as it is after the engine has loaded other weights from `path`."""
+        """Return a copy of this configuration that loads the model from `path` in `load_format`."""
         read = {"model_path": path, "load_format": load_format, "revision": None}
         model = {
             **self.fields["model"],
@@ -80,7 +81,7 @@ class Update:
     version: str | None = None
     """The user's version of the new weights; None if none was given."""
     path: str | None = None
-    """The path from which SGLang reads the new weights; None if they are sent another way."""
+    """The path from which SGLang reads the new weights; None if they arrive as tensors or in memory."""
     load_format: str | None = None
     """The load format of the weight files at `path`; None means the format used at startup."""
 
@@ -88,7 +89,7 @@ class Update:
 def kv_identity(
     resolved: Resolved, weights: str, layouts: Mapping[str, PageLayout], share: Share
 ) -> str:
-    """Return the part of page keys that describes the engine; `layouts` are page layouts by pool.
+    """Return the part of page keys that identifies the engine; `layouts` are page layouts by pool.
 
     Raises `ConfigError` for a setting without a canonical byte form.
     """
@@ -107,7 +108,7 @@ def settings_of(resolved: Resolved) -> KeyedEngineSettings:
 
 
 def adapter_options(resolved: Resolved) -> str:
-    """Return a digest of the settings that may change how this engine applies a LoRA adapter."""
+    """Return a digest of the SGLang options that may change how a LoRA adapter is applied."""
     return _engine_settings(resolved, [*_settings(resolved, "lora")]).digest()
 
 
@@ -118,7 +119,7 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngine
 
 
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
-    """Yield one namespace's settings; for a setting that names a file, yield whether it is given."""
+    """Yield the settings of a namespace. The value of one that names a file is whether it is given."""
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
         default = False if name in files else resolved.declared.get(name, MISSING)
@@ -129,9 +130,8 @@ def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
 def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, where: str) -> str:
     """Return the identity of the weights, including a draft model and separate weight files.
 
-    The user's `version`, if given, represents all of them, and no file is read. Raises `ConfigError`
-    with a remedy if the weights cannot be identified; `where` names the setting in which users give a
-    version.
+    The user's `version`, if given, identifies all of them, and no file is read. Raises `ConfigError`
+    with a remedy if the weights cannot be identified; `where` names the setting for a version.
     """
     if version is not None:
         return f"version {version}"
@@ -164,7 +164,7 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
 
 
 def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
-    """Return a digest of the file or folder at `value`, the value of the setting `name`."""
+    """Return a digest of a file's or folder's content; `value`, its path, is that of setting `name`."""
     path = Path(value).expanduser()
     try:
         if path.is_dir():
@@ -177,11 +177,10 @@ def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
 def _loaded(
     resolved: Resolved, named: tuple[object, object, object], digests: FileDigests, where: str
 ) -> str:
-    """Return the identity of the weights at `named`: a path, a revision and a load format."""
+    """Return the identity of the weights that `named` says how to load: path, revision, load format."""
     path, revision, load_format = named
     if load_format == DUMMY:
-        # With dummy weights each rank fills its shard from the same seed, so the TP size identifies the
-        # weights.
+        # Include the TP size for dummy weights, because each rank fills its shard from the same seed.
         return f"dummy on {resolved.field('parallel', 'tp_size')}"
     loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
     return loaded.identity(digests, where)

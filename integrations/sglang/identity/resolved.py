@@ -1,6 +1,6 @@
 """Reads an SGLang engine's final configuration; imported only in an SGLang process.
 
-SGLang fills in missing arguments from the model, the device and other arguments, and changes more
+SGLang fills in missing arguments from the model, the device and other arguments, and changes further
 arguments during startup. Page keys use the final values, which SGLang keeps by namespace.
 """
 
@@ -20,7 +20,7 @@ def resolved(model_config: object) -> Resolved:
     """Return the current configuration of the SGLang engine in this process.
 
     Call it when SGLang creates the radix cache, because the model is loaded by then. `model_config` is
-    the object that SGLang passes at that point.
+    the object that SGLang passes to the radix cache's constructor.
     """
     context = get_context()
     arguments = type(context.server_args)
@@ -32,8 +32,8 @@ def resolved(model_config: object) -> Resolved:
 
 def declared(arguments: Callable[..., object]) -> dict[str, object]:
     """Return the default value of each SGLang argument, by name."""
-    # These values are the defaults, because constructing the arguments neither resolves them nor reads
-    # files.
+    # Construct the arguments to get their defaults, because construction neither resolves arguments nor
+    # reads files.
     blank = arguments(model_path="")
     return {
         name: with_fallback(arguments, name, getattr(blank, name))
@@ -42,7 +42,7 @@ def declared(arguments: Callable[..., object]) -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """Return the environment variables that count as settings, with values as SGLang reads them.
+    """Return the environment variables that count as settings: values, as SGLang reads them, by name.
 
     These are declared variables that differ from their defaults, and undeclared ones that SGLang may
     read.

@@ -1,1 +1,1 @@
-"""SGLang's pools as Lockstep pages: their layouts, and the device slots that loads fill."""
+"""SGLang's device pools as Lockstep pages: the page layouts, and the device slots of loads."""

@@ -1,9 +1,9 @@
-"""SGLang's pools as Lockstep pages: their layouts, and the tensors that hold them.
+"""SGLang's device pools as Lockstep pages: the page layouts, and the tensors that hold the pages.
 
 SGLang stores keys and values as [tokens, heads, elements] per layer; the slots of a page are
 consecutive. On the host and in storage a page is heads-first, so that ranks of any TP size can find
-their heads. Latent attention (MLA) is replicated on every rank. The index of sparse attention is
-replicated, too, and is a column of the same page.
+their heads. Latent attention (MLA) is replicated on every rank. The index of sparse attention is also
+replicated, and is a column of the same page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,20 +27,20 @@ LATENT, INDEX = "latent", "index"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SglangPool:
-    """One of SGLang's device pools: the layout of its pages, and this rank's tensors."""
+    """One of SGLang's device pools: the layout of its pages, and this rank's tensors that hold them."""
 
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """By column name: one tensor per layer, with its axes in the order that `order` says."""
+    """Maps a column's name to its tensors, one per layer; `order` is the order of a tensor's axes."""
     order: AxisOrder
 
     @property
     def device_pages(self) -> int:
-        """Number of device pages, including the dummy page that SGLang never uses."""
+        """Number of device pages, including the dummy page in which SGLang stores no KV."""
         return len(next(iter(self.tensors.values()))[0])
 
     def lend(self, rank: int, world_size: int) -> EnginePages:
-        """Return the tensors as engine-owned device pages that a cache copies to and from."""
+        """Return the tensors as engine-owned device pages (lent), for copies to and from the host."""
         return EnginePages(self.layout.shard(rank, world_size), self.tensors, self.order)
 
 
@@ -77,7 +77,7 @@ def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]
 
 
 def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe a hybrid model: some layers use attention, the others a recurrent state."""
+    """Describe a hybrid model: some layers have attention, the others a recurrent state."""
     attending = engine_pools(pool.full_kv_pool, page_tokens, tp_size)
     columns = state_columns(pool.mamba_pool, tp_size)
     return {**attending, STATE_POOL: _described(columns, 1, AxisOrder.HEADS_FIRST)}
@@ -118,7 +118,7 @@ def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
 
 
 def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe the pool of latent attention with a sparse-attention index (keys and scales)."""
+    """Describe the pool of latent attention with an index for sparse attention (keys and scales)."""
     latent = _latent(pool, page_tokens, tp_size)[KV_POOL]
     if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
         raise ConfigError(
@@ -126,13 +126,13 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
             f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep supports one for each"
             " token; run without --radix-cache-backend"
         )
-    # A layer without an index uses the tokens that another layer's index has selected.
+    # Leave out layers without an index; they use the tokens that another layer's index selects.
     layers = [each for each in pool.index_k_with_scale_buffer if len(each)]
     if not layers:
         return {KV_POOL: latent}
     row = layers[0].shape[1]
-    # A page holds all keys, then all scales, so its rows are not tokens; this is harmless because pages
-    # are copied whole.
+    # A row of this column is not a token's, because a page holds all keys, then all scales. This is
+    # harmless, because pages are copied whole.
     column = Column(
         name=INDEX,
         layers=len(layers),
@@ -189,7 +189,7 @@ def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Te
     """Return one layer's tensor with a page axis as its first axis."""
     if order is AxisOrder.HEADS_FIRST:
         return tensor
-    # `view` works without a copy for any strides, because a page's slots are consecutive.
+    # Use `view`, which needs no copy whatever the strides, because a page's slots are consecutive.
     return tensor.view(len(tensor) // page_tokens, page_tokens, *tensor.shape[1:])
 
 
@@ -202,5 +202,5 @@ _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, SglangPool]]] = {
     "DSATokenToKVPool": _sparse,
     "HybridLinearKVPool": _states,
 }
-"""Supported pool classes of SGLang, by class name. Their subclasses have other layouts and are
-unsupported."""
+"""Supported pool classes of SGLang, by class name. Subclasses are unsupported, because their layouts
+differ."""

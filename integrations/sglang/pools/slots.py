@@ -1,6 +1,6 @@
 """SGLang's device slots as Lockstep pages: the pages of a prefix, and the pages that a load fills.
 
-A slot is one token's place in one of SGLang's device pools; a page's slots are consecutive.
+A slot has the KV of one token in one of SGLang's device pools; a page's slots are consecutive.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ WINDOW_POOL = "window"
 Pages = npt.NDArray[np.int32]
 
 MakeRoom = Callable[[int, int, int], object]
-"""Evicts this many full-attention tokens, window tokens and states (in this order) from SGLang's tree.
+"""Function that evicts these numbers from SGLang's tree: full-attention tokens, window tokens, states.
 """
 
 
@@ -32,13 +32,14 @@ class Reserved:
     window: torch.Tensor | None
     """Window slots, one for each of the load's last tokens; None for a model without windows."""
     pages: Mapping[str, Pages]
-    """Page numbers by pool, one for each page of the load; -1 where a page needs no window page."""
+    """Maps each pool to page numbers, one for each page of the load; -1 if a page has no window page.
+    """
     state: torch.Tensor | None = None
     """The slot for the recurrent state after the load's last token; None for a model without states."""
 
 
 class AttentionSlots:
-    """Allocates and frees the device slots of loads for a full-attention model."""
+    """Allocates and frees device slots for loads of a model with full attention only."""
 
     def __init__(self, allocator: PagedAllocator, page_tokens: int) -> None:
         self._allocator = allocator
@@ -47,17 +48,18 @@ class AttentionSlots:
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
-        """Return the page numbers by pool of a prefix, given its tokens' slots; whole pages only.
+        """Return the pages of a prefix by pool, as page numbers; only whole pages are included.
 
-        `state` is the slot of the state after these tokens, if the model has one.
+        `slots` has the device slot of each token. `state` is the slot of the recurrent state after
+        these tokens, if the model has one.
         """
         del state
         return {KV_POOL: pages(slots, self.page_tokens)}
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many of a running request's tokens can be saved, and the slot of their state.
+        """Return (count, slot): how many tokens of a request can be saved, and the state after them.
 
-        The slot is None for a model without states.
+        The slot of this state is None for a model without recurrent states.
         """
         return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
@@ -78,14 +80,14 @@ class AttentionSlots:
         self._allocator.free(reserved.slots)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Prepare a load's slots for insertion into the tree, which owns them afterwards."""
+        """Make a load's slots ready for insertion into SGLang's tree, which owns them from then on."""
 
     def free_state(self, reserved: Reserved) -> None:
-        """Free only a load's state slot, because the tree already has a state for these tokens."""
+        """Free only a load's state slot, because SGLang's tree already has a state for these tokens."""
 
 
 class WindowSlots(AttentionSlots):
-    """Slots of a windowed model: a load's last tokens also get sliding-window slots."""
+    """Slots of a sliding-window model: the last tokens of a load also get window slots."""
 
     def __init__(self, allocator: WindowAllocator, page_tokens: int) -> None:
         super().__init__(allocator.full_attn_allocator, page_tokens)
@@ -97,7 +99,7 @@ class WindowSlots(AttentionSlots):
         del state
         first = slots[:: self.page_tokens].to(torch.int64)
         windows = self._both.full_to_swa_index_mapping[first]
-        # SGLang maps tokens that have left the window to slot 0, which is a dummy.
+        # Leave out slot 0, a dummy slot to which SGLang maps tokens that have left the window.
         found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
         return {**super().pages_of(slots), WINDOW_POOL: found.to(torch.int32).cpu().numpy()}
 
@@ -136,5 +138,5 @@ class WindowSlots(AttentionSlots):
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
-    """Return the page number of each run of `page_tokens` slots."""
+    """Return one page number for each `page_tokens` consecutive entries of `slots`."""
     return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

@@ -5,8 +5,8 @@ recurrent state (one matrix per head). A convolution's channels are queries, key
 order. Ranks split queries, keys and values separately, so each of these parts is a separate column. All
 columns have the same number of units, so that ranks of any TP size can find their units.
 
-If SGLang's split is unknown or uneven, a page is one rank's whole state. Its column names then include
-the TP size, so that groups of another TP size do not match it.
+If ranks split the state in an unknown or uneven way, a page is one rank's whole state. Its column names
+then include the TP size, so that groups of another TP size find no such page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,12 @@ from ....ranks.executor.engine_pages import dtype_name
 from ..engine.contract import StateBuffers
 
 UNITS_MAX = 16
-"""Maximum number of units (the heads of a column) per state; more units make copies of small states
-slow."""
+"""Maximum number of units (heads of a column) per state, because copies of small units are slow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """One part of the state that ranks split among them: this rank's channels, on every layer."""
+    """A part of the recurrent state; ranks split it by channels, and this is one rank's share."""
 
     name: str
     layers: Sequence[torch.Tensor]
@@ -36,11 +35,14 @@ class _Part:
 
     @property
     def channels(self) -> int:
-        """Number of this part's channels on this rank."""
+        """Number of the part's channels on this rank."""
         return self.layers[0].shape[1]
 
     def column(self, heads: int, tp_size: int) -> tuple[Column, list[torch.Tensor]]:
-        """Return this part as a column of `heads` units, and tensors [slots, units, 1, elements]."""
+        """Return (column, tensors) of this part; the column has `heads` units over all ranks.
+
+        Each tensor is a view [slots, units of this rank, 1, elements] of one layer.
+        """
         mine = heads // tp_size
         column = Column(
             name=self.name,
@@ -63,7 +65,7 @@ class _Part:
 
 
 def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
-    """Return the columns of a state page, and this rank's tensors for them.
+    """Return this rank's tensors, by column of a state page.
 
     Raises `ConfigError` for an unsupported state pool.
     """
@@ -84,7 +86,7 @@ def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
 
 
 def _units(parts: Sequence[_Part], tp_size: int) -> int:
-    """Return the number of units per column; it is the same at every TP size."""
+    """Return the number of units of every column; it is the same at every TP size."""
     common = gcd(*(part.channels * tp_size for part in parts))
     return max(units for units in range(1, UNITS_MAX + 1) if not common % units)
 
@@ -92,16 +94,16 @@ def _units(parts: Sequence[_Part], tp_size: int) -> int:
 def _divided(
     buffers: StateBuffers, groups: Sequence[int] | None, axis: int, tp_size: int
 ) -> list[_Part]:
-    """Return the parts that ranks split evenly; empty if SGLang's split is unknown or uneven.
+    """Return the parts of a state that ranks split evenly; empty if the split is unknown or uneven.
 
-    `groups` are the channel counts of a convolution's parts in the whole model. `axis` is 0 if a slot's
-    axes are [channels, inputs], 1 if they are [inputs, channels].
+    `groups` has the number of channels of each part of a convolution in the whole model. `axis` is 0 if
+    the axes of a slot are [channels, inputs], 1 if they are [inputs, channels].
     """
     temporal, convolutions = _temporal(buffers), _convolutions(buffers)
     if not convolutions:
         return temporal
     if groups is None and len(convolutions) == 1 and not temporal:
-        # A short convolution without a recurrent state is a single part with all channels.
+        # A short convolution without a recurrent state has one part, with all channels.
         groups = [convolutions["conv0"].shape[2 + axis] * tp_size]
     if groups is None or any(count % tp_size for count in groups):
         return []
@@ -109,8 +111,8 @@ def _divided(
     for name, conv in convolutions.items():
         counts = [count // tp_size for count in groups]
         if conv.ndim != 4 or conv.shape[2 + axis] != sum(counts):
-            # The channel count does not match because with more ranks than heads some heads are
-            # replicated.
+            # The numbers of channels differ if there are more ranks than heads, because ranks then hold
+            # copies of the same head.
             return []
         begin = 0
         for number, count in enumerate(counts):
@@ -121,27 +123,28 @@ def _divided(
 
 
 def _channels(conv: torch.Tensor, axis: int, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield a range of channels of each layer, as tensors whose second axis is the channels."""
+    """Yield the channels `begin` to `end` of each layer as tensors [slots, channels, ...]."""
     for layer in conv:
         if axis == 0:
             yield layer[:, begin:end]
         else:
-            # Make each input a separate layer, because only the channels of one input are contiguous.
+            # Yield each input as a separate layer, because only the channels of one input are
+            # contiguous.
             yield from (layer[:, at, begin:end] for at in range(layer.shape[1]))
 
 
 def _convolutions(buffers: StateBuffers) -> dict[str, torch.Tensor]:
-    """Return the tensors of the convolutions' last inputs, by name; empty without convolutions."""
+    """Return the tensors with the convolutions' last inputs, by name; empty without convolutions."""
     return {f"conv{at}": conv for at, conv in enumerate(buffers.conv) if conv.numel()}
 
 
 def _temporal(buffers: StateBuffers) -> list[_Part]:
-    """Return the part with the recurrent matrices; empty for a model of short convolutions only."""
+    """Return a list of one part, the recurrent matrices; empty if the model has only convolutions."""
     return [_Part("temporal", list(buffers.temporal))] if buffers.temporal.numel() else []
 
 
 def _undivided(buffers: StateBuffers, tp_size: int) -> Iterator[_Part]:
-    """Yield this rank's whole state, without splitting it into parts."""
+    """Yield this rank's whole state as columns that are not split into parts."""
     whole = _convolutions(buffers)
     whole |= {part.name: buffers.temporal for part in _temporal(buffers)}
     for name, tensor in whole.items():

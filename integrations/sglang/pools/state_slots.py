@@ -1,8 +1,8 @@
-"""Slots of full attention and of recurrent states, where one state covers all tokens before it.
+"""Device slots of a model with full attention and recurrent states; a state covers a whole prefix.
 
-SGLang keeps a state in its tree at the end of a prompt chunk or of a finished request. Each running
-request has a working slot for its state. A match can end only where a state is kept, so every load
-includes a state.
+SGLang keeps a state in its tree at the end of each prompt chunk and of each finished request. A running
+request has another slot for its working state. A prefix can be restored only where a state is kept, so
+every load includes a state.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ STATE_POOL = "state"
 
 
 class StateSlots(AttentionSlots):
-    """Slots of a model with recurrent states: a load also gets one slot for its last state."""
+    """Slots of a model with recurrent states: a load also gets a slot for the state at its end."""
 
     def __init__(self, allocator: PagedAllocator, rows: StateRows, page_tokens: int) -> None:
         super().__init__(allocator, page_tokens)
@@ -54,19 +54,19 @@ class StateSlots(AttentionSlots):
         self._rows.mamba_allocator.free(reserved.state)
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many tokens of a request have a valid state, and the slot of that state.
+        """Return (count, slot): how many tokens of a request have a valid state, and its slot.
 
-        The request's working slot holds the state after all computed tokens. If SGLang overlaps forward
-        passes, the next pass may already be writing to this slot. SGLang then copies the state to other
-        slots from time to time, and the last copy is used.
+        The slot of the request's working state has the state after all computed tokens. If SGLang
+        overlaps forward passes, the next pass may already be writing to this slot. SGLang then copies
+        the state to other slots at intervals, and this method returns the last copy.
         """
         kv, rows = request.kv, self._rows
         if not rows.enable_mamba_extra_buffer:
             return kv.kv_committed_len, kv.mamba_pool_idx
         count, at = kv.mamba_last_track_seqlen or 0, kv.mamba_last_track_idx
         if count > kv.kv_committed_len and rows.mamba_ping_pong_track_buffer_size == 2:
-            # The last copy of the state covers tokens that are not committed yet, so use the copy
-            # before it.
+            # Use the copy before the last one, because the last copy covers tokens that are not
+            # committed yet.
             count, at = kv.mamba_prev_track_seqlen or 0, rows.get_mamba_ping_pong_other_idx(at)
         if not 0 < count <= kv.kv_committed_len or count % self.page_tokens:
             return 0, None

@@ -28,7 +28,7 @@ __all__ = ["LockstepConnector"]
 
 
 def __getattr__(name: str) -> object:
-    # Import the connector only on access, because other modules must be importable without vLLM.
+    # Import the connector only on access, so that other modules can be imported without vLLM.
     if name == "LockstepConnector":
         from ..starting import ending_the_start, log_as  # noqa: PLC0415
 
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
 
 
 def _refuse_other_release(error: ImportError) -> None:
-    """Raise `ConfigError` if the plug-in's import failed because this vLLM release is unsupported."""
+    """Raise `ConfigError` if this vLLM is unsupported, after the plug-in's import has failed."""
     from vllm import __version__  # noqa: PLC0415
 
     from ..releases import is_release  # noqa: PLC0415

@@ -12,7 +12,7 @@ NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed (see its log);"
     " a version in adapter_versions avoids reading them"
 )
-"""Text of the flight recorder for an adapter whose weights a rank cannot identify."""
+"""Text in the flight recorder for an adapter that this rank cannot identify."""
 
 
 def adapter_weights(
@@ -33,11 +33,11 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return vLLM's adapter: vLLM keeps the weights under its id, and the KV under its name."""
+    """Return vLLM's adapter with its two keys: the id of its weights, and the name of its KV."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # The suffix distinguishes the two ways in which vLLM can load the same files.
+        # Add a suffix for one of the two ways in which vLLM can load the same adapter files.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

@@ -19,7 +19,7 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import LoraRequest, MultiModalFeature, VllmRequest
 
 NAMESPACES_MAX = 1 << 14
-"""Maximum number of remembered namespaces. Pages of a dropped namespace are not published."""
+"""Maximum number of remembered namespaces. Pages of a forgotten namespace are not published."""
 
 ExtraKeys = tuple[Any, ...] | None
 
@@ -35,7 +35,7 @@ class ItemPlace:
 
 @dataclass(slots=True)
 class HashedItem:
-    """The fields of a multimodal item that vLLM hashes; the item's content is not stored."""
+    """The fields of a multimodal item that vLLM hashes. The item's content is not one of them."""
 
     identifier: str
     mm_position: ItemPlace
@@ -44,13 +44,13 @@ class HashedItem:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "HashedItem":
-        """Return the hashed fields of a multimodal item of vLLM."""
+        """Return those fields of one of vLLM's multimodal items that vLLM hashes."""
         return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HashedRequest:
-    """The fields of a request that vLLM hashes, except the tokens; passed to vLLM as a request."""
+    """The hashed fields of a request except its tokens; vLLM gets this object as if a request."""
 
     lora_request: LoraRequest | None
     mm_features: Sequence[MultiModalFeature]
@@ -65,15 +65,16 @@ class HashedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
-    """A page in which multimodal items begin, so that the ids in its key differ from its tokens."""
+    """A page in which multimodal items begin; the ids in its key differ from its tokens."""
 
     origin: HashedRequest
-    """Hashed fields of the page's request, with the items that begin before the page's end."""
+    """The fields that vLLM hashes of the page's request, with the items that begin before the page's
+    end."""
     tokens: tuple[int, ...]
 
 
 class BlockHasher(Protocol):
-    """vLLM's block hash function with its block sizes."""
+    """vLLM's function that hashes blocks, with the numbers of tokens per hash and per block."""
 
     hash_tokens: int
     """Number of tokens covered by one hash."""
@@ -81,20 +82,20 @@ class BlockHasher(Protocol):
     """Number of tokens per block, a multiple of `hash_tokens`."""
 
     def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
-        """Return the hash of a block that ends with `tokens`; `before` is the previous hash."""
+        """Return the hash of the block with these `tokens`; `before` is the previous block's hash."""
         ...
 
     def extra_keys(self, origin: HashedRequest, start: int, end: int) -> ExtraKeys:
-        """Return vLLM's other inputs to the hash of the tokens from `start` to `end` of a request."""
+        """Return what vLLM hashes for a request's tokens `start` to `end` in addition to the tokens."""
         ...
 
 
 class HashedPage(NamedTuple):
-    """A page, the hashes of its blocks, and the inputs from which vLLM computes these hashes."""
+    """A published page: the hashes of its blocks, and the inputs from which vLLM computes them."""
 
     origin: HashedRequest
     end: int
-    """Number of tokens of the prefix that ends with the page."""
+    """Number of tokens from the start of the prompt to the end of the page."""
     before: bytes | None
     """Hash of the last block before the page; None for a prefix's first page."""
     hashes: tuple[bytes, ...]
@@ -105,7 +106,7 @@ class HashedPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PagesStored:
-    """Consecutive pages that were stored in a tier."""
+    """A tier's event: these consecutive pages were stored."""
 
     tier: Tier
     pages: tuple[HashedPage, ...]
@@ -113,7 +114,7 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """Hashes of blocks that were removed from a tier."""
+    """A tier's event: the blocks with these hashes were removed."""
 
     tier: Tier
     hashes: tuple[bytes, ...]
@@ -130,24 +131,26 @@ class BlockEvents:
         self._hasher = hasher
         self._heard: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, HashedRequest] = OrderedDict()
-        """Hashed request fields by namespace, the least recently used first."""
+        """Maps a namespace to the hashed fields of its requests; the least recently used namespace is
+        first."""
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
-        """Pages in which multimodal items begin, by page key."""
+        """Maps a page key to its page, for pages in which multimodal items begin."""
         self._seeds: dict[bytes, HashedRequest] = {}
-        """Hashed request fields, by the seed key from which a namespace's page keys are derived."""
+        """Maps the key with which a namespace's chain of page keys begins to the hashed fields of its
+        requests."""
         self._pages: dict[bytes, HashedPage] = {}
-        """Pages in host memory, by page key."""
+        """Maps page keys to the pages in host memory."""
         self._stored: set[bytes] = set()
-        """Keys in `_pages` that were also published for the storage tier."""
+        """Keys in `_pages` of the pages that were also published for the storage tier."""
         self._more: Counter[bytes] = Counter()
-        """Number of host pages that have the same key, not counting the first one, by key.
+        """Maps a page key to the number of further host pages with the same key, besides the first one.
 
-        After a reset to earlier weights, a new page gets the same key as a page that a request still
-        holds.
+        A key has a second page after a reset to earlier weights, if a request still holds the first
+        page.
         """
 
     def listen(self, events: Iterable[Event]) -> None:
-        """Queue events; the engine's thread calls this, so hashes are computed later, in `take`."""
+        """Queue events; `take` hashes them later, so that the engine's thread does not wait."""
         for event in events:
             if isinstance(event, Stored | Removed):
                 if event.pool == KV_POOL and event.tier is not Tier.DEVICE:
@@ -162,10 +165,11 @@ class BlockEvents:
         seed: Callable[[str], bytes],
         item_pages: Mapping[bytes, tuple[int, int]] | None = None,
     ) -> None:
-        """Record a request's hashed fields; `seed` returns the key from which page keys are derived.
+        """Record the fields of a request that vLLM hashes.
 
-        `item_pages` has the token ranges of the request's pages in which items begin, by page key. If
-        `item_pages` is None, the namespace identifies the items.
+        `seed` returns the key with which a namespace's chain of page keys begins. `item_pages` maps the
+        keys of the pages in which multimodal items begin to (start, end) in tokens. If `item_pages` is
+        None, the namespace identifies the items.
         """
         items = tuple(map(HashedItem.of, request.mm_features))
         for key, (start, end) in (item_pages or {}).items():
@@ -186,7 +190,7 @@ class BlockEvents:
             self._seeds.pop(seed(dropped), None)
 
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
-        """Yield the changes of published pages since the last call."""
+        """Yield the changes of published pages since the last call, in order."""
         heard, self._heard = self._heard, []
         for event in heard:
             if isinstance(event, Reset):
@@ -202,8 +206,8 @@ class BlockEvents:
         before = self._pages.get(event.after)
         origin = before.origin if before is not None else self._seeds.get(event.after)
         if origin is None:
-            # The pages are from before a reset, so no new request matches them; or their namespace was
-            # dropped.
+            # Skip pages without a known origin. They are from before a reset and match no new request,
+            # or their namespace was forgotten.
             return
         ids: list[int] = np.frombuffer(event.tokens, dtype="<i4").tolist()
         page_tokens = len(ids) // len(event.keys)
@@ -215,8 +219,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # The request with these items was dropped, so the item names that vLLM hashes are
-                    # unknown.
+                    # Stop here: the request with these items was forgotten, so the item names that vLLM
+                    # hashes are unknown.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)
@@ -254,7 +258,7 @@ class BlockEvents:
             yield PagesRemoved(event.tier, tuple(gone))
 
     def _reset(self, seed: Callable[[str], bytes]) -> Iterator[PagesRemoved]:
-        """Yield the removal of all published blocks, and compute the seed keys of the new weights."""
+        """Yield the removal of all published pages, and begin key chains for the new weights."""
         for tier, keys in ((Tier.HOST, [*self._pages]), (Tier.STORAGE, [*self._stored])):
             if gone := tuple(each for key in keys for each in self._pages[key].hashes):
                 yield PagesRemoved(tier, gone)

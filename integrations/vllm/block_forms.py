@@ -1,4 +1,4 @@
-"""Where vLLM 0.32's attention backends store keys and values in their KV blocks.
+"""How vLLM 0.32's attention backends arrange keys and values in their KV blocks.
 
 All backends report blocks of shape [heads, tokens, elements], with a token's key and value in one row.
 The CPU backends really store all keys of a head before its values, in an order that depends on the
@@ -12,36 +12,36 @@ import torch
 
 
 class AttentionBackend(Protocol):
-    """The class `vllm.v1.attention.backend.AttentionBackend`; the class itself, not an instance."""
+    """The class `vllm.v1.attention.backend.AttentionBackend` itself, not an instance of it."""
 
     def get_name(self) -> str: ...
 
 
 class AttentionLayer(Protocol):
-    """`vllm.model_executor.layers.attention.Attention`; on a CPU the layer also has an `isa`."""
+    """`vllm.model_executor.layers.attention.Attention`; on a CPU it has `isa`, the instruction set."""
 
     @property
     def attn_backend(self) -> AttentionBackend: ...
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Keys, and values, as views [blocks, heads, tokens, elements]; tokens and elements may be several
-axes."""
+"""(keys, values) as views [blocks, heads, tokens, elements]; tokens and elements may be several axes
+each."""
 
 _TILE = 16
 
 
 def form_of(layer: AttentionLayer) -> str:
-    """Return the name of a layer's block format: the backend, and for a CPU its instruction set."""
+    """Return the name of a layer's block format: the backend, and the instruction set of a CPU."""
     name = layer.attn_backend.get_name()
     isa = getattr(layer, "isa", None)
     return name if isa is None else f"{name} {isa}"
 
 
 def keys_and_values(form: str, blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return views of the keys and values in `blocks`; None if the format is unknown.
+    """Return (keys, values) as views of `blocks`; None if the block format is unknown.
 
-    `blocks` is one layer's tensor as vLLM registered it, [blocks, heads, tokens, elements].
+    `blocks` is one layer's tensor as vLLM has registered it, [blocks, heads, tokens, elements].
     """
     divide = _FORMS.get(form)
     return None if divide is None else divide(blocks, head_size)
@@ -76,7 +76,7 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return each head's keys and values as flat rows; None if keys and values differ in size."""
+    """Return (keys, values), each with a flat row per block and head; None if their sizes differ."""
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None
@@ -93,4 +93,4 @@ _FORMS: Mapping[str, Callable[[torch.Tensor, int], KeysAndValues | None]] = {
     "CPU_ATTN vec16": _keys_in_columns,
     "CPU_ATTN amx": _in_tiles,
 }
-"""Functions that split blocks into keys and values, by block format; see `form_of`."""
+"""Maps block formats, as named by `form_of`, to functions that split blocks into keys and values."""

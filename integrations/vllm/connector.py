@@ -1,9 +1,8 @@
 """The connector that vLLM loads, a `KVConnectorBase_V1`, for both process layouts of vLLM.
 
 vLLM creates one connector for its scheduler and one in each worker. The scheduler's connector commands
-the cache. A worker's connector starts copies at the right points of the forward pass. A worker's
-connector also returns the results of the scheduler's connector to vLLM, because vLLM expects results
-from workers.
+the cache. A worker's connector starts copies at the right points of the forward pass. It also returns
+the results of the scheduler's connector to vLLM, because vLLM expects results from workers.
 
 With a scheduler on every rank, both connectors are in one process. With one scheduler for many workers,
 the scheduler owns the cache, the workers own the pages, and vLLM carries their messages.
@@ -69,10 +68,10 @@ from .worker_modes import (
 
 
 class InOrder(set[str]):
-    """A set of request ids, as vLLM requires, that iterates in insertion order.
+    """A set of request ids for vLLM, which iterates in insertion order.
 
-    vLLM frees blocks in iteration order. A plain set iterates in a different order on each rank, so the
-    ranks' prefix caches would diverge.
+    vLLM frees blocks in iteration order. The iteration order of a plain set differs between ranks, so
+    the ranks' prefix caches would diverge.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -83,7 +82,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return a set of these ids, followed by the ids in `names`."""
+        """Return a set with these ids, followed by the ids in `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -105,7 +104,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
         self._told: list[bytes] = []
-        """The workers' first handshake messages: their opened ranks, encoded."""
+        """Handshake messages from the workers, encoded: each describes the rank that the worker has
+        opened."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: PluginTelemetry | None = None
@@ -125,7 +125,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     # The methods of a worker's connector follow, in the order of a step.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Open this worker's rank in one-scheduler mode; else pass the KV tensors to the scheduler."""
+        """Open this worker's rank in one-scheduler mode; else pass its KV tensors to the scheduler."""
         if self._one_scheduler:
             rank, self._opened = open_worker_rank(
                 self._config,
@@ -148,15 +148,15 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return None if self._opened is None else OpenedRank(self._opened)
 
     def unregister_kv_caches(self) -> None:
-        """Wait for all copies, because vLLM 0.33 then unmaps the KV for sleep mode."""
+        """Wait for all copies, because vLLM 0.33 calls this before it unmaps the KV for sleep mode."""
         self._half.wait_for_copies()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Apply the scheduler's commands; wait for copies from blocks that this step overwrites."""
+        """Apply the scheduler's commands, and wait for copies from blocks that this step overwrites."""
         self._half.apply_metadata(_pass(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Start the step's loads; vLLM calls this on the engine's stream, before the forward pass."""
+        """Start the step's loads. vLLM calls this on the engine's stream before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         metadata = _pass(connector_metadata)
         self._half.apply_metadata(metadata)
@@ -167,7 +167,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing, because `bind_connector_metadata` has already started the asynchronous loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing, because a request computes only after its load has finished on every rank."""
+        """Do nothing, because a request computes only after its load is complete on every rank."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
@@ -175,11 +175,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing, because whole pages are copied after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Start backups of the pages that this forward pass computes; their blocks stay allocated."""
+        """Start backups of pages that this forward pass computes; their blocks stay allocated."""
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the transfers that finished in this step, as decided by the scheduler's connector."""
+        """Return the transfers that finished in this step, as decided on the scheduler's side."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -190,13 +190,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return this rank's ballot; with a drafter vLLM calls this method before `wait_for_save`."""
+        """Return this rank's ballot. With a drafter, vLLM calls this before `wait_for_save`."""
         return self._half.ballots()
 
     # The methods of the scheduler's connector follow.
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Set vLLM's block pool, whose refcounts keep blocks allocated while they are copied."""
+        """Store vLLM's block pool, in which refcounts keep blocks allocated while they are copied."""
         self._lending.held.pool = gpu_block_pool
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -226,7 +226,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many more tokens every rank can load; None if the ranks have not agreed yet."""
+        """Return how many more tokens every rank can load; None while the ranks have not agreed."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -238,7 +238,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             self._watched.load_begun(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: ScheduledStep) -> KVConnectorMetadata:
-        """End the scheduler's pass: issue its commands and launch the round."""
+        """End the scheduler's pass: issue its commands, launch the round and return the metadata."""
         result = self._side.end_pass(scheduler_output)
         self._watched.loads_ended(result)
         cache = self._side.cache
@@ -251,7 +251,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether the request's blocks must stay allocated because a rank still copies them."""
+        """Return whether the request's blocks must stay allocated, because a rank still copies them."""
         return self._finished(request, block_ids[0])
 
     def request_finished(
@@ -260,7 +260,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
-        """Add transfers that settled after the step to its output, because no step may follow."""
+        """Add the transfers that finished after the step to its output, in case no step follows."""
         cache = self._side.cache
         if isinstance(cache, SchedulerCache):
             ballots = connector_output.kv_connector_worker_meta
@@ -277,14 +277,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             connector_output.finished_recving = received
 
     def has_pending_push_work(self) -> bool:
-        """Return whether an idle engine must keep stepping, because ranks communicate in steps."""
+        """Return whether an idle engine must keep stepping, because ranks vote only in steps."""
         side = self._scheduler
         if side is None or not isinstance(side.cache, SchedulerCache):
             return False
         return side.cache.can_progress or side.gives
 
     def has_pending_block_frees(self) -> bool:
-        """Return whether blocks will soon be freed, so that vLLM need not preempt a request now."""
+        """Return whether blocks will be free soon; vLLM then waits and preempts no request."""
         return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -297,20 +297,23 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies; afterwards no page that may belong to previous weights matches."""
+        """Wait for all copies; if weights may have changed, no page of previous weights matches."""
         self._tell_events(changed=self._side.reset())
         return True
 
     # The methods that both connectors have follow.
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Return the changes of the statistics if a report is due; workers send theirs with ballots."""
+        """Return the changes of the statistics, or None if no report is due.
+
+        Workers in other processes send their statistics with their ballots.
+        """
         told = None if self._watching is None else self._watching.told()
         return None if told is None else LockstepStats(data=told)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False, because vLLM computes pages again that the cache has lost."""
+        """Return False, because vLLM computes pages again if this cache fails to deliver them."""
         return False
 
     def shutdown(self) -> None:
@@ -328,7 +331,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Request contiguous blocks with heads first, the fastest to copy. Any order is supported."""
+        """Request contiguous blocks with heads first, the fastest to copy; any order is supported."""
         return "LBHNC"
 
     @classmethod
@@ -385,7 +388,7 @@ def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> Non
     """Make vLLM's engine core pass each new weight version to the scheduler's connector; idempotent.
 
     vLLM sets the version in the engine core (`finish_weight_update(weight_version=...)`,
-    `update_weight_version`), in the scheduler's process, and does not pass the version to connectors.
+    `update_weight_version`), in the scheduler's process, and does not pass it to connectors itself.
     """
     engine: Any = EngineCore
     set_version = engine.set_weight_version

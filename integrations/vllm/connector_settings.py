@@ -15,31 +15,32 @@ from .weights import InFlight, WeightsChange
 WHERE = "kv_connector_extra_config"
 
 SECRET_FILE = "secret_file"  # noqa: S105 - a name.
-"""Key that names a file with the peers' secret; replaces the key `secret`."""
+"""Key of the extra configuration with the path of a file that has the peers' secret; replaces `secret`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandingOver(Settings):
-    """Time limits of prefill-decode handoffs; equal on every rank, in agreed time."""
+    """Time limits of handoffs from prefill to decode engines; equal on every rank, in agreed time."""
 
     ttl_s: TtlSeconds = 60.0
-    """Seconds of agreed time that a finished request's pages are kept for the decode engine."""
+    """Seconds of agreed time that a finished request's pages are served to the decode engine."""
     patience_s: TtlSeconds = 5.0
-    """Seconds of agreed time that a request waits for pages promised by the prefill engine."""
+    """Seconds of agreed time that a request waits for pages that the prefill engine has promised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorSettings(ServingSettings):
-    """The connector's extra configuration; equal on every rank."""
+    """The settings in the connector's extra configuration; equal on every rank."""
 
     where: ClassVar[str] = WHERE
 
     weights_change: WeightsChange = WeightsChange.WITH_RESET
-    """Whether weights may change with every reset, or only with a new name."""
+    """Which calls to vLLM may change the weights: every reset, or only those that give a new name."""
     in_flight: InFlight = InFlight.KEEP
     """Whether a load in flight is kept or counts as failed when the weights change."""
     peers: Peers | None = None
-    """How ranks of different engines read each other's host memory; see `network_config`."""
+    """Settings with which engines read each other's host memory; see `network_config`."""
     handing_over: HandingOver = HandingOver()
     """Time limits of handoffs between a prefill and a decode engine."""
 
@@ -49,7 +50,7 @@ class ConnectorSettings(ServingSettings):
 
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
-    """Return the settings; raise `ConfigError` with the wrong key and its valid values."""
+    """Return the settings; raise `ConfigError` with the invalid key and its valid values."""
     peers = extra.get("peers")
     if isinstance(peers, Mapping) and SECRET_FILE in peers:
         extra = {**extra, "peers": _with_secret(cast("Mapping[str, Any]", peers))}
@@ -57,7 +58,7 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
 
 
 def _with_secret(peers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the peer settings with the secret read from a file; the secret is never logged."""
+    """Return the peers' settings with the secret from the secret file; the secret is never logged."""
     if "secret" in peers:
         raise ConfigError(f"{WHERE}: peers: give secret or {SECRET_FILE}, but not both")
     path = peers[SECRET_FILE]

@@ -1,7 +1,7 @@
-"""Consumer side of disaggregated prefill: how long requests wait for pages of another engine.
+"""Decode side of disaggregated prefill: how long requests wait for another engine's pages.
 
-If pages are missing, the consumer retries the other engine for a limited agreed time. Then the consumer
-prefetches from the store, and finally the engine computes the remaining tokens.
+If pages are missing, the decode engine requests them again from the prefill engine, for a limited
+agreed time. Then it prefetches from the store. Finally it computes the remaining tokens.
 """
 
 import logging
@@ -15,7 +15,7 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""Number of different agreed times that must be seen before the agreed time is current.
+"""Number of different agreed times after which the agreed time is up to date.
 
 An idle group still has the agreed time of its last step, which may be long ago.
 """
@@ -23,31 +23,31 @@ An idle group still has the agreed time of its last step, which may be long ago.
 
 @dataclass(slots=True, eq=False)
 class AwaitedRequest:
-    """State of a request that waits for pages of a prompt that another engine has computed."""
+    """A request that waits for pages of a prompt that another engine has computed."""
 
     handoff: Handoff
     times: int = 0
-    """Number of different agreed times seen while the request waited."""
+    """Number of different agreed times seen since the request began to wait."""
     last_ms: int = 0
-    """The last seen agreed time, in milliseconds."""
+    """The agreed time seen last, in milliseconds."""
     since_ms: int = 0
-    """The agreed time at which more tokens were last found, in milliseconds."""
+    """The agreed time at which the number of found tokens last grew, in milliseconds."""
     found: int = 0
-    """Number of tokens that were found at `since_ms`."""
+    """Number of tokens of the prompt that were found at `since_ms`."""
     given_up: bool = False
-    """Whether the request no longer reads from the other engine."""
+    """Whether the request no longer tries to read from the other engine."""
 
     @property
     def source(self) -> str:
-        """URI from which the request's next prefetch reads; empty for the store."""
+        """URI from which the request's next prefetch reads; empty means this engine's own store."""
         return "" if self.given_up else self.handoff.source
 
 
 class PrefillConsumer:
-    """Decides how long a request waits for pages that another engine has computed."""
+    """Decides how long requests wait for pages that another engine has computed."""
 
     def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
-        """Let a request wait up to `patience_s` for pages that another engine has promised.
+        """Let each request wait up to `patience_s` seconds for pages that another engine has promised.
 
         If `loads` is False, this engine does not load pages, so its requests never wait.
         """
@@ -79,7 +79,7 @@ class PrefillConsumer:
         return None if why else AwaitedRequest(handoff)
 
     def waits(self, taken: AwaitedRequest) -> None:
-        """Record the agreed time for a waiting request; must be called in each pass that queries it."""
+        """Record the agreed time for a waiting request; to be called in each pass that queries it."""
         now_ms = self._cache.inspection.agreed_ms
         if taken.last_ms == now_ms:
             return
@@ -89,10 +89,11 @@ class PrefillConsumer:
             taken.since_ms = now_ms
 
     def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
-        """Return whether a request that has `found` of `at_most` tokens should prefetch again and wait.
+        """Return whether a request should prefetch from the other engine again and wait.
 
-        To be called after each prefetch of the request. Lookup time counts towards the patience unless
-        the lookup found more tokens. A source that has `refused` the request is not retried.
+        Call it after each prefetch of the request, which has found `found` of at most `at_most` tokens.
+        A lookup that finds no more tokens uses up patience. An engine that has `refused` the request is
+        not asked again.
         """
         if taken.given_up:
             return False
@@ -115,7 +116,7 @@ class PrefillConsumer:
         return bool(taken.handoff.source) and self._cache.config.store is not None
 
     def _nothing_to_take(self, handoff: Handoff) -> str:
-        """Return the reason why promised pages cannot be read; empty if they can be read."""
+        """Return the reason why promised pages cannot be read; "" if they can be read."""
         config = self._cache.config
         if not self._loads:
             return "kv_role is kv_producer, so this engine loads nothing"

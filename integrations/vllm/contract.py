@@ -1,4 +1,7 @@
-"""Protocols for the parts of vLLM 0.32's objects that the plug-in uses, except base classes."""
+"""Protocols for the attributes and methods of vLLM 0.32's objects that the plug-in uses.
+
+vLLM's base classes are imported instead.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,14 +27,14 @@ class MultiModalPosition(Protocol):
 
 
 class MultiModalFeature(Protocol):
-    """A multimodal item. Its identifier is a hash of its content, or a name from a client."""
+    """A multimodal item. Its identifier is a hash of its content, or a name given by a client."""
 
     identifier: str
     modality: str
 
     @property
     def data(self) -> object | None:
-        """The item's model inputs by name, each with its `data`; None if in another process."""
+        """The item's model inputs by name, each with `data`; None if they are in another process."""
         ...
 
     @property
@@ -48,7 +51,7 @@ class LoraRequest(Protocol):
 
 
 class VllmRequest(Protocol):
-    """`vllm.v1.request.Request`, updated by the scheduler; one object for the request's lifetime."""
+    """`vllm.v1.request.Request`, which the scheduler updates; one object for the request's lifetime."""
 
     request_id: str
     resumable: bool
@@ -57,9 +60,10 @@ class VllmRequest(Protocol):
     cache_salt: str | None
     num_computed_tokens: int
     num_output_placeholders: int
-    """Number of tokens in passes whose output the scheduler has not processed yet."""
+    """Number of tokens in forward passes whose output the scheduler has not processed yet."""
     kv_transfer_params: object
-    """The router's parameters for disaggregated prefill; clients may send any type."""
+    """The router's parameters for disaggregated prefill. They may have any type, because clients send
+    them."""
 
     @property
     def status(self) -> Enum: ...
@@ -104,12 +108,12 @@ class BlockPool(Protocol):
 
     @property
     def free_blocks(self) -> Callable[[Sequence[Any]], object]:
-        """Function that decrements refcounts and frees blocks at 0; earlier blocks are reused first."""
+        """Function that decrements refcounts; blocks at 0 become free, and are reused in this order."""
         ...
 
     @property
     def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
-        """Function that frees blocks, and calls back for each block when it is reallocated or reset."""
+        """Function that frees blocks, and calls back when vLLM reallocates or resets a block."""
         ...
 
 
@@ -124,7 +128,7 @@ class ScheduledStep(Protocol):
 
 
 class TransferOutput(Protocol):
-    """`vllm.v1.outputs.KVConnectorOutput`; the connector may change it before the scheduler does."""
+    """`vllm.v1.outputs.KVConnectorOutput`; the connector changes it before the scheduler reads it."""
 
     finished_sending: set[str] | None
     finished_recving: set[str] | None
@@ -164,7 +168,7 @@ class ModelConfig(Protocol):
     model_weights: str
     """Path of the weights if they are not in the model's folder; otherwise empty."""
     revision: str | None
-    """Revision of a model in a Hugging Face repository; unused for a local path."""
+    """Revision of a model in a Hugging Face repository; unused for a model with a local path."""
     seed: int
     dtype: object
     """The model's compute dtype, a `torch.dtype`."""
@@ -211,7 +215,8 @@ class AttentionConfig(Protocol):
     """The used fields of `vllm.config.AttentionConfig`."""
 
     hisparse_config: object
-    """Options for keeping the KV of sparse attention in host memory; None if it stays on the device."""
+    """Settings with which sparse attention's KV stays in host memory; None if it stays on the device.
+    """
 
 
 class CompilationConfig(Protocol):
@@ -219,7 +224,7 @@ class CompilationConfig(Protocol):
 
     @property
     def static_forward_context(self) -> Mapping[str, AttentionLayer]:
-        """The model's layers by name, available in the worker process once the model is loaded."""
+        """The model's layers by name. They are in the worker's process once the model is loaded."""
         ...
 
 
@@ -265,12 +270,12 @@ class AttentionSpec(Protocol):
     head_size: int
     head_size_v: int
     num_head_slots: int | None
-    """Number of head slots per block if it differs from the number of the model's KV heads."""
+    """Number of head slots in a block; None if it is the number of the model's KV heads."""
     tokens_per_state: int
     """Number of tokens per entry of the KV cache."""
     state_content_bytes: int | None
-    """Bytes per head and token if a backend does not store the elements of a key and a value as they
-    are."""
+    """Bytes per head and token, for a backend that packs the elements of a key and a value; otherwise
+    None."""
 
 
 class WindowSpec(Protocol):
@@ -279,7 +284,7 @@ class WindowSpec(Protocol):
     sliding_window: int
     """Number of tokens that a token attends to, including itself."""
     extra_retained_tokens: int
-    """Number of tokens before the window that vLLM keeps, because draft tokens may be rejected."""
+    """Number of tokens before the window that vLLM also keeps, because draft tokens may be rejected."""
 
 
 class LatentSpec(Protocol):
@@ -296,7 +301,7 @@ class StateSpec(Protocol):
 
     block_size: int
     shapes: Sequence[tuple[int, ...]]
-    """Shapes on one rank: first the convolution's last inputs, then the recurrent state."""
+    """Shapes on one rank: the convolution's last inputs, then the recurrent state if there is one."""
     dtypes: Sequence[torch.dtype]
     mamba_type: Enum
     """The kind of layer, a `MambaAttentionBackendEnum`."""
@@ -324,6 +329,6 @@ class HashedCacheConfig(EngineCacheConfig, Protocol):
     """`vllm.v1.kv_cache_interface.KVCacheConfig` with the fields for block hashes and zeroing."""
 
     hash_block_size: int | None
-    """Number of tokens per block hash."""
+    """Number of tokens that one block hash covers."""
     needs_kv_cache_zeroing: bool
     """Whether workers zero a block before a request gets it."""

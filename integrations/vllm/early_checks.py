@@ -1,4 +1,4 @@
-"""Check Lockstep's settings when vLLM starts, before it spawns processes or reads weights."""
+"""Checks Lockstep's settings when vLLM starts, before vLLM spawns processes or reads weights."""
 
 from functools import wraps
 from typing import Any
@@ -15,7 +15,7 @@ CONNECTOR = "LockstepConnector"
 def check_before_the_start() -> None:
     """Check the settings in the user's process, when vLLM selects its executor; idempotent.
 
-    vLLM resolves the connector class earlier, but has no settings to pass to it at that time.
+    vLLM resolves the connector class earlier, but passes no settings then.
     """
     executor: Any = Executor
     get_class = executor.get_class

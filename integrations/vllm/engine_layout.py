@@ -20,7 +20,7 @@ from .state_parts import state_columns
 LATENT, INDEX = "latent", "index"
 
 _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
-"""The columns of one pool's pages, each with its tensors in layer order."""
+"""(column, tensors in layer order) for each column of one pool's pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class VllmPool:
     group: PoolGroup
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """The tensors of each column, by the column's name: one tensor for each layer, in layer order."""
+    """Maps each column's name to its tensors: one for each layer, in layer order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """The pools of an engine, the main one first.
+    """The pools of an engine, the main pool first.
 
-    Keys and values are separate columns of shape [heads, tokens, elements]. Therefore engines with the
-    same model, dtype and page size have identical pages. `block_forms` maps a backend's blocks to these
-    columns. For an unknown backend, a page is a raw block, in a column named after the backend. The
-    columns of latent attention and of sparse-attention indices are replicated on all ranks.
+    Keys and values are separate columns of shape [heads, tokens, elements]. Engines with the same
+    model, dtype and page size therefore have identical pages. `block_forms` maps a backend's blocks to
+    these columns. For an unknown backend, a page is a raw block, in a column named after the backend.
+    The columns of latent attention and of sparse-attention indices are replicated on all ranks.
     """
 
     pools: tuple[VllmPool, ...]
@@ -55,8 +55,8 @@ class EngineLayout:
     ) -> "EngineLayout":
         """Describe the KV tensors [blocks, heads, tokens, elements] that vLLM has registered.
 
-        `cache_config` is the worker's own configuration. `layers` maps the names of the tensors to the
-        model's layers. Raises `ConfigError` with the layer's name for an unsupported layer.
+        `cache_config` is the worker's own configuration. `layers` maps a tensor's name to the model's
+        layer. Raises `ConfigError` with the layer's name for an unsupported layer.
         """
         groups = cache_config.kv_cache_groups
         names = [name for group in groups for name in group.layer_names]
@@ -87,11 +87,17 @@ class EngineLayout:
         return self.pools[0].layout
 
     def components(self, pages: int) -> tuple[ComponentConfig, ...]:
-        """Return the configuration of all pools but the main one, which has `pages` host pages."""
+        """Return the configuration of every pool except the main pool.
+
+        `pages` is the main pool's number of host pages.
+        """
         return tuple(each.group.component(each.layout, pages) for each in self.pools[1:])
 
     def host_bytes(self, pages: int, world_size: int) -> int:
-        """Return a rank's bytes of host memory in all pools if the main pool has `pages` pages."""
+        """Return a rank's bytes of host memory, summed over all pools.
+
+        `pages` is the main pool's number of host pages.
+        """
         return sum(
             each.layout.shard(0, world_size).page_bytes * each.group.host_pages(pages)
             for each in self.pools
@@ -99,8 +105,8 @@ class EngineLayout:
 
     def lend(self, world_size: int) -> dict[str, EnginePages]:
         """Return vLLM's KV tensors as engine-owned device pages (lent), by pool."""
-        # Describe rank 0's shard, because a rank is unknown until the group opens, and all shards are
-        # equally large.
+        # Describe rank 0's shard: the rank is unknown until the group opens, and all shards are equally
+        # large.
         return {
             each.group.name: EnginePages(each.layout.shard(0, world_size), each.tensors)
             for each in self.pools
@@ -125,7 +131,7 @@ def _columns(
     ranks: int,
     layers: Mapping[str, AttentionLayer],
 ) -> _Columns:
-    """Return a group's columns; layers that differ in shape, dtype or role get separate columns."""
+    """Return the columns of a layer group; layers of other shape, dtype or role get other columns."""
     sorts: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         role = getattr(specs[name], "cache_role", None)
@@ -152,7 +158,7 @@ def _columns(
 
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a tensor indexed by whole blocks; some backends index by parts of a block."""
+    """Return a view that is indexed by whole blocks, for backends that index by parts of a block."""
     if parts == 1:
         return tensor
     return tensor.view(len(tensor) // parts, parts, *tensor.shape[1:]).transpose(1, 2)
@@ -169,7 +175,7 @@ def _of_attention(
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
     found = [each for each in divided if each is not None]
     if len(found) < len(tensors):
-        # The order of head slots depends on the number of ranks, so the column's name includes this
+        # Add the number of ranks to the column's name, because the order of head slots depends on this
         # number.
         alike = f"kv of {called}" + (f" on {ranks} ranks" if spec.num_head_slots else "")
         return [_column(alike, tensors, tensors[0].shape[2], ranks)]
@@ -188,12 +194,12 @@ def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
 def _column(
     name: str, views: Sequence[torch.Tensor], tokens: int, ranks: int | None = None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return the layers' column, whose heads are divided among `ranks` (None: replicated)."""
+    """Return the column of these layers, whose heads are divided among `ranks` (None: replicated)."""
     first = views[0]
     column = Column(
         name=name,
         layers=len(views),
-        # If there are more ranks than KV heads, every rank's copy of a head counts as a separate head.
+        # Count every rank's copy of a head as a separate head if there are more ranks than KV heads.
         heads=first.shape[1] * (ranks or 1),
         elements=first[0, 0].numel() // tokens,
         dtype=dtype_name(first.dtype),
@@ -220,8 +226,8 @@ def require_supported(config: EngineConfig) -> None:
         if size != 1:
             raise ConfigError(f"{name} is {size}, but LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
-        # Hisparse and this plug-in each need a callback for reallocated blocks; vLLM keeps one per
-        # block.
+        # vLLM keeps one callback for the reallocation of a block, but Hisparse and this plug-in each
+        # need one.
         raise ConfigError(
             "hisparse_config is set in attention_config, but vLLM reports reused blocks to only one of"
             " hisparse and LockstepConnector; disable one of them"
@@ -229,7 +235,7 @@ def require_supported(config: EngineConfig) -> None:
 
 
 def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> None:
-    """Raise `ConfigError` if workers would overwrite blocks while copies still read them.
+    """Raise `ConfigError` if vLLM's workers would overwrite blocks before copies have read them.
 
     Checked only for an engine with one scheduler. A scheduler on every rank waits for the copies before
     its worker runs.
@@ -243,7 +249,7 @@ def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> Non
 
 
 def drafts_after_saves(config: EngineConfig, version: str) -> bool:
-    """Return whether vLLM calls `wait_for_save` before its drafter has written KV of draft layers."""
+    """Return whether vLLM calls `wait_for_save` before its drafter has written the draft layers' KV."""
     drafts = config.speculative_config is not None
     return drafts and config.use_v2_model_runner and is_release(version, ["0.32"])
 

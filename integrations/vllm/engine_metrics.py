@@ -1,4 +1,4 @@
-"""Passes the statistics of `stats` to vLLM's log and to vLLM's Prometheus metrics."""
+"""Passes the changes of statistics from `stats` to vLLM's log and to vLLM's Prometheus metrics."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,11 +16,11 @@ from .contract import EngineConfig, ParallelConfig
 from .stats import ALL, Number, Told, add, line, spread
 
 _registered: list[Any] = []
-"""Metrics of the last engine in this process, to be unregistered when another engine starts."""
+"""Metrics of this process's last engine, which are unregistered when another engine starts."""
 
 
 class LockstepStats(KVConnectorStats):
-    """A report of statistics that vLLM carries from the engine to its log and metrics."""
+    """A report of Lockstep's statistics, which vLLM carries from the engine to its log and metrics."""
 
     data: Told
 
@@ -38,7 +38,7 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics among vLLM's: named as on `metrics_port`, with vLLM's labels added."""
+    """Lockstep's metrics in vLLM's endpoint: the names of `metrics_port` with vLLM's labels added."""
 
     def __init__(
         self,
@@ -49,8 +49,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Unregistering fails for metrics that vLLM creates through Ray, which are not in the
-            # registry.
+            # Ignore a failure, because metrics that vLLM creates through Ray are not in the registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
@@ -58,7 +57,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
         self._begin_at_0(vllm_config.parallel_config)
 
     def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
-        """Apply a report, which an engine has sent, to the metrics."""
+        """Add a report from an engine to the metrics."""
         engine = self.per_engine_labelvalues[engine_idx]
         for name, values in transfer_stats_data.items():
             family, metric = ALL[name], self._metrics[name]

@@ -1,4 +1,4 @@
-"""Finished requests whose blocks the engine cannot reuse yet."""
+"""Finished requests of vLLM whose blocks vLLM cannot reuse yet."""
 
 from ...ranks.group.host_cache import HostCache
 from .pass_steps import LAST_STEPS, LAST_WAIT_S
@@ -7,34 +7,35 @@ from .producer import PrefillProducer
 from .tracked import FinishedRequest, TrackedRequest
 
 GIVEN_WAIT_S = 1.0
-"""Seconds of agreed time that an engine without requests steps until promised pages are served."""
+"""Maximum seconds of agreed time that an engine without requests keeps stepping to serve promised
+pages."""
 
 
 class FinishedRequests:
-    """Issues the commands for finished requests, and reports requests whose blocks are free."""
+    """Issues the commands for finished requests, and reports the requests whose blocks are free."""
 
     def __init__(self, cache: HostCache, giving: PrefillProducer, backups: PendingBackups) -> None:
-        """`giving` serves finished requests to other engines; `backups` has unfinished backups."""
+        """`giving` serves finished requests to other engines; `backups` has the unfinished backups."""
         self._cache = cache
         self._giving = giving
         self._backups = backups
         self._ended: list[FinishedRequest] = []
-        """Requests that finished since the last pass."""
+        """Requests that finished since the last scheduler pass."""
         self._leaving: dict[str, FinishedRequest] = {}
-        """Requests whose blocks are still being copied, by name."""
+        """Maps names to finished requests whose blocks are still being copied."""
         self._over: list[TrackedRequest] = []
-        """Requests whose load has finished, but which were not yet reported to the engine."""
+        """Finished requests whose load has ended, but which were not reported to the engine yet."""
         self._given_back: list[str] = []
-        """Names of requests whose blocks the engine got back while copies still read the blocks."""
+        """Names of requests whose blocks the engine got back although copies may still read them."""
 
     @property
     def lent(self) -> list[str]:
-        """Names of requests whose blocks are only read: copies from the blocks are still in flight."""
+        """Names of finished requests with copies in flight that only read their blocks."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
     def frees(self) -> bool:
-        """Whether blocks of requests handed to another engine become free when copies finish."""
+        """Whether some request handed to another engine has blocks that become free after copies."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
@@ -47,8 +48,8 @@ class FinishedRequests:
     def commit(self) -> None:
         """Issue the commands for requests that finished since the last pass, in order of arrival.
 
-        The requests are sorted, because the engine reports requests that were aborted together in a
-        different order on each rank.
+        They are sorted, because the order in which an engine reports requests that were aborted
+        together differs between ranks.
         """
         ended, self._ended = self._ended, []
         for each in sorted(ended, key=lambda each: each.tracked.number):
@@ -70,36 +71,37 @@ class FinishedRequests:
                 self._over.append(each.tracked)
 
     def wait_for_copies(self) -> bool:
-        """Wait for copies of blocks that the engine already got back; return whether there were any."""
+        """Wait for copies that still read blocks returned to the engine; return if there were any."""
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.wait_for_copies(name)
         return bool(given_back)
 
     def freed(self) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """Return the requests whose awaited load has finished, and those whose blocks are free."""
+        """Return (loaded, freed): requests whose load has ended, and requests with free blocks."""
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Check every request, because `collect_freed` returns only released requests.
+        # Check every finished request, because `collect_freed` returns only requests that were
+        # released.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
-            # Reporting the load of a finished request as finished makes the engine free its blocks.
+            # Report a finished request's load as ended: the engine then frees the request's blocks.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 
     def last_steps(self) -> bool:
-        """Run cache steps for an engine that no longer steps; return whether it must read results.
+        """Run the last cache steps of an engine that stops stepping; return whether results remain.
 
-        Most copies have finished by now, and all ranks agree on that in a step. Wait for promised
-        pages, too, because no later step would serve them.
+        Most copies have finished by now, and a step is enough for all ranks to agree on that. Also wait
+        until promised pages are served, because no later step would serve them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)
         if not (self._leaving or self._over):
             return False
         if len(self.lent) < len(self._leaving):
-            # Wait for loads, because the engine cannot reuse blocks into which a load writes.
+            # Wait for loads, because the engine cannot reuse blocks that a load writes.
             cache.finish_copies()
         for _ in range(LAST_STEPS):
             if any(map(cache.has_copies_in_flight, self._leaving)):
@@ -107,9 +109,9 @@ class FinishedRequests:
         return True
 
     def give_back(self, *, still_read: bool) -> list[TrackedRequest]:
-        """Return all requests whose blocks are only read, so that the engine gets the blocks back now.
+        """Return all finished requests whose blocks are only read, so that the engine frees the blocks.
 
-        With `still_read`, copies may still read the blocks, so `wait_for_copies` must run before the
+        With `still_read`, copies may still read the blocks. `wait_for_copies` must then run before the
         engine overwrites them.
         """
         names = self.lent

@@ -17,18 +17,17 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""Window size, in tokens, of a full-attention group that is not the main pool; larger than any prefix.
-"""
+"""Window size, in tokens, of a further full-attention group besides the main pool; above any prefix
+length."""
 STATES_SHARE = 4
-"""The main pool has this many host pages for each host page of a pool of recurrent states.
+"""Number of the main pool's host pages for each host page of a pool of recurrent states.
 
-A recurrent state covers all tokens before it, and one state is kept at the end of each prompt or
-prefill chunk.
+A pool of states needs fewer pages, because it keeps one state for each prompt or prefill chunk.
 """
 
 
 class GroupKind(Enum):
-    """Kind of pool: decides which part of a prefix must be restored before a request can continue."""
+    """Kind of pool, which decides what part of a prefix must be restored before a request continues."""
 
     FULL = KV_POOL
     WINDOW = "window"
@@ -37,7 +36,7 @@ class GroupKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolGroup:
-    """One layer group as a pool; equal on every rank."""
+    """One layer group of vLLM as a pool; equal on every rank."""
 
     name: str
     group: int
@@ -45,7 +44,8 @@ class PoolGroup:
     kind: GroupKind
     block_tokens: int
     span_tokens: int
-    """Trailing tokens that a request needs to continue; for a state pool, the tokens between states."""
+    """Number of the prefix's last tokens that a request needs to continue. For a pool of states, the
+    number of tokens between two states."""
 
     @property
     def page_tokens(self) -> int:
@@ -102,7 +102,7 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
 
 
 def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
-    """Return each layer's `KVCacheSpec`; a group has one for all layers, or one for each layer."""
+    """Return the `KVCacheSpec` of each layer. A group has one for all layers, or one for each layer."""
     each: Mapping[str, Any] = getattr(spec, "kv_cache_specs", {})
     return {layer: each.get(layer, spec) for layer in layers}
 
@@ -129,7 +129,7 @@ def _attention(layer: str, spec: AttentionSpec) -> tuple[GroupKind, int]:
 
 def _window(layer: str, spec: WindowSpec) -> tuple[GroupKind, int]:
     _require_dense(layer, spec)
-    # Subtract 1, because the window includes the next token, which is computed and not restored.
+    # Subtract 1, because a window includes the next token, which is computed and not restored.
     span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
         raise _refusal(layer, spec, "LockstepConnector supports windows of 2 tokens or more")
@@ -158,7 +158,8 @@ _KINDS: Mapping[str, Callable[[str, Any], tuple[GroupKind, int]]] = {
     "MLAAttentionSpec": _attention,
     "MambaSpec": _state,
 }
-"""Functions that return the kind and span of a layer, by the class name of its vLLM specification.
+"""Functions that return a layer's (kind, span in tokens), by the class name of the layer's
+specification.
 
 A subclass is not supported, because its blocks may have another layout.
 """

@@ -1,7 +1,8 @@
 """vLLM settings that are in no page key, or only in keys that other engines do not share (rule R16).
 
 Any other setting of vLLM, known or unknown, changes the key unless it has vLLM's default value
-(`sharing.py`). A class name without a field represents whether the configuration has such an object.
+(`sharing.py`). A class name without a field stands for whether the configuration has an object of this
+class.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ from ..sharing import Exclusions, names_in_classes, names_of
 RELEASES: Final = ("0.32", "0.33")
 """Supported releases of vLLM. Before adding one, run `tests/integrations/sharing` with it.
 
-If a release's defaults compute other KV than before for some models, `kv_description.py` must list
-these models as unproven, so that their keys include the release.
+If its default settings compute different KV for some models, list these models as unproven in
+`kv_description.py`, so that their keys include the release.
 """
 
 OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
@@ -131,12 +132,12 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    # vLLM replaces None by this value, unless the user sets the field.
+    # vLLM replaces None by this value if the user does not set the field.
     "ParallelConfig.enable_batch_sharded_sampling": False,
-    # vLLM replaces None by this value, unless a model sets the field (`set_dcp_defaults`).
+    # vLLM replaces None by this value if no model sets the field (`set_dcp_defaults`).
     "ParallelConfig.dcp_q_replicate": False,
 }
-"""Values that vLLM substitutes for None; any other value of these fields is not a default."""
+"""Values that vLLM fills in for None, by setting; each of them counts as a default."""
 
 ALWAYS_THERE: Final[Mapping[str, str]] = {
     "ModelConfig LoRAConfig": "Its settings count one by one.",

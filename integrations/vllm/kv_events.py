@@ -1,4 +1,4 @@
-"""Publishes the KV events of `block_events` through vLLM, if `kv_events_config` enables events."""
+"""Publishes the KV events of `block_events` through vLLM if `kv_events_config` enables events."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ class EngineHasher:
 
 
 class KVEvents:
-    """Converts a cache's events to vLLM's KV events."""
+    """Converts a replica's events to KV events in vLLM's format."""
 
     def __init__(
         self, hasher: EngineHasher, *, group: int, spec: object, store: str | None
@@ -56,12 +56,12 @@ class KVEvents:
         self._kind = get_kv_cache_spec_kind(spec).value
         self._events = BlockEvents(hasher)
         self.listen = self._events.listen
-        # If each rank has its own store, the store is local, because only this engine can read it.
+        # Report a store per rank as local to this engine, because no other engine can read it.
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 
     def saw(self, cache: RankCache, tracked: TrackedRequest) -> None:
-        """Record the namespace and the items of a new request."""
+        """Record the namespace and the multimodal items of a new request."""
         self._events.saw(
             tracked.request,
             tracked.namespace,
@@ -72,8 +72,8 @@ class KVEvents:
     def forget(self) -> None:
         """Publish the removal of all blocks after a change of weights.
 
-        Routers would match the blocks otherwise, because vLLM's block hashes do not include the
-        weights.
+        vLLM's block hashes do not include the weights, so routers would otherwise match blocks of the
+        previous weights.
         """
         self._events.listen([Reset(0, None)])
 

@@ -1,7 +1,7 @@
 """Identity of vLLM's KV apart from the tokens, which is part of the key of every page (rule R16).
 
-The identity has the weights, as a digest of their files or a user-given version, and the configuration
-as described in `sharing.py`. When the caches open, the ranks check that their identities are equal.
+It consists of the weights, as a digest of their files or a user-given version, and of the configuration
+as `sharing.py` describes it. When the caches open, the ranks check that their identities are equal.
 """
 
 import logging
@@ -42,10 +42,10 @@ def kv_identity(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> str:
-    """Return the engine's part of every page key; `layouts` are the page layouts by pool.
+    """Return the part of every page key that identifies the engine; `layouts` are by pool name.
 
-    `environment` has the environment variables that vLLM reads, and `given` the names of those that the
-    user set. Raises `ConfigError` for a value without canonical bytes.
+    `environment` has the environment variables that vLLM reads. `given` has the names of those that the
+    user has set. Raises `ConfigError` for a value without canonical bytes.
     """
     model = config.model_config
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
@@ -62,7 +62,7 @@ def settings_of(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> KeyedEngineSettings:
-    """Return vLLM's configuration as settings that may count in page keys; see `kv_identity`."""
+    """Return vLLM's configuration as settings; `sharing.py` decides which of them are in page keys."""
     found = settings_in(config, "vllm_config")
     found += [
         Setting(name, name, value, MISSING if name in given else value)
@@ -79,7 +79,7 @@ def settings_of(
 
 
 def _resolved(config: EngineConfig) -> dict[str, object]:
-    """Return the values that vLLM substitutes for its own defaults, by setting name."""
+    """Return the values that vLLM fills in for its own defaults, by setting name."""
     worker = config.parallel_config.worker_cls
     found = {**RESOLVED, "LoRAConfig.lora_dtype": config.model_config.dtype}
     if worker.startswith("vllm.v1.worker."):
@@ -88,7 +88,7 @@ def _resolved(config: EngineConfig) -> dict[str, object]:
 
 
 def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
-    """Return a digest of the options that may change how this engine applies an adapter."""
+    """Return a digest of vLLM's options that may change how a LoRA adapter is applied."""
     adapters = Setting("lora_config", "lora_config", config.lora_config, None)
     return KeyedEngineSettings(
         "vLLM", engine_version, RELEASES, [adapters], PACKAGE, EXCLUSIONS
@@ -115,10 +115,11 @@ def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) 
 
 def _weights(model: ModelConfig, load: LoadConfig, ranks: int, digests: FileDigests) -> str:
     if load.load_format == DUMMY:
-        # Each rank fills its shard with random numbers, so dummy weights differ by the number of ranks.
+        # Include the number of ranks for dummy weights, because each rank fills its shard with random
+        # numbers.
         return f"dummy {model.seed} on {ranks}"
     name = model.model_weights or model.model
-    # A revision applies to the model's own repository, not to weights from another place.
+    # Ignore the revision for weights from another place, because it is one of the model's repository.
     revision = model.revision if name == model.model else None
     loaded = LoadedWeights(name, revision, load.load_format, load.load_format in FROM_FILES)
     return loaded.identity(digests, WHERE)

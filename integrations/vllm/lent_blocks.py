@@ -1,7 +1,7 @@
 """vLLM's blocks as engine-owned device pages (lent), and blocks kept allocated during copies.
 
 A request has one block table per layer group, in token order. Block 0 is vLLM's placeholder for a
-missing block. A recurrent state is in the same position of its table as the last tokens it covers.
+missing block. A recurrent state has the same position in its table as the last tokens that it covers.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,15 +22,15 @@ BlockTables = Sequence[Sequence[int]]
 Pages = npt.NDArray[np.int32]
 
 NOBODYS = 0
-"""Block id of the placeholder for a missing block."""
+"""Block id of vLLM's placeholder for a missing block."""
 
 
 @dataclass(slots=True)
 class HeldBlocks:
-    """Blocks that a request may free before every rank has finished a backup that reads them.
+    """Blocks kept allocated because a request may free them before a backup has read them on all ranks.
 
-    A refcount in vLLM's block pool keeps these blocks allocated. All ranks hold and free the same
-    blocks, because both follow from commands and verdicts.
+    A refcount in vLLM's block pool keeps a block allocated. All ranks hold and free the same blocks,
+    because both follow from commands and verdicts.
     """
 
     pool: BlockPool | None = None
@@ -40,17 +40,17 @@ class HeldBlocks:
 
     @property
     def can_be_found(self) -> bool:
-        """Whether vLLM's prefix cache has any block; False before the block pool is set."""
+        """Whether vLLM's prefix cache has any block; False until the block pool is set."""
         return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
 
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
-        """Increment the refcounts of a request's blocks until copy number `copy` has finished."""
+        """Increment the refcounts of a request's blocks until its copy number `copy` has finished."""
         assert self.pool is not None, "the engine has not given its block pool"
         self.pool.touch([self.pool.blocks[each] for each in blocks])
         self._held.append((request, copy, list(blocks)))
 
     def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
-        """Decrement refcounts for finished copies; `copies` returns a request's copies in flight."""
+        """Free the blocks held for finished copies; `copies(request)` returns the copies in flight."""
         held, self._held = self._held, []
         for request, copy, blocks in held:
             if copy in copies(request):
@@ -62,19 +62,19 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class LentBlocks:
-    """Selects a request's blocks for each pool, and holds some of them during copies."""
+    """Selects a request's blocks for a copy, by pool, and keeps some of them allocated meanwhile."""
 
     pools: Sequence[PoolGroup]
     held: HeldBlocks = field(default_factory=HeldBlocks)
-    """Blocks whose refcount is incremented, because copies in flight read them."""
+    """Blocks kept allocated by an incremented refcount, because copies in flight read them."""
 
     @property
     def has_states(self) -> bool:
-        """Whether a prefix can be restored only at a token with a saved recurrent state."""
+        """Whether a prefix can be restored only up to a token with a saved recurrent state."""
         return any(pool.kind is GroupKind.STATE for pool in self.pools)
 
     def for_load(self, blocks: BlockTables, first: int, last: int) -> dict[str, Pages]:
-        """Return the destination blocks for a load of pages `first` to `last` (exclusive), by pool."""
+        """Return the blocks that a load of pages `first` to `last` (exclusive) fills, by pool."""
         return {
             pool.name: _pages(
                 blocks, pool, last - 1 if pool.kind is GroupKind.STATE else first, last
@@ -83,7 +83,7 @@ class LentBlocks:
         }
 
     def for_backup(self, blocks: BlockTables, pages: int, *, state: bool) -> dict[str, Pages]:
-        """Return the source blocks for a backup of the first `pages` pages, by pool.
+        """Return the blocks from which a backup of the first `pages` pages reads, by pool.
 
         With `state`, the recurrent state at the end of these pages is included.
         """
@@ -94,7 +94,7 @@ class LentBlocks:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the window and state blocks, which the request may free while it still runs."""
+        """Return the window and state blocks in `lent`; a running request may free them early."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]
@@ -103,14 +103,13 @@ class LentBlocks:
 def load(
     cache: HostCache, lending: LentBlocks, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
-    """Load the part of a request's match that the engine accepted, which may be less than the match.
+    """Load as much of a request's match as the engine has accepted, which may be a part of it.
 
-    The load fails if the accepted part cannot be restored; an example is a part that ends inside a
-    page.
+    The load fails if the accepted part cannot be restored, for example because it ends inside a page.
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    # Use `match`, because `match_host` would count in the statistics as a second query.
+    # Use `match`, because `match_host` would count a second query in the statistics.
     found = cache.match(taken, tracked.namespace).host_tokens
     if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)

@@ -1,4 +1,4 @@
-"""Extra cache steps within a scheduler pass, so that a short wait can replace a whole pass.
+"""Extra cache steps within a pass of vLLM's scheduler, so that a short wait can replace a whole pass.
 
 The number of extra steps is equal on every rank, because it follows from replicated state and the
 schedule.
@@ -7,16 +7,16 @@ schedule.
 from ...ranks.group.host_cache import HostCache
 
 LOOKUP_STEPS = 4
-"""Maximum number of extra steps with which a pass of an idle engine waits for lookup results."""
+"""Maximum number of extra steps in which a pass of an idle engine waits for storage lookups."""
 
 BUSY_WAIT_S = 0.001
-"""Maximum seconds that a pass waits for lookup results, once, while other requests compute.
+"""Maximum seconds that a pass waits, once, for storage lookups while other requests compute.
 
-The wait delays all requests, but the request that is looked up need not wait for a forward pass.
+The wait delays all requests, but spares the request of the lookup the wait for a whole forward pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""Number of extra steps, and seconds of each, in which ranks agree on copies finished at the end."""
+"""(number, seconds of each) of extra steps in which ranks agree on copies that have just finished."""
 
 
 class PassSteps:
@@ -30,9 +30,10 @@ class PassSteps:
         self._left = 0
 
     def begin(self, *, idle: bool, behind: bool) -> None:
-        """Begin a pass; `idle` means that no other request computes.
+        """Begin a pass; `idle` says that no other request computes.
 
-        With `behind`, run an extra step, because the ranks have not yet agreed on finished copies.
+        If `behind` is True, run an extra step, because copies have finished on which ranks have not
+        agreed yet.
         """
         self._left = (LOOKUP_STEPS if idle else 1) if self._allowed else 0
         self._wait_s = self._idle_wait_s if idle else min(self._idle_wait_s, BUSY_WAIT_S)
@@ -40,7 +41,7 @@ class PassSteps:
             self._step(LAST_WAIT_S)
 
     def prefetched(self, name: str) -> bool:
-        """Return whether a request's prefetch is done, after extra steps if these are allowed."""
+        """Return whether a request's prefetch is done; run extra steps for its lookup if allowed."""
         while not self._cache.prefetch_done(name):
             if not self._left or not self._cache.looks_up(name):
                 return False

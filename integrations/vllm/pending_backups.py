@@ -1,10 +1,9 @@
 """Backups of a request's whole pages, including backups that wait for free host memory.
 
-A backup without host memory is retried in later passes, even after the request has finished. The backup
-is abandoned after `PATIENCE_S` without progress. A waiting backup does not keep its blocks allocated,
-so that the engine can reset its prefix cache at any time. A free block keeps its content until the
-engine reallocates the block, which `BlockPool.unpin_blocks` reports. A backup is then cut before its
-first lost page.
+A backup without host memory is retried in later passes, even after the request has finished. It is
+abandoned after `PATIENCE_S` without progress. A waiting backup does not keep its blocks allocated, so
+that the engine can reset its prefix cache at any time. A free block keeps its content until the engine
+reallocates it, which `BlockPool.unpin_blocks` reports. The backup then ends before its first lost page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,18 +21,19 @@ from .lent_blocks import LentBlocks, Pages
 from .tracked import TrackedRequest
 
 PATIENCE_S = 10.0
-"""Seconds of agreed time after which a backup without progress is abandoned."""
+"""A backup is abandoned after this many seconds of agreed time without progress."""
 LAST_WAIT_S = 1.0
-"""Seconds of agreed time that an engine without requests continues backups."""
+"""Maximum seconds of agreed time that an engine without requests continues backups."""
 REQUESTS_MAX = 64
-"""Maximum number of requests with waiting backups; those of the oldest request are abandoned first."""
+"""Maximum number of requests with waiting backups. If there are more, those of the oldest request are
+abandoned."""
 TRIES_MAX = 4
 """Maximum number of requests whose backups are retried per pass."""
 
 
 @dataclass(slots=True, eq=False)
 class _Backup:
-    """The pages of a prefix, and the device blocks in which they were computed."""
+    """A backup: the tokens of a prefix, and the device blocks that hold its pages."""
 
     tokens: bytes
     lent: dict[str, Pages]
@@ -41,19 +41,19 @@ class _Backup:
     """Whether a recurrent state at the end of the prefix is also backed up."""
 
     def blocks(self) -> list[int]:
-        """Return the blocks that have not been reallocated."""
+        """Return the ids of the backup's blocks, without blocks that were reallocated."""
         lent = np.concatenate(list(self.lent.values()))
         return [int(block) for block in np.unique(lent[lent != NO_PAGE])]
 
     def intact(self) -> int:
-        """Return the number of pages from the prefix's start whose blocks were not reallocated."""
+        """Return how many of the prefix's first pages have all their blocks."""
         gone = np.flatnonzero(self.lent[KV_POOL] == NO_PAGE)
         return int(gone[0]) if len(gone) else len(self.lent[KV_POOL])
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request's waiting backups, shortest prefix first."""
+    """The waiting backups of one request, shortest prefix first."""
 
     tracked: TrackedRequest
     name: str
@@ -61,7 +61,7 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has finished the request, so that the last backup must release it."""
+    """Whether the engine has finished the request. Its last backup must then release it."""
 
 
 class PendingBackups:
@@ -83,11 +83,11 @@ class PendingBackups:
 
     @property
     def is_due(self) -> bool:
-        """Whether a retry in the next pass may make progress."""
+        """Whether the next pass should retry a backup, because it may make progress."""
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
-        """Back up all pages that are full once the tokens scheduled for the request are computed.
+        """Back up all pages that are full after the tokens scheduled in this pass are computed.
 
         Pages that depend on previous weights are skipped, because no other request may match them.
         """
@@ -97,8 +97,8 @@ class PendingBackups:
             return
         tracked.lent_pages = pages
         length = pages * tracked.page_tokens
-        # The state belongs to the end of this prefix only if the pass ends exactly there, and no draft
-        # token can be rejected.
+        # The state belongs to the end of this prefix only if the pass ends exactly there. No token of
+        # the pass may be a draft, which could be rejected.
         state = computed == known == length
         if state and length <= tracked.loadable_elsewhere:
             tracked.state_pages = pages
@@ -115,14 +115,14 @@ class PendingBackups:
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
-            # The new backup is longer and includes the last one, except for the last one's window
-            # pages.
+            # Replace the last waiting backup: the new one is longer and includes it, except for its
+            # window pages.
             pending.backups.pop()
         pending.backups.append(backup)
         self._watch(backup)
 
     def try_again(self) -> None:
-        """Retry backups for which host memory may be free; called once per pass."""
+        """Retry backups for which host memory may be free. Called once per scheduler pass."""
         tries, now_ms = 0, self._cache.inspection.agreed_ms
         for pending in list(self._pending.values()):
             if not self._cache.waits_for_host_pages(pending.name) or now_ms > pending.until_ms:
@@ -132,9 +132,9 @@ class PendingBackups:
                 self._try(pending)
 
     def finish(self, patience_s: float = LAST_WAIT_S) -> None:
-        """Continue backups while they make progress, for an engine that takes no further step.
+        """Continue backups while they make progress, before an engine stops stepping.
 
-        When this method returns, no backup on this rank still reads a block.
+        When this method returns, no backup on this rank reads a block any more.
         """
         cache = self._cache
 
@@ -149,15 +149,15 @@ class PendingBackups:
             self._lending.held.let_go(lambda _: ())
 
     def ended(self, name: str) -> None:
-        """Mark a request as finished by the engine; its last backup then releases the request."""
+        """Record that the engine has finished a request, whose last backup then releases it."""
         self._pending[name].ended = True
 
     def drop(self, name: str) -> None:
-        """Drop the backups of a request that was released or whose blocks were reallocated."""
+        """Drop the waiting backups of a request that was released or whose blocks were reallocated."""
         self._pending.pop(name, None)
 
     def give_up(self) -> None:
-        """Abandon all backups, because from now on blocks may be overwritten without a callback."""
+        """Abandon all waiting backups, because vLLM no longer reports reallocations of blocks."""
         for pending in list(self._pending.values()):
             self._give_up(pending)
 
@@ -181,9 +181,9 @@ class PendingBackups:
         self._give_up(pending)
 
     def _intact(self, pending: _Pending) -> Iterator[_Backup]:
-        """Yield each backup, cut before its first lost page, shortest first.
+        """Yield the waiting backups of a request, each cut before its first lost page, shortest first.
 
-        The caller must remove a backup after it has started; otherwise the same one is yielded again.
+        The caller must remove each backup that it has started; otherwise the same one is yielded again.
         """
         while pending.backups:
             backup = pending.backups[0]
@@ -199,7 +199,7 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Start a backup; hold `passing` blocks until its copy ends; return whether it started."""
+        """Start a backup; return whether it started. Hold the blocks `passing` until its copy ends."""
         before = self._cache.copies(name)
         self._cache.back_up(name, backup.tokens, backup.lent, namespace)
         begun = self._cache.copies(name)
@@ -208,7 +208,7 @@ class PendingBackups:
         return begun != before
 
     def _watch(self, backup: _Backup) -> None:
-        """Register a callback in vLLM for the reallocation of the backup's blocks."""
+        """Register a callback with vLLM that reports when the backup's blocks are reallocated."""
         pool = self._lending.held.pool
         if pool is not None:
             blocks = [pool.blocks[each] for each in backup.blocks()]

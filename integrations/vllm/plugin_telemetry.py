@@ -1,4 +1,4 @@
-"""Telemetry of a cache for vLLM: statistics, and the source of each hit."""
+"""Telemetry of a cache for vLLM: the statistics, and the tier or store from which hits come."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -14,11 +14,11 @@ HOST: Final = "host"
 PEER: Final = "p2p"
 ELSEWHERE: Final = "external_unspecified"
 SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": PEER}
-"""vLLM's name for the source of a hit, by the URI scheme of the store."""
+"""Maps the URI scheme of a store to vLLM's name for the source of its hits."""
 
 
 def source_of(store: str | None) -> str:
-    """Return vLLM's name for hits from a store."""
+    """Return vLLM's name for the source of hits from this store."""
     return ELSEWHERE if store is None else SOURCES.get(parse_uri(store).scheme, ELSEWHERE)
 
 
@@ -36,7 +36,7 @@ class PluginTelemetry:
         self._restored.begun(request.request_id, tokens)
 
     def loads_ended(self, result: PassResult) -> None:
-        """Record the finished and failed loads of a step."""
+        """Record the loads that finished or failed in a step."""
         self._restored.ended("failed", result.failed)
         self._restored.ended("saved", result.loaded)
 
@@ -45,10 +45,10 @@ class PluginTelemetry:
         self._restored.ended("dropped", [request.request_id])
 
     def told(self) -> Told | None:
-        """Return the changes of the statistics since the last report; None if no report is due yet."""
+        """Return the changes of the statistics since the last report; None if no report is due."""
         if not self._feed.due(idle=self._side.idle):
             return None
-        # Leave out the times of single steps, because no metric uses them.
+        # Get the statistics without the durations of single rounds, because no metric uses them.
         stats = self._side.cache.stats(rounds=0)
         restored = RESTORED.samples(self._restored)
         own = [((str(stats.rank), *labels), tokens) for labels, tokens in restored]

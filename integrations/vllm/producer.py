@@ -1,9 +1,9 @@
-"""Producer side of disaggregated prefill: serve finished prompts to decode engines.
+"""Prefill side of disaggregated prefill: serves finished prompts to decode engines.
 
 The response with the handoff promises pages that may not be in host memory yet. Promised pages are
 served as soon as every rank has them. If a promised page never arrives, the decode engine computes it.
-If host memory is full, the request that was served longest is released, because consumers usually read
-within moments.
+If host memory is full, the request that has been served longest is released, because decode engines
+usually read within moments.
 """
 
 import logging
@@ -19,16 +19,18 @@ from .transfer_params import Handoff, goes_elsewhere
 log = logging.getLogger(__name__)
 
 ROOM_STEPS = 4
-"""Number of steps after a release within which its pages are usually free for other requests."""
+"""Number of steps after the release of a request until its host pages are usually free for other
+requests."""
 
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """A finished request that is served, and whose copies in flight may add more pages to serve."""
+    """A finished request that is being served; copies in flight may add pages to serve."""
 
     tracked: TrackedRequest
     served: int = 0
-    """Calls to `serve` since the request's copies finished, or since another request was released."""
+    """Number of calls of `serve` since the request's copies finished or, if later, since another
+    request was released for it."""
 
 
 class PrefillProducer:
@@ -37,22 +39,22 @@ class PrefillProducer:
     def __init__(self, cache: HostCache, ttl_s: float, *, has_states: bool, backs_up: bool) -> None:
         """Serve each request for `ttl_s` seconds of agreed time.
 
-        With `has_states`, another engine can continue only at a saved recurrent state. Without
-        `backs_up`, this engine has no pages in host memory to serve.
+        If `has_states` is True, another engine can continue only from a saved recurrent state. If
+        `backs_up` is False, this engine has no pages in host memory to serve.
         """
         self._cache = cache
         self._ttl_s = ttl_s
         self._backs_up = backs_up
         self._has_states = has_states
         self._coming: dict[str, _Given] = {}
-        """Requests that may get more pages to serve, because copies are in flight, by request name."""
+        """Maps names to requests with copies in flight, which may add pages to serve."""
         self._served: deque[tuple[int, str]] = deque()
-        """Deadline in agreed milliseconds, and name, of requests that get no more pages; earliest
+        """(deadline in agreed milliseconds, name) of requests that get no more pages to serve; earliest
         first."""
         self._told: set[str] = set()
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
-        """Return the handoff for a finished request's response; None if no engine continues it."""
+        """Return the handoff for a finished request's response; None if no engine will continue it."""
         if not goes_elsewhere(request.kv_transfer_params):
             return None
         source = self._cache.serving_uri
@@ -66,16 +68,16 @@ class PrefillProducer:
         return Handoff(source, tokens) if tokens else None
 
     def begin(self, tracked: TrackedRequest) -> None:
-        """Serve a finished request; the caller must not release it before `over` returns its name."""
+        """Start to serve a finished request; release it only after `over` has returned its name."""
         self._coming[tracked.name] = _Given(tracked)
 
     @property
     def waits(self) -> bool:
-        """Whether further steps can serve more promised pages, because copies are still in flight."""
+        """Whether further steps may serve more promised pages, because copies are still in flight."""
         return bool(self._coming)
 
     def serve(self) -> bool:
-        """Serve pages that were backed up since the last step; return whether all promises are kept."""
+        """Serve pages that were backed up since the last step; return whether no more will follow."""
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given
             copied = not self._cache.awaits_copies(name)
@@ -93,7 +95,7 @@ class PrefillProducer:
         return not self._coming
 
     def over(self) -> list[str]:
-        """Return the names of requests whose serving time has ended."""
+        """Return the names of requests whose time of being served has ended."""
         now_ms = self._cache.inspection.agreed_ms
         over: list[str] = []
         while self._served and now_ms > self._served[0][0]:
@@ -101,7 +103,7 @@ class PrefillProducer:
         return over
 
     def _nothing_to_give(self, tracked: TrackedRequest, source: str) -> str:
-        """Return the reason why no other engine can read a request's pages; empty if one can."""
+        """Return the reason why no other engine can read a request's pages; "" if one can."""
         if not self._backs_up:
             return "kv_role is kv_consumer, so this engine saves nothing"
         if not source and self._cache.config.store is None:
@@ -111,7 +113,7 @@ class PrefillProducer:
         return ""
 
     def _promised(self, tracked: TrackedRequest) -> int:
-        """Return the number of prompt tokens that another engine will not need to compute."""
+        """Return the number of a prompt's tokens that the next engine will not need to compute."""
         unit = tracked.page_tokens
         tokens = min(tracked.lent_pages * unit, tracked.loadable_elsewhere)
         if not self._has_states:

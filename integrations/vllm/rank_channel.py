@@ -1,7 +1,7 @@
-"""Exchange between the worker's and the scheduler's connector when both are in one process.
+"""Exchange between the worker's and the scheduler's connector if both are in one process.
 
-vLLM creates the worker's connector first and registers the KV tensors there. Later, the scheduler's
-connector opens the cache over these tensors.
+vLLM creates the worker's connector first and registers the KV tensors with it. The scheduler's
+connector later opens the cache over these tensors.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ from .contract import EngineCacheConfig, ParallelConfig
 
 @dataclass(slots=True)
 class RankChannel:
-    """Data that the worker's and the scheduler's connector of one engine share."""
+    """Data that the worker's and the scheduler's connectors of one engine share in one process."""
 
     kv_caches: dict[str, torch.Tensor]
     cache_config: EngineCacheConfig
-    """The worker's cache configuration, which has one KV specification per layer, not per group."""
+    """The worker's cache configuration, which has one KV specification per layer instead of per group.
+    """
     cache: HostCache | None = None
 
     @property
     def opened(self) -> HostCache:
-        """The cache that the scheduler's connector has opened."""
+        """The cache that the scheduler's connector has opened; fails if it has not opened one."""
         assert self.cache is not None, (
             "the engine steps before its scheduler's connector was created"
         )

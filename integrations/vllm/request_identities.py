@@ -1,4 +1,4 @@
-"""Decides which new requests are cached, and with which key ids and namespace."""
+"""Decides which new vLLM requests are cached, and with which page-key ids and namespace."""
 
 import json
 import logging
@@ -18,16 +18,17 @@ from .tracked import TrackedRequest, may_be_cached, namespace_of
 _log = logging.getLogger(__name__)
 
 CONTENT_NOT_KNOWN = "of unknown content"
-"""Text of the flight recorder for multimodal items whose content a rank cannot digest."""
+"""Text in the flight recorder for multimodal items whose content this rank cannot digest."""
 
 
 class RequestIdentities:
-    """Decides which new requests are cached; for one thread, with equal calls on every rank."""
+    """Decides which new requests are cached. Every rank makes the same calls, from one thread."""
 
     def __init__(self, cache: HostCache, adapters: AdapterWeights, *, own_embeddings: bool) -> None:
         """`own_embeddings` is False if other engines send multimodal embeddings to this engine.
 
-        Such embeddings have only names, so requests with multimodal items are then not cached.
+        Such embeddings are identified only by names, so requests with multimodal items are then not
+        cached.
         """
         self._cache = cache
         self._adapters = adapters
@@ -41,13 +42,14 @@ class RequestIdentities:
             )
         )
         self._sessions: dict[str, VllmRequest] = {}
-        """Resumable requests, by id; a client may add multimodal items to them at any time."""
+        """Maps the id of a resumable request to the request, to which a client may add multimodal
+        items."""
         self._count = 0
         self._told = False
-        """Whether the warning about multimodal items of unknown content was logged."""
+        """Whether the warning about multimodal items of unknown content was already logged."""
 
     def track(self, request: VllmRequest) -> TrackedRequest | None:
-        """Return the tracked state of a new request; None if the request must not be cached."""
+        """Return the plug-in's state of a new request; None if the request must not be cached."""
         items = self._contents.of(request)
         if items is None:
             self._names.note_unknown(each.identifier for each in request.mm_features)
@@ -70,16 +72,15 @@ class RequestIdentities:
         adapter = None
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
-            # The state digest covers the adapter's identity, so ranks that read different adapter files
-            # are detected. The adapter's name may differ between ranks, so only each rank's log has the
-            # name.
+            # Add the adapter's identity to the state digest, to detect ranks with different adapter
+            # files. The name may differ between ranks, so it is only in each rank's log.
             self._cache.digest_facts("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
         return self._tracked(request, adapter, items)
 
     def computes(self, scheduled: Collection[str]) -> None:
-        """Record the multimodal items that clients have added to the scheduled resumable requests."""
+        """Record multimodal items that clients have added to the resumable requests of this pass."""
         for name in self._sessions.keys() & scheduled if self._sessions else ():
             features = self._sessions[name].mm_features
             self._names.note_unknown(each.identifier for each in features)
@@ -89,7 +90,7 @@ class RequestIdentities:
         self._sessions.pop(request.request_id, None)
 
     def trusted(self, tracked: TrackedRequest) -> bool:
-        """Return whether the engine computes KV from the adapter and items named in the page keys."""
+        """Return whether the adapter and items in a request's page keys are those that vLLM uses."""
         adapter = tracked.request.lora_request
         return (adapter is None or self._adapters.trusted(loaded(adapter))) and (
             not tracked.items or self._names.trusted(tracked.items)
@@ -126,9 +127,9 @@ class ItemDigests:
         self._known = OncePerObject[bytes | None]()
 
     def of(self, request: VllmRequest) -> Items | None:
-        """Return the multimodal items of a request; None if this rank cannot read an item's content.
+        """Return a request's multimodal items; None if this rank cannot read one of their contents.
 
-        With `mm_processor_cache_type: shm`, the content is in another process. In an encoder-decoder
+        With `mm_processor_cache_type: shm`, contents are in another process. In an encoder-decoder
         model, items have no position in the prompt.
         """
         items = [self._item(each) for each in request.mm_features]
@@ -147,7 +148,7 @@ class ItemDigests:
         return RequestItem(feature.identifier, place.offset, place.offset + place.length, content)
 
     def _held(self, data: object) -> bytes | None:
-        """Return a digest of a processed multimodal item; None if its data is missing or incomplete."""
+        """Return a digest of a multimodal item's data; None if data is missing or incomplete."""
         if not isinstance(data, Mapping):
             return None
         fields = cast("Mapping[str, Any]", data)

@@ -1,11 +1,11 @@
-"""The scheduler's side of the plug-in, which turns scheduling decisions of vLLM into cache commands.
+"""The plug-in's side at vLLM's scheduler, which turns scheduling decisions into cache commands.
 
 The schedulers of all ranks make the same decisions in the same step, because this module returns only
 results that follow from verdicts: matches, finished loads and freed pages.
 
 One scheduler pass is one cache step. The first query of a pass applies a verdict, and `end_pass`
-launches the round. A pass with pending storage lookups runs several cache steps. Most lookups are
-misses whose result arrives within moments, so such a request need not wait for the engine's next pass.
+launches the round. A pass with pending storage lookups runs several cache steps, because most lookups
+are misses and complete within moments. Such requests then need not wait for the engine's next pass.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from .transfer_params import Handoff
 from .weights import InFlight, WeightsTracker
 
 ABORTED = "FINISHED_ABORTED"
-"""vLLM's status name for an aborted request."""
+"""vLLM's name of the status of an aborted request."""
 
 
 class SchedulerSide:
-    """Issues the cache commands of one rank. All calls come from the engine's thread."""
+    """Issues the commands of one rank's cache. All calls come from the engine's thread."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class SchedulerSide:
         backs_up: bool,
         waits_in_pass: bool = False,
     ) -> None:
-        """`waits_in_pass` allows a pass to run several cache steps instead of one."""
+        """`waits_in_pass` says whether one scheduler pass may run several cache steps."""
         self.cache = cache
         self._arrivals = arrivals
         self._weights = weights or WeightsTracker()
         self._in_flight = settings.in_flight
         self._device_is_mixed = False
-        """Whether vLLM's own prefix cache may match blocks that previous weights computed."""
+        """Whether vLLM's own prefix cache may still match blocks computed with previous weights."""
         self._page_tokens = cache.config.layout.page_tokens
         self._lending = lending
         self._loads = loads
@@ -64,15 +64,16 @@ class SchedulerSide:
         )
         self._taking = PrefillConsumer(cache, waits.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
-        """The engine's ids of the requests scheduled in the last pass."""
+        """vLLM's ids of the requests that were scheduled in the last pass."""
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
-        """Tracked requests by vLLM's request id, which differs between ranks."""
+        """Maps vLLM's request id, which differs between ranks, to the plug-in's state of the request.
+        """
         self._loading: dict[str, TrackedRequest] = {}
         self._backups = PendingBackups(cache, lending)
         self._leaving = FinishedRequests(cache, self._giving, self._backups)
         self._in_vain: list[TrackedRequest] = []
-        """Requests whose load failed and whose restart is still to be commanded."""
+        """Requests whose load has failed, and which must be restarted by a command."""
         self._in_pass = False
 
     @property
@@ -82,16 +83,16 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether more steps advance handoffs, or backups that wait for host memory."""
+        """Whether more steps advance handoffs, or backups that wait for free host memory."""
         return self._giving.waits or self._backups.is_due
 
     @property
     def pending_frees(self) -> bool:
-        """Whether blocks of finished requests become free if the engine only waits."""
+        """Whether blocks of finished requests become free while the engine only waits."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
-        """Return the tracked state of a request; None if the request is not cached."""
+        """Return the plug-in's state of a request; None if the request is not cached."""
         return self._requests.get(request.request_id)
 
     def arrived(self, request: VllmRequest) -> None:
@@ -106,16 +107,17 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def hit(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """Return how many tokens after `device_tokens` can be loaded; None if not known yet."""
+        """Return how many tokens after `device_tokens` can be loaded; None while unknown."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # vLLM queries a request again only after a preemption, which it may report later in the
+            # A second query of a request means a preemption, which vLLM may report only later in the
             # pass.
             self._preempted(tracked)
-        # Check at every query, because vLLM may reset its prefix cache during a pass.
+        # Check at every query whether vLLM has reset its prefix cache, because it may do so during a
+        # pass.
         self._look_at_device()
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
@@ -140,14 +142,14 @@ class SchedulerSide:
         return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
-        """Start the load, into the request's `blocks`, of the tokens that the engine accepted."""
+        """Start to load the tokens that vLLM has accepted into `blocks`, the request's blocks."""
         tracked = self._requests.get(request.request_id)
         if tracked is not None and load_tokens:
             load(self.cache, self._lending, tracked, blocks, load_tokens)
             self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
-        """Issue the commands that follow from the pass's schedule, and launch the round."""
+        """Issue the commands that follow from the schedule of the pass, and launch the round."""
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
@@ -162,8 +164,8 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # vLLM may also match part of a block, which is not included in the query's
-                # `device_tokens`.
+                # Check for computed tokens again: vLLM may also have matched part of a block, which the
+                # query's `device_tokens` do not include.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -175,8 +177,7 @@ class SchedulerSide:
         if step.total_num_scheduled_tokens:
             self._weights.computed()
         if scheduled:
-            # The state digest covers the schedule, so ranks whose engines schedule differently are
-            # detected.
+            # Add the schedule to the state digest, to detect ranks whose engines schedule differently.
             self.cache.digest_facts(
                 "scheduled", *((each.number, tokens) for each, tokens in scheduled)
             )
@@ -190,7 +191,7 @@ class SchedulerSide:
     def handoff(self, request: VllmRequest) -> Handoff | None:
         """Return the handoff with which another engine can continue a finished request, or None.
 
-        Must be called before `finished`.
+        Call it before `finished`.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None or request.status.name == ABORTED:
@@ -200,32 +201,32 @@ class SchedulerSide:
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
-        """Forget a request; return whether its blocks must stay allocated until reported as freed."""
+        """Forget a request; return whether vLLM must keep its blocks until reported as free."""
         self._unfinished.discard(request.request_id)
         self._arrivals.left(request)
         tracked = self._requests.pop(request.request_id, None)
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
-            # Wait now, because an engine without requests may unmap all blocks before its next step.
+            # Wait now, because an engine without requests may unmap all blocks before the next step.
             self.cache.wait_for_copies()
             self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
-        # The blocks of a preempted request were already reallocated. The blocks of an aborted request
-        # are freed now, because an engine that aborts its last request takes no step that could free
-        # them.
+        # Do not keep the blocks in two cases. A preempted request's blocks were already reallocated. An
+        # aborted request's blocks are freed now, because an engine without requests takes no step that
+        # could free them.
         fenced = not loading and (not blocks or aborted)
         if fenced and self._unfinished:
-            # Wait for the copies now, because the engine reuses the blocks now. The replica gets the
-            # command only in the next pass, because ranks see aborts in different orders.
+            # Wait for the copies here, because the engine reuses the blocks at once. The command to the
+            # replica follows in the next pass, because ranks see aborts in different orders.
             self.cache.wait_for_copies(tracked.name)
             self._let_go(tracked.name)
         self._leaving.ended(FinishedRequest(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.has_copies_in_flight(tracked.name)
 
     def _commit(self) -> None:
-        """Issue the commands for requests that finished or failed since the last pass."""
+        """Issue the commands for requests that finished or failed to load since the last pass."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:
@@ -235,10 +236,10 @@ class SchedulerSide:
     def settle(self) -> PassResult | None:
         """Free the blocks of finished requests if no unfinished request keeps the engine stepping.
 
-        The engine cannot reset its prefix cache, as every change of weights requires, while such blocks
-        are allocated. Most copies have finished by now, and all ranks agree on that in an extra step.
-        Copies that still run are awaited before the next pass or in `reset`, because no block is
-        overwritten earlier. Each rank awaits only its own copies.
+        While such blocks are allocated, the engine cannot reset its prefix cache, which every change of
+        weights requires. Most copies have finished by now, and all ranks agree on that in an extra
+        step. Each rank waits for its remaining copies before the next pass or in `reset`, because no
+        block is overwritten earlier.
         """
         if self._unfinished:
             return None
@@ -256,14 +257,14 @@ class SchedulerSide:
     def answered(self) -> PassResult:
         """Apply a verdict that arrived before the next pass; return the results.
 
-        Used if the cache decides for workers in other processes. Failed loads are reported in the next
-        pass, because the engine has already read this pass's failures.
+        Used if the workers are in other processes. Failed loads are reported in the next pass, because
+        the engine has already read this pass's failures.
         """
         self._begin_pass()
         result = self._result(told_of_failures=False)
         if self._unfinished or not (self._leaving.lent or self._backups):
             return result
-        # Return all blocks of an idle engine, so that it can reset its prefix cache. Copies are awaited
+        # Free all blocks of an idle engine, so that it can reset its prefix cache. Wait for the copies
         # here, before the engine can reuse a block.
         self.cache.wait_for_copies()
         self._lending.held.let_go(lambda _: ())
@@ -271,21 +272,21 @@ class SchedulerSide:
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def reset(self) -> bool:
-        """Wait for all copies; return whether cached pages now count as pages of previous weights."""
-        # Wait, because vLLM unmaps all blocks after this call, including those of preempted requests.
+        """Wait for all copies; return whether pages cached so far now belong to previous weights."""
+        # Wait, because vLLM unmaps all blocks after this call, even those of preempted requests.
         self.cache.wait_for_copies()
         self._commit()
         self._backups.give_up()
         return self._weights.reset() and self._changed()
 
     def weights_are(self, version: str) -> bool:
-        """Set the name of the current weights; return whether the weights have changed."""
+        """Set the name of the current weights; return whether this is a change of weights."""
         self._commit()
         self.cache.digest_facts("the weights are", version)
         return self._weights.named(version) and self._changed()
 
     def close(self, *, failed: bool) -> None:
-        """Flush I/O in flight together with the other ranks, and close the cache.
+        """Complete the I/O in flight together with the other ranks, and close the cache.
 
         If this process has `failed` or the epoch has ended, the cache is abandoned without waiting for
         other ranks.
@@ -307,7 +308,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether the last pass still computes, as happens if the engine schedules ahead."""
+        """Return whether requests of the last pass still compute, as if vLLM schedules ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -318,7 +319,7 @@ class SchedulerSide:
             self.cache.release(name)
 
     def _let_go(self, gone: str | None = None) -> None:
-        """Free held blocks whose backup has finished, and all held blocks of the request `gone`."""
+        """Free held blocks whose backup has finished, and all blocks held for the request `gone`."""
         self._lending.held.let_go(lambda name: () if name == gone else self.cache.copies(name))
 
     def _reads(self, tracked: TrackedRequest) -> bool:
@@ -332,7 +333,7 @@ class SchedulerSide:
     def _changed(self) -> bool:
         """Restart requests without device pages in the new namespace; mark all other requests as stale.
 
-        Pages that a stale request computes are never shared with other requests.
+        No other request can match pages that a stale request computes.
         """
         self._backups.give_up()
         for tracked in self._requests.values():
@@ -348,12 +349,12 @@ class SchedulerSide:
     def _look_at_device(self) -> None:
         """Check whether vLLM has reset its prefix cache since the weights changed.
 
-        Before this reset, a request may get blocks of previous weights. The pages that the request then
-        computes depend on both weights.
+        Before this reset, a request may get blocks of previous weights. The pages that it then computes
+        depend on both weights.
         """
         if self._device_is_mixed:
-            # A stale request without computed tokens has no blocks, for example because it was
-            # preempted.
+            # A stale request counts only if it has computed tokens. Otherwise it has no blocks, for
+            # example after a preemption.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )
@@ -361,7 +362,7 @@ class SchedulerSide:
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Restart a request without device pages, so that it matches pages of the current weights.
 
-        The prefetch reads from storage again, because a failed load has removed its host pages.
+        It prefetches again from storage, because a failed load has removed the request's host pages.
         """
         self.cache.release(tracked.name)
         tracked.give_up()
@@ -370,7 +371,7 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def _admit(self, tracked: TrackedRequest) -> None:
-        """Record that a request starts to compute, and how many of its tokens vLLM already has."""
+        """Record a request that begins to compute, with the tokens that vLLM already has of it."""
         tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
         self.cache.admit(
             tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)

@@ -1,4 +1,4 @@
-"""The line that vLLM's log gets at start: cached layers, host capacity and bytes per token."""
+"""The line in vLLM's log that describes the cache at start: layers, host capacity, bytes per token."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def tell(cache: HostCache, log: logging.Logger) -> None:
 def start_line(
     config: RankCacheConfig, host_pages: Mapping[str, int], ranks: int, transport: str
 ) -> str:
-    """Return the start line; `host_pages` has the agreed number of host pages of each pool."""
+    """Return the start line; `host_pages` has each pool's number of host pages, agreed by all ranks."""
     tokens = host_pages[KV_POOL] * config.layout.page_tokens
     held = sum(
         host_pages[pool] * _page_bytes(config, layout, ranks) for pool, layout in _layouts(config)
@@ -50,7 +50,7 @@ def _layouts(config: RankCacheConfig) -> Iterator[tuple[str, PageLayout]]:
 
 
 def _page_bytes(config: RankCacheConfig, layout: PageLayout, ranks: int) -> int:
-    """Return the bytes of a page on one rank; other ranks differ only in unequal pipeline stages."""
+    """Return one rank's bytes of a page; ranks differ only if their pipeline stages are unequal."""
     shard = layout.shard(0, ranks, absent=config.absent_columns, stages=config.pipeline_stages)
     return shard.page_bytes
 

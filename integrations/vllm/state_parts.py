@@ -6,7 +6,7 @@ and values. Ranks divide each part separately, so each part is a column. vLLM st
 channel by channel or input by input, so there are two page layouts.
 
 If the parts are unknown or not divisible, a page is the whole state of one rank. The number of ranks is
-then part of the column's name, so that groups of another TP size do not match the page.
+then part of the column's name, so that groups of another TP size find no such page.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,17 @@ from .contract import StateSpec
 
 STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
 UNITS_MAX = 16
-"""Maximum number of units into which a state is divided; more units would make copies slow."""
+"""Maximum number of units (heads of a column) into which a state is divided; more would slow down
+copies."""
 
 StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a recurrent state that ranks divide.
+    """A part of a recurrent state that ranks divide by channels.
 
-    The part has `channels` channels at each byte offset in `begins`.
+    A block has `channels` consecutive channels of the part at each byte offset in `begins`.
     """
 
     name: str
@@ -52,7 +53,7 @@ def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) 
 
 
 def _parts(spec: StateSpec) -> list[_Part]:
-    """Return the parts of a state; an empty list if the parts are unknown."""
+    """Return the parts of a state that ranks divide; an empty list if they are unknown."""
     inputs, *recurrent = spec.shapes
     width = spec.dtypes[0].itemsize
     of_recurrence: list[_Part] = []
@@ -61,7 +62,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
         begin = prod(inputs) * width
         nbytes = prod(rest) * spec.dtypes[1].itemsize
         of_recurrence.append(_Part(RECURRENCE, (begin,), heads, nbytes))
-    # The larger number is that of the channels, because a convolution keeps only a few inputs.
+    # Take the larger dimension as the channels, because a convolution keeps only a few inputs.
     channels, rows = max(inputs), min(inputs)
     match spec.mamba_type.name:
         case "GDN_ATTN" if len(recurrent) == 1:
@@ -88,7 +89,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
 
 
 def _units(parts: Sequence[_Part], ranks: int) -> int:
-    """Return into how many units the whole model's state is divided; equal at any TP size."""
+    """Return the number of units of the whole model's state, which is equal at any TP size."""
     common = gcd(*(part.channels * ranks for part in parts))
     return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
 
@@ -96,7 +97,10 @@ def _units(parts: Sequence[_Part], ranks: int) -> int:
 def _column(
     part: _Part, tensors: Sequence[torch.Tensor], units: int, ranks: int | None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return a part's column, and its bytes as views [blocks, units of this rank, 1, bytes]."""
+    """Return (column, tensors) of a part.
+
+    The tensors are views [blocks, units of this rank, 1, bytes], one per layer and offset.
+    """
     length = part.channels * part.channel_bytes
     views = [
         tensor[:, 0, 0, begin : begin + length].view(len(tensor), units, 1, length // units)

@@ -1,11 +1,11 @@
 """Changes of a cache's statistics since the last report, as plain numbers for vLLM.
 
-Names and labels are those of `telemetry.families`, with the rank as first label:
+A report maps the name of a family (as in `telemetry.families`) and label values to a number:
 
     name of a family -> label values, joined by commas and the rank first -> number
 
 The number is the increment of a counter, or the new value of a changed gauge. For a histogram, the
-report has a list: the increment of the sum, then the increments of all buckets.
+report has a list instead: the increment of the sum, then the increments of all buckets.
 """
 
 import time
@@ -16,11 +16,11 @@ from ...storage_backends.latencies import BOUNDS_S, Histogram
 from ...telemetry.families import FAMILIES, Family, Labels, Type
 
 TOLD_EVERY_S: Final = 1.0
-"""Minimum seconds between reports of a busy engine; an engine that becomes idle reports at once."""
+"""Minimum seconds between two reports of a busy engine. An engine that becomes idle reports at once."""
 
 Number = int | float
 Told = dict[str, dict[str, Any]]
-"""A report: changes by family and labels; a histogram's change is [sum, count of each bucket...]."""
+"""A report: changes by family and labels. A histogram's change is [sum, count of each bucket...]."""
 
 
 class Restored:
@@ -28,8 +28,8 @@ class Restored:
 
     def __init__(self) -> None:
         self.tokens = {"saved": 0, "failed": 0, "dropped": 0}
-        """Tokens by outcome: saved (loaded), failed, or dropped (the request finished before its load).
-        """
+        """Tokens by outcome: `saved` (loaded), `failed`, or `dropped` (the request finished before its
+        load)."""
         self._loading: dict[str, int] = {}
 
     def begun(self, request: str, tokens: int) -> None:
@@ -37,7 +37,7 @@ class Restored:
         self._loading[request] = tokens
 
     def ended(self, outcome: str, requests: Iterable[str]) -> None:
-        """Count the tokens of these requests' loads under `outcome`; each load counts once."""
+        """Add the tokens of these requests' loads to `outcome`; each load is counted only once."""
         for request in requests:
             self.tokens[outcome] += self._loading.pop(request, 0)
 
@@ -66,7 +66,7 @@ class StatsFeed:
         self._before: dict[tuple[str, str], Any] = {}
 
     def due(self, *, idle: bool) -> bool:
-        """Return whether a report is due: after the interval, or when the engine becomes idle."""
+        """Return whether a report is due: an interval has passed, or the engine has become idle."""
         now = self._clock()
         if now < self._due and not idle:
             return False
@@ -76,7 +76,7 @@ class StatsFeed:
     def told(
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
     ) -> Told:
-        """Return the report for these families; the first label of each sample is the rank."""
+        """Return a report of the changes in these families; a sample's first label is the rank."""
         told: Told = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
@@ -104,7 +104,7 @@ class StatsFeed:
 
 
 def add(one: Told, other: Told) -> Told:
-    """Return the sum of two reports; for a gauge, the value of `other`, which is later."""
+    """Return the sum of two reports. The value of a gauge is that of `other`, the later report."""
     both: Told = {name: {**values} for name, values in one.items()}
     for name, values in other.items():
         family, into = ALL[name], both.setdefault(name, {})
@@ -120,7 +120,7 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield (value, count) pairs that give a histogram the reported buckets and the reported sum.
+    """Yield (value, count) pairs whose observation reproduces a histogram's reported buckets and sum.
 
     All values of one bucket are equal.
     """
@@ -136,7 +136,7 @@ def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
 
 
 def line(told: Told) -> dict[str, Number]:
-    """Return a summary of a report for vLLM's log, without rare values that are zero."""
+    """Return a line about a report for vLLM's log, without rarely used values that are zero."""
 
     def total(name: str, *labels: str) -> Number:
         found: dict[str, Number] = told.get(name, {})

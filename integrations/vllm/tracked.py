@@ -1,4 +1,4 @@
-"""The plug-in's state of one request: its namespace, its tokens and its progress."""
+"""The plug-in's state of one vLLM request: its namespace, its tokens and its progress."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ FAILURES_MAX = 2
 
 
 def may_be_cached(request: VllmRequest) -> bool:
-    """Return whether a request's tokens and namespace determine its KV and will not change.
+    """Return whether a request's tokens and namespace determine its KV and cannot change later.
 
     Requests with prompt embeddings are not cached, because embeddings have no token ids. Resumable
-    requests are not cached, because clients may remove their tokens. Multimodal items need content in
-    this process.
+    requests are not cached, because clients may remove their tokens. Requests with multimodal items are
+    cached only if the items' contents are in this process.
     """
     return (
         request.prompt_embeds is None
@@ -34,8 +34,8 @@ def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items 
     """Return a request's namespace without the part that names the weights.
 
     The namespace separates requests that have equal key ids but different KV. Its parts are the
-    tenant's salt, the `adapter`'s identity, and `items` (multimodal items that do not fit into the key
-    ids).
+    tenant's salt, the `adapter`'s identity, and `items` (multimodal items that the key ids cannot
+    identify).
     """
     parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
     return namespace_of_parts(parts)
@@ -43,43 +43,43 @@ def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items 
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """State that the plug-in keeps for a request between the engine's calls."""
+    """The plug-in's state of one request, kept between vLLM's calls."""
 
     request: VllmRequest
     number: int
-    """Number of the request in order of arrival, because vLLM's request ids differ between ranks."""
+    """The request's number in order of arrival, equal on every rank, unlike vLLM's request id."""
     kind: str
     """The request's namespace without the part that names the weights."""
     page_tokens: int
     items: Items = ()
     item_ids: ItemIds | None = None
-    """Key ids of a prompt with multimodal items; None without items, or if the namespace has the items.
-    """
+    """Key ids of a prompt with multimodal items; None without items, or if the namespace identifies
+    them."""
     device_tokens: int = 0
-    """Number of the request's tokens that vLLM's own prefix cache had when vLLM last queried."""
+    """Number of the request's tokens in vLLM's own prefix cache at vLLM's last query."""
     lent_pages: int = 0
-    """Number of the prefix's whole pages that were passed to a backup since the last preemption."""
+    """Number of the prefix's whole pages that were passed to backups since the last preemption."""
     state_pages: int = 0
-    """Number of pages of the longest backup with a state from which another engine can continue."""
+    """Length in pages of the longest prefix that was backed up with its recurrent state and from which
+    another engine can continue."""
     namespace: str = ""
     """The current namespace, including the weights; set by `WeightsTracker.place`."""
     since: int = 0
-    """Number of weight changes (`WeightsTracker.changes`) when `namespace` was set."""
+    """Value of `WeightsTracker.changes` (number of weight changes) when `namespace` was set."""
     computed: bool = False
-    """Whether the request's device pages hold computed KV; reset by a preemption."""
+    """Whether the request has computed KV into its device pages since the last preemption."""
     loaded: bool = False
-    """Whether a load into the request's device pages has started; reset by a preemption."""
+    """Whether a load into the request's device pages has started since the last preemption."""
     failures: int = 0
     lives: int = 0
     stale: bool = False
-    """Whether device pages depend on previous weights, so that the request's pages must not be shared.
-    """
+    """Whether the request's KV depends on previous weights, so that its pages must not be shared."""
     refused: bool = False
     """Whether the current load counts as failed even if all its copies succeed."""
     taken: AwaitedRequest | None = None
     """State of the wait for another engine's pages; None if no other engine has computed the prompt."""
     given: int = 0
-    """Number of tokens that another engine was promised and reads from this group; 0 if none."""
+    """Number of tokens of the prompt that this engine has promised to another engine; 0 if none."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -87,17 +87,17 @@ class TrackedRequest:
             self._tokens += self.item_ids.head
 
     def give_up(self) -> None:
-        """Record that the request has lost its device pages."""
+        """Reset the progress of a request that has lost its device pages."""
         self.lent_pages = self.state_pages = 0
         self.computed = self.loaded = self.stale = self.refused = False
 
     @property
     def has_failed_enough(self) -> bool:
-        """Whether the request is computed without more loads, after `FAILURES_MAX` failed loads."""
+        """Whether the request is computed without more loads, because `FAILURES_MAX` loads failed."""
         return self.failures >= FAILURES_MAX
 
     def tokens_after(self, scheduled: int) -> tuple[int, int]:
-        """Return the number of tokens computed after this pass, and how many of those are final.
+        """Return (computed, final): the tokens computed after this pass, and how many are final.
 
         Draft tokens and tokens that are not sampled yet are not final, because they may still change.
         """
@@ -106,22 +106,22 @@ class TrackedRequest:
 
     @property
     def is_local_only(self) -> bool:
-        """Whether no other engine can match the request's pages, because the weights are unnamed."""
+        """Whether only this engine can match the request's pages, because the weights are unnamed."""
         return self.namespace.startswith(NO_PERSIST_PREFIX)
 
     @property
     def name(self) -> str:
-        """The request's name in the cache: equal on every rank, and different after each restart."""
+        """The request's name in the cache: equal on every rank, and another one after each restart."""
         return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
 
     @property
     def loadable_tokens(self) -> int:
-        """Number of tokens that may be loaded: whole pages that do not contain the last token."""
+        """Number of tokens that may be loaded: whole pages, without the page of the last token."""
         return self._loadable(self.request.num_tokens)
 
     @property
     def loadable_elsewhere(self) -> int:
-        """Number of tokens that another engine, which gets only the prompt, may load."""
+        """Number of tokens that another engine may load, given that it gets only the prompt."""
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
@@ -133,10 +133,10 @@ class TrackedRequest:
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
 
     def item_pages(self, key: Callable[[bytes], bytes]) -> dict[bytes, tuple[int, int]] | None:
-        """Return the token ranges of the prompt's pages in which multimodal items begin, by page key.
+        """Return (start, end) in tokens for each page in which multimodal items begin, by page key.
 
-        None means that the namespace identifies the items. `key` returns the page key for all ids up to
-        the page's end.
+        Returns None if the namespace identifies the items. `key` returns the key of a page, given all
+        ids up to the page's end.
         """
         if self.item_ids is None:
             return None if self.items else {}
@@ -155,31 +155,31 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that the engine has finished, but whose commands were not issued yet."""
+    """A request that vLLM has finished, and whose commands have not been issued yet."""
 
     tracked: TrackedRequest
     loading: bool
-    """Whether the blocks stay allocated only until the request's load has finished."""
+    """Whether only the request's load keeps the blocks allocated; they are freed when it ends."""
     fenced: bool
-    """Whether the engine reuses the blocks at once, so that copies must be awaited first."""
+    """Whether vLLM reuses the blocks at once, so that copies must be awaited first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """Results of one step for vLLM's scheduler; equal and in the same order on every rank.
 
-    Requests are in order of arrival, because the scheduler frees blocks in this order and vLLM's
-    request ids differ between ranks.
+    Requests are in order of arrival, because the scheduler frees blocks in this order, and the order of
+    vLLM's request ids differs between ranks.
     """
 
     loaded: tuple[str, ...]
-    """Ids of requests whose load has completed or failed."""
+    """vLLM's ids of requests whose load has completed or failed."""
     failed: tuple[str, ...]
-    """Ids of the requests in `loaded` whose load has failed."""
+    """vLLM's ids of those requests in `loaded` whose load has failed."""
     freed: tuple[str, ...]
-    """Ids of finished requests whose blocks are free."""
+    """vLLM's ids of finished requests whose blocks are free."""
 
 
 def ids_of(requests: Iterable[TrackedRequest]) -> tuple[str, ...]:
-    """Return vLLM's ids of these requests, in order of arrival."""
+    """Return vLLM's ids of these requests, sorted by order of arrival."""
     return tuple(each.request.request_id for each in sorted(requests, key=lambda each: each.number))

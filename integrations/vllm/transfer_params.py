@@ -1,4 +1,4 @@
-"""Parameters that a router carries from the prefill engine to the decode engine.
+"""Parameters of disaggregated prefill, which a router carries from the prefill to the decode engine.
 
 The router sends `do_remote_decode` to the prefill engine. Then the router copies `kv_transfer_params`
 from the response to the decode engine, without reading them.
@@ -22,7 +22,7 @@ class _Params(msgspec.Struct):
 
 
 class _Remote(msgspec.Struct):
-    """The fields read from the parameters of a request whose prompt another engine has computed."""
+    """The fields read from a request's parameters if another engine has computed the prompt."""
 
     remote_tokens: Annotated[int, Meta(ge=0)]
     remote_host: str | None = None
@@ -37,22 +37,24 @@ class _Remote(msgspec.Struct):
 
 
 def goes_elsewhere(params: object) -> bool:
-    """Return whether the parameters say that another engine will continue after the prompt."""
+    """Return whether the parameters say that another engine will continue after the prefill."""
     if not isinstance(params, Mapping):
         return False
     return cast("Mapping[object, object]", params).get("do_remote_decode") is True
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """Where another engine can read a prompt's pages, and how many tokens they have."""
+    """Handoff: where another engine can read a prompt's pages, and how many tokens they cover."""
 
     source: str
-    """URI of the group that computed the prompt; empty if both engines use the same store."""
+    """URI of the group that computed the prompt; empty if both engines read and write the same store.
+    """
     tokens: int
-    """Number of prompt tokens, in whole pages, that can be read shortly after the response."""
+    """Number of prompt tokens, in whole pages, that can be read at the latest shortly after the
+    response."""
 
     def params(self, engine_id: str) -> dict[str, Any]:
-        """Return the handoff as `kv_transfer_params` for the prefill engine's response."""
+        """Return the handoff in the form of `kv_transfer_params` for the prefill engine's response."""
         host, _, port = self.source.removeprefix(_SCHEME).rpartition(":")
         return {
             "do_remote_prefill": True,
@@ -67,7 +69,7 @@ class Handoff(msgspec.Struct, frozen=True):
     def read(cls, params: object) -> "Handoff | None":
         """Return the handoff in a request's parameters; None if no other engine computed its prompt.
 
-        Raises `UsageError` for malformed parameters, because any client may send values of any type.
+        Raises `UsageError` for malformed parameters; clients may send values of any type.
         """
         if params is None:
             return None

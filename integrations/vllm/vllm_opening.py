@@ -1,7 +1,8 @@
 """Opens the cache for one vLLM engine, in both process layouts of vLLM.
 
-With a scheduler on every rank, each process has a whole cache. With one scheduler and many workers,
-each worker opens its rank and sends its opening message to the scheduler (`ranks.group.one_scheduler`).
+- With a scheduler on every rank, each process has a whole cache.
+- With one scheduler and many workers, each worker opens its rank and sends an opening message to the
+  scheduler (`ranks.group.one_scheduler`).
 """
 
 import logging
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WITH_WORKERS_APART = ("mp", "ray")
-"""Names of vLLM executors that always run workers in separate processes."""
+"""Names of vLLM's executors that always run workers in processes without a scheduler."""
 
 
 def has_one_scheduler_process(parallel: ParallelConfig) -> bool:
-    """Return whether one scheduler process commands the workers in all other processes."""
+    """Return whether one scheduler process commands workers in other processes."""
     return parallel.distributed_executor_backend in _WITH_WORKERS_APART
 
 
 def read_settings(config: EngineConfig) -> ConnectorSettings:
-    """Return the settings; raise `ConfigError` for every error detectable before KV is allocated."""
+    """Return the settings; raise `ConfigError` for every error that shows before KV is allocated."""
     transfer = config.kv_transfer_config
     assert transfer is not None
     parsed = parse(transfer.kv_connector_extra_config)
@@ -98,7 +99,7 @@ def open_worker_rank(
     *,
     names_pages: bool,
 ) -> tuple[WorkerRank, bytes]:
-    """Open one worker's rank; return the rank and its message to the scheduler; a collective call."""
+    """Open one worker's rank; return (rank, message to the scheduler); a collective call."""
     settings, pages = _settings(config, cache_config, parsed, kv_caches)
     group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
     return open_worker(settings, pages, group, names_pages=names_pages)
@@ -111,7 +112,7 @@ def open_for_workers(
     told: Iterable[bytes],
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's side; `told` has the opening messages of all workers."""
+    """Return the scheduler's side in one-scheduler mode; `told` has all workers' opening messages."""
     cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
     return _side(cache, config, lending, parsed, events)
 
@@ -122,7 +123,7 @@ def _settings(
     parsed: ConnectorSettings,
     kv_caches: dict[str, torch.Tensor],
 ) -> tuple[HostCacheConfig, dict[str, EnginePages]]:
-    """Return the settings of a rank's cache, and the engine-owned device pages (lent) by pool.
+    """Return (settings of a rank's cache, engine-owned device pages (lent) by pool).
 
     `cache_config` is the worker's own configuration, which has one KV specification per layer.
     """
@@ -175,7 +176,8 @@ def _side(
     start_line.tell(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
-        # Adapters have a separate record file: its lock is not held while a model's weights are read.
+        # Use another record file for adapters than for models, whose file stays locked for as long as
+        # weights are read.
         _digests(parsed, "adapters"),
         parsed.adapter_versions,
         adapter_options(config, engine_version=engine_version),
@@ -195,6 +197,7 @@ def _side(
         ),
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
-        # Extra steps need workers in this process: other workers send ballots only in vLLM's own steps.
+        # Allow extra steps only if the workers are in this process: others send ballots only in vLLM's
+        # own steps.
         waits_in_pass=not isinstance(cache, SchedulerCache),
     )

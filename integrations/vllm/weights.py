@@ -13,23 +13,24 @@ from ...ranks.replica.tree.node import NO_PERSIST_PREFIX
 from .tracked import TrackedRequest
 
 WEIGHTS_OF_THE_START = "default"
-"""vLLM's name for the weights that were loaded at start."""
+"""vLLM's name for the weights that it loads at start."""
 
 
 class WeightsChange(StrEnum):
-    """Which calls to vLLM may change its weights."""
+    """Setting: which calls to vLLM may change its weights."""
 
     WITH_RESET = "with_reset"
-    """Weights change with a new name, and with every reset that does not directly follow a new name."""
+    """Weights change with each new name, and with each reset that does not directly follow a new name.
+    """
     WITH_NAME = "with_name"
     """Weights change only with a new name; a reset keeps cached pages."""
 
 
 class InFlight(StrEnum):
-    """Whether a load in flight is kept or counts as failed when the weights change."""
+    """Setting: what happens to a load in flight when the weights change."""
 
     KEEP = "keep"
-    """The request continues with the loaded pages."""
+    """The load is kept: the request continues with the loaded pages."""
     COMPUTE = "compute"
     """The load counts as failed, so that the request is computed with the new weights."""
 
@@ -39,40 +40,41 @@ class WeightsTracker:
     """Tracks the engine's current weights. Every rank makes the same calls at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
-    """All names of the weights that were loaded at start."""
+    """Names of the weights of the start, under all of which they are recognised."""
     life: str = ""
-    """Identifier of this run of the cache, which is part of namespaces only for unnamed weights."""
+    """Identifier of this run of the cache. Only the namespaces of unnamed weights contain it."""
     change: WeightsChange = WeightsChange.WITH_RESET
     changes: int = 0
     """Number of weight changes so far."""
     name: str | None = ""
-    """Name of the current weights; "" for the weights of the start, None for unnamed weights."""
+    """Name of the current weights: "" for the weights of the start, None for unnamed weights."""
     placed: Callable[[TrackedRequest], None] | None = None
-    """Callback for each request whose namespace is set."""
+    """Function to call with each request whose namespace has been set."""
     _just_named: bool = False
-    """Whether the weights got a name, and no reset or computation has followed."""
+    """Whether the weights got a name, and neither a reset nor a computation has followed."""
 
     def named(self, version: str) -> bool:
-        """Record the name of the weights; return whether the weights have changed."""
+        """Record a name of the weights; return whether the weights have changed."""
         self._just_named = True
         return self._become("" if version in self.of_the_start else version)
 
     def reset(self) -> bool:
         """Record a reset of the prefix cache; return whether the weights may have changed.
 
-        For one change of weights, the engine may call reset before the new name or directly after it.
+        For one change of weights, vLLM may call the reset before the call with the new name, or
+        directly after it.
         """
         just_named, self._just_named = self._just_named, False
         return not just_named and self.change is WeightsChange.WITH_RESET and self._become(None)
 
     def computed(self) -> None:
-        """Record that the engine has computed; the next reset then means another weight change."""
+        """Record that vLLM has computed, so that the next reset means another change of weights."""
         self._just_named = False
 
     def namespace(self, kind: str) -> str:
         """Return the namespace of requests under the current weights.
 
-        `kind` is the namespace without weights; see `TrackedRequest.kind`.
+        `kind` is the namespace without the part that names the weights; see `TrackedRequest.kind`.
         """
         if self.name == "":
             return kind

@@ -1,7 +1,7 @@
 """The worker's side of the connector, for a scheduler in the same process or in another process.
 
-Both modes start copies at the right points of the forward pass. If the scheduler is in another process,
-the worker also applies orders and returns its ballot (vote).
+In both modes the worker starts copies at the right points of the forward pass. If the scheduler is in
+another process, the worker also carries out orders and returns its ballot (vote).
 """
 
 import time
@@ -29,35 +29,35 @@ class PassMetadata(KVConnectorMetadata):
 
     result: PassResult
     dispatch: bytes = b""
-    """Encoded orders from a scheduler in another process; empty if it is in this process."""
+    """Encoded orders, if the scheduler is in another process; otherwise empty."""
     computes: bool = True
-    """Whether the step has a forward pass."""
+    """Whether the step runs a forward pass."""
 
 
 @dataclass
 class OpenedRank(KVConnectorHandshakeMetadata):
-    """Handshake message to the scheduler: a worker's opened rank, encoded."""
+    """Handshake message to the scheduler; it describes, encoded, the rank that a worker has opened."""
 
     opened: bytes
 
 
 @dataclass
 class Ballots(KVConnectorWorkerMetadata):
-    """Carries the workers' ballots to the scheduler; vLLM's aggregation folds the ballots."""
+    """Carries the workers' ballots to the scheduler. vLLM's aggregation of messages folds them."""
 
     folded: FoldedBallots
     counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
-    """Executor counters by rank, of those workers that sent counters in this step."""
+    """Counters of executors, by rank, from those workers that sent counters in this step."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
-        """Return both messages as one: ballots folded, counters merged."""
+        """Return one message with the two messages' ballots folded and their counters merged."""
         if not isinstance(other, Ballots):
             raise InternalError(f"a worker answered with a {type(other).__name__}")
         return Ballots(self.folded.joined(other.folded), self.counts | other.counts)
 
 
 class SchedulerOnEveryRank:
-    """Worker mode for a scheduler in the same process: starts copies in the scheduler's cache."""
+    """Worker mode for a scheduler in the same process: starts the copies of the scheduler's cache."""
 
     def __init__(self, handover: RankChannel) -> None:
         self._handover = handover
@@ -74,7 +74,7 @@ class SchedulerOnEveryRank:
         self._handover.opened.begin_backups()
 
     def ballots(self) -> Ballots | None:
-        """Return None, because the cache in this process sends the ballot itself."""
+        """Return None, because the cache in this process sends this rank's ballot itself."""
         return None
 
     def wait_for_copies(self) -> None:
@@ -86,10 +86,10 @@ class SchedulerOnEveryRank:
 
 
 class RemoteScheduler:
-    """Worker mode for a scheduler in another process: applies the orders that the scheduler sends."""
+    """Worker mode for a scheduler in another process: carries out the orders that it sends."""
 
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
-        """An awaited copy fails after `fence_s` seconds; copies are awaited before blocks are reused.
+        """A copy that is awaited before its blocks are reused fails after `fence_s` seconds.
 
         With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
         """
@@ -97,14 +97,14 @@ class RemoteScheduler:
         self._fence_s = fence_s
         self._drafts_last = drafts_last
         self._late = False
-        """Whether the last step's backups have not started, because the drafter had to write its KV
-        first."""
+        """Whether the last step's backups are still to be started, because they had to wait for the
+        drafter's KV."""
         self._counts_due_s = 0.0
         self._obeyed: PassMetadata | None = None
 
     def apply_metadata(self, metadata: PassMetadata) -> None:
-        # Apply the same metadata only once. vLLM may pass it twice: before blocks are overwritten, and
-        # before the forward pass.
+        # Carry out each step's metadata only once. vLLM may pass it twice: before blocks are
+        # overwritten, and before the forward pass.
         if metadata is not self._obeyed:
             self._begin_late_backups()
             self._obeyed = metadata
@@ -130,7 +130,7 @@ class RemoteScheduler:
         self._rank.close()
 
     def _counts(self) -> dict[int, ExecutorCounts]:
-        """Return this rank's counters if they are due, or the step computes nothing; otherwise {}."""
+        """Return this rank's counters if they are due or the step computes nothing; otherwise {}."""
         now = time.monotonic()
         if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
             return {}
@@ -138,7 +138,7 @@ class RemoteScheduler:
         return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:
-        """Start the last step's backups if they waited for the drafter."""
+        """Start the last step's backups if they had to wait for the drafter."""
         if self._late:
             self._late = False
             self._rank.begin_backups()

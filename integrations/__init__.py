@@ -1,1 +1,1 @@
-"""Plug-ins that run Lockstep inside other inference engines."""
+"""Plug-ins that use Lockstep as the KV cache of vLLM, SGLang and Transformers."""

@@ -1,8 +1,8 @@
 """Identity of LoRA adapters in page keys: a digest of their files, or a version given by the user.
 
-All engines apply a plain adapter in the same way (`plain_adapters.py`), so its identity in keys names
-no engine. Engines may apply any other adapter differently, so its identity includes the engine and the
-engine's adapter options.
+All engines apply a plain adapter (see `plain_adapters.py`) in the same way, so the identity of a plain
+adapter contains no engine. The identity of any other adapter contains the engine and the engine's
+adapter options, because engines may apply such an adapter differently.
 """
 
 import logging
@@ -22,19 +22,22 @@ class LoadedAdapter:
     path: str | None
     """Path of the adapter's weights; None if they were not loaded from files."""
     kept_under: tuple[str | int, ...]
-    """The engine's names and ids for the adapter, under which it keeps the weights and their KV."""
+    """The engine's names and ids for this adapter. The engine finds the adapter's weights and KV by
+    them."""
     form: str = ""
-    """Suffix of the identity that says how the engine reads the files; empty if there is one way."""
+    """Suffix of the adapter's identity that says how the engine reads the adapter's files; empty if the
+    engine has only one way to read them."""
 
 
 class AdapterWeights:
-    """Identifies adapters by their weights. All calls come from one thread.
+    """Identifies LoRA adapters by their weights. All calls come from one thread.
 
     `versions` maps adapter names to user-given versions. For an adapter without a version, every call
     checks whether the adapter's files have changed, and reads changed files again.
 
-    An engine keeps weights and KV under an adapter's name or id even if the files change. If the
-    weights behind a name change while the engine runs, requests with that name are no longer cached.
+    An engine keeps using the loaded weights and KV of an adapter even if the files change. If the
+    weights of a name change while the engine runs, requests with that name are therefore no longer
+    cached.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class AdapterWeights:
         anew: str,
         log: logging.Logger,
     ) -> None:
-        """Set `where` (place of user-given versions) and `anew` (how to restore caching) for messages.
+        """Create the object without reading a file.
 
-        `engine` includes all options that may change how an adapter is applied. With `shares`, the
-        engine applies plain adapters as every other engine does.
+        `where` names the setting that holds the versions. `anew` says how the user can restore caching.
+        Both appear only in log messages. `engine` names the engine and all options that may change how
+        it applies an adapter. `shares` is True if the engine applies plain adapters as every other
+        engine does.
         """
         self._digests = digests
         self._versions = versions
@@ -61,15 +66,15 @@ class AdapterWeights:
         self._shares = shares
         self._log = log
         self._applied: dict[str, str] = {}
-        """Maps a weights identity to the adapter's identity in page keys."""
+        """Maps the identity of an adapter's weights to the adapter's identity in page keys."""
         self._known: dict[str | int, str | None] = {}
-        """Weights identity by the engine's adapter names and ids; None if the weights are unknown or
-        have changed."""
+        """Maps the engine's name or id of an adapter to the adapter's identity; None if its weights are
+        unknown or have changed."""
 
     def identify(self, adapter: LoadedAdapter) -> str | None:
-        """Return the identity of a request's adapter in keys; None if the request must not be cached.
+        """Return the identity of an adapter in page keys; None if its requests must not be cached.
 
-        A request must not be cached if the adapter's weights are unknown or have changed.
+        Requests must not be cached if the adapter's weights are unknown or have changed.
         """
         if not self.trusted(adapter):
             return None
@@ -93,7 +98,7 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return whether the engine's weights for this adapter are known and have never changed."""
+        """Return whether this adapter's weights are known and unchanged since the engine's load."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
@@ -101,7 +106,7 @@ class AdapterWeights:
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:
-        """Return the weights identity and an empty reason, or None and the reason why it is unknown."""
+        """Return (identity, "") or (None, reason), where the reason says why the adapter is unknown."""
         version = self._versions.get(adapter.name)
         if version is not None:
             return self._as_applied(f"version {version} of {adapter.name}", adapter), ""
@@ -114,7 +119,7 @@ class AdapterWeights:
             return None, f"its weights cannot be read ({error})"
 
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
-        """Return the weights identity for page keys, with the engine unless the adapter is plain."""
+        """Return an adapter's identity in page keys: its weights, and the engine unless it is plain."""
         if weights not in self._applied:
             path = adapter.path
             plain = self._shares and path is not None and is_plain(Path(path).expanduser())

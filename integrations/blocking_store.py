@@ -1,4 +1,4 @@
-"""A storage backend for callers without an event loop: a thread owns the backend and its event loop."""
+"""Lets threads without an event loop call a storage backend, which runs in a thread of its own."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
-"""A call that runs this many seconds past its deadline is logged as a violation of store contract S2.
+"""Seconds after its deadline at which an unfinished call is logged as a violation of store contract S2.
 """
 
 _log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ Answer = TypeVar("Answer")
 class BlockingStore:
     """A storage backend that can be called from any thread.
 
-    A call returns only after the backend's call, because the backend may access the caller's buffers
-    until then (contract S3).
+    A call returns only after the backend's call has returned, because until then the backend may access
+    the caller's buffers (store contract S3).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BlockingStore:
     ) -> None:
         """Create the backend without opening it. Raise `ConfigError` if the URI is invalid.
 
-        `engine` is the caller's name in log lines; `around` wraps the backend.
+        `engine` is the engine's name in log lines. `around` is a function that wraps the backend.
         """
         self.shown = without_secrets(uri)
         self._engine = engine
@@ -60,9 +60,10 @@ class BlockingStore:
         *,
         close_timeout_s: float | None = None,
     ) -> None:
-        """Open the backend, once. Raise the backend's error, or `ConfigError` after `timeout_s`.
+        """Open the backend. Raise the backend's error, or `ConfigError` if `timeout_s` seconds pass.
 
-        `close_timeout_s` limits how long `close` waits for running calls; by default it is `timeout_s`.
+        Call it only once. `close_timeout_s` limits how long `close` waits for running calls; it
+        defaults to `timeout_s`.
         """
         self._close_timeout_s = timeout_s if close_timeout_s is None else close_timeout_s
         self._loop = asyncio.new_event_loop()
@@ -89,8 +90,8 @@ class BlockingStore:
     ) -> Answer:
         """Call the backend and return the result, which is expected before `deadline`.
 
-        If `leaves` is true, a late call is cancelled and raises `StorageError`; use this only for calls
-        without buffers. Raises `StorageError`, too, if the store is not open.
+        If `leaves` is True, a late call is cancelled and raises `StorageError`. Set `leaves` only for
+        calls without buffers. Also raises `StorageError` if the store is not open.
         """
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
@@ -134,8 +135,8 @@ class BlockingStore:
 
     def _stop(self) -> None:
         with self._lock:
-            # `_live` awaits all calls that were started before this callback, because the loop runs
-            # both in order.
+            # `_live` still awaits all earlier calls, because the event loop runs callbacks in the order
+            # in which they were added.
             self._is_open = False
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)

@@ -1,8 +1,8 @@
 """Canonical bytes of an engine's configuration: equal in every process, on every rank, at every start.
 
-The canonical form has a value's type and contents. It has no memory address, no order of a set or
-mapping, and no text made for display. A value without a canonical form raises an error that names its
-field, so that no part of a configuration is silently ignored.
+The canonical form of a value has the value's type and contents. It has no memory address, no order of a
+set or mapping, and no text made for display. A value without a canonical form raises an error that
+names its field, so that no part of a configuration is silently ignored.
 """
 
 import json
@@ -29,11 +29,12 @@ from ..errors import ConfigError
 Json = str | int | bool | None | list["Json"]
 
 LeftOut = Mapping[str, AbstractSet[str]]
-"""Attributes that are not part of the canonical form, by qualified class name; derived classes inherit
-them."""
+"""Names of attributes to leave out of the canonical form, by qualified class name. Derived classes
+leave out the same attributes."""
 
 DIGEST_CHARACTERS = 32
-"""Length of a digest: 128 bits in hexadecimal, because no attacker chooses engine configurations."""
+"""Number of hexadecimal characters of a digest. 128 bits suffice, because no attacker chooses engine
+configurations."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
 
@@ -54,17 +55,19 @@ _NUMBERS = frozenset({int, float})
 _BUILT_IN: tuple[Any, ...] = (dict, list, tuple, str, bytes, int, float, set, frozenset)
 
 _PLAIN: tuple[Any, ...] = (object, set, frozenset, torch.Size, OrderedDict, Counter, defaultdict)
-"""Classes whose objects hold only contents and attributes, except the default factory of a defaultdict.
-"""
+"""Standard-library classes whose objects have no state except contents, attributes and, for a
+defaultdict, the default factory."""
 
 _PLAIN_REDUCTIONS = frozenset(each.__reduce__ for each in _PLAIN)
-"""The `__reduce__` methods of the classes in `_PLAIN`, which return an object's whole state."""
+"""The `__reduce__` methods of the classes in `_PLAIN`; each returns the whole state of an object."""
 
 _OUTSIDE = ("_fields", "default_factory")
-"""Attributes that hold a named tuple's field names and a defaultdict's default factory."""
+"""Attributes that `_PLAIN` objects have outside their instance dict: the field names of a named tuple
+and the default factory of a defaultdict."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
-"""Attributes that record only how a type was written in a call, as in `OrderedDict[str, int]()`."""
+"""Attributes that are not part of a value, because they record only how its class was called, as in
+`OrderedDict[str, int]()`."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
@@ -96,13 +99,13 @@ def _name(kind: type | FunctionType) -> str:
 
 
 class _Walk:
-    """Converts one configuration to nested lists; each list begins with the kind of its value."""
+    """Converts a configuration to nested lists; each list begins with the kind of its value."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self._left_out = left_out
 
     def of(self, value: object, where: str, within: tuple[int, ...]) -> Json:
-        """Return the canonical form of a value; `within` has the ids of the objects that contain it."""
+        """Return a value's canonical form; `within` has the ids of all objects around the value."""
         if isinstance(value, Enum):
             return ["enum", _name(type(value)), value.name]
         kind = type(value)
@@ -168,7 +171,10 @@ class _Walk:
         called: Callable[[object], str],
         within: tuple[int, ...],
     ) -> list[Json]:
-        """Return pairs sorted by canonical text; `called` returns a key's name for error messages."""
+        """Return the canonical forms of (key, value) pairs, sorted by their canonical text.
+
+        `called` returns the name of a key for error messages.
+        """
         found: list[Json] = [
             [self.of(key, called(key), within), self.of(each, called(key), within)]
             for key, each in pairs
@@ -177,7 +183,10 @@ class _Walk:
 
 
 def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, object]]:
-    """Return an object's state in two dicts: state that is in no attribute, and attributes by name."""
+    """Return (contents, attributes): the state outside an object's attributes, and the attributes.
+
+    Both are dicts by name.
+    """
     kind: Any = type(value)
     beside: dict[str, object] = {}
     attributes: dict[object, object] = {}
@@ -224,7 +233,7 @@ def _contents(value: Any, base: Any) -> object:
 def _reduced(value: object, where: str) -> tuple[object, object]:
     """Return the constructor arguments and the state with which pickle would rebuild an object.
 
-    Raises `ConfigError` if they may not describe the whole object.
+    Raises `ConfigError` if the arguments and the state may not describe the whole object.
     """
     _require_plain(type(value), where)
     try:

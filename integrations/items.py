@@ -1,11 +1,11 @@
 """Images, audio and other multimodal items of a prompt, as part of the keys of its KV pages.
 
-Placeholder ids do not depend on a multimodal item's content. Therefore, in the page where an item
-begins, all ids up to the item's last placeholder in that page are replaced by ids that no text has.
-Each replacement id has 31 bits of a digest of the old ids and of the item's position and content. Pages
-before the item keep their keys, so they are shared. All pages after the item get other keys, because a
-key covers all tokens before it. If a page has fewer than `IDS_MIN` replaceable ids, 128 bits do not
-fit, and the request gets a namespace derived from its items.
+An item's placeholder token ids do not depend on the item's content. In the page where an item begins,
+all ids up to the item's last placeholder in that page are therefore replaced by ids that no text has.
+Each new id has 31 bits of a digest of the old ids and of the item's position and content. Pages before
+the item keep their keys, so they are shared. All pages after the item get other keys, because a key
+covers all tokens before it. If a page has fewer than `IDS_MIN` replaceable ids, 128 bits do not fit,
+and the request gets a namespace derived from its items instead.
 
 The digest covers only content, because a client may choose the name by which the engine knows an item.
 """
@@ -25,7 +25,7 @@ import torch
 T = TypeVar("T")
 
 IDS_MIN = 5
-"""Number of replaced token ids, of 31 bits each, that hold 128 bits of a digest."""
+"""Number of token ids that must be replaced, at 31 bits each, to hold 128 bits of a digest."""
 
 NAMES_MAX = 1 << 18
 """Maximum number of multimodal item names that are remembered with the digests of their contents."""
@@ -36,7 +36,7 @@ _NO_TEXT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class RequestItem:
-    """A multimodal item of a prompt, or one contiguous run of its placeholder tokens."""
+    """A multimodal item of a prompt, or one of its runs of consecutive placeholder tokens."""
 
     name: Hashable
     """The name under which the engine caches the multimodal item's embeddings and KV."""
@@ -52,17 +52,21 @@ class ItemIds:
     """Token ids for the page keys of a prompt with multimodal items."""
 
     head: bytes
-    """The prompt's ids from its start to the last replaced id, after replacement, as int32."""
+    """The prompt's token ids, as int32, from the first one to the last replaced one, after replacement.
+    """
     pages: tuple[int, ...]
     """Numbers of the pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
-        """Return the key ids for `tokens`: a prefix of the prompt, or the whole prompt and output."""
+        """Return the page-key ids of `tokens`, which are the first token ids of the request.
+
+        `tokens` and the result are int32 ids as bytes.
+        """
         return self.head[: len(tokens)] + tokens[len(self.head) :]
 
 
 def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> ItemIds | None:
-    """Return the ids for page keys; None if a page has fewer than `IDS_MIN` placeholders to replace.
+    """Return the page-key ids of a prompt; None if a page has fewer than `IDS_MIN` replaceable ids.
 
     `tokens` are the prompt's ids as int32.
     """
@@ -85,14 +89,14 @@ def item_ids(tokens: bytes, items: Sequence[RequestItem], page_tokens: int) -> I
 
 
 def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
-    """Return the part of a namespace that identifies a request's multimodal items by their contents."""
+    """Return the part of a namespace that identifies a request's multimodal items by content."""
     return [[each.content.hex(), each.start, each.end] for each in items]
 
 
 def content_digest(*parts: object) -> bytes | None:
-    """Return a digest of nested tensors, arrays, numbers and texts; None if the content is incomplete.
+    """Return a digest of nested tensors, arrays, numbers and strings; None if no tensor is among them.
 
-    Content without any tensor is incomplete; an example is a reference to remote data.
+    Values without a tensor do not have an item's content: they may only refer to remote data.
     """
     content = _Content()
     try:
@@ -107,7 +111,7 @@ class _NoContent(Exception):
 
 
 class _Content:
-    """Hashes values unambiguously: the kind and length of each value precede its bytes."""
+    """Hashes values unambiguously, because the kind and length of each value precede its bytes."""
 
     def __init__(self) -> None:
         self.digest = sha256()
@@ -154,13 +158,13 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class OncePerObject(Generic[T]):
-    """Caches one result per object until the object is garbage-collected."""
+    """Caches the result of a function for each object until the object is garbage-collected."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ReferenceType[object], T]] = {}
 
     def get(self, held: object, find: Callable[[], T]) -> T:
-        """Return the cached result for an object; call `find` the first time."""
+        """Return the cached result for an object; call `find` to compute it the first time."""
         at = id(held)
         known = self._known.get(at)
         if known is None or known[0]() is not held:
@@ -170,15 +174,15 @@ class OncePerObject(Generic[T]):
 
 
 class ItemNames:
-    """Detects multimodal item names that an engine uses for more than one content.
+    """Detects names that an engine uses for multimodal items of different content.
 
-    An engine reuses embeddings and device KV of items by name, and a client may send other content
-    under a used name. Requests whose item's name has had several contents are not cached. Only the
-    `NAMES_MAX` most recent names are remembered.
+    An engine finds embeddings and device KV of items by name, and a client may send other content under
+    a used name. Requests with such a name are not cached. Only the `NAMES_MAX` most recent names are
+    remembered.
     """
 
     def __init__(self, warn: Callable[[], object]) -> None:
-        """Store `warn`, which is called once: when a name is first seen with a second content."""
+        """Store the function `warn`, to be called the first time that any name has a second content."""
         self._warn = warn
         self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
         """Content digest by item name; None if the content is unknown or the name has had several
@@ -203,7 +207,7 @@ class ItemNames:
             self._keep(name)
 
     def trusted(self, items: Iterable[RequestItem]) -> bool:
-        """Return whether the engine has used the names of these items only for these contents."""
+        """Return whether the engine has used each of these items' names for only one content."""
         return all(self._known.get(item.name, item.content) == item.content for item in items)
 
     def _keep(self, name: Hashable) -> None:

@@ -2,10 +2,10 @@
 
 The description has the model's configuration, its compute dtype and the page layout. Together with the
 weights, which are another part of the key, the description defines KV as a function of the tokens. All
-engines that compute this function share pages, even if they round differently, because groups of
-different TP sizes round differently, too.
+engines that compute this function share pages, even if their results are rounded differently. Groups of
+different TP sizes share pages with different rounding, too.
 
-`POSITIONS` lists the kinds of positions for which vLLM and SGLang gave bit-identical results
+`POSITIONS` lists the kinds of rotary positions for which vLLM and SGLang gave bit-identical results
 (`test_engine_positions.py`).
 """
 
@@ -30,17 +30,17 @@ POSITIONS: Mapping[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
     ),
 }
-"""Kinds of rotary positions that all engines compute alike, with the parameters each kind may have."""
+"""Kinds of rotary positions that all engines compute alike, and the allowed parameters of each kind."""
 
 _OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 _NOT_THE_MODELS = frozenset(
     {
-        # The fields of this line name the model's origin and its stored dtype. The key has the engine's
-        # compute dtype instead.
+        # Left out: the fields of the next line name the model's origin and its stored dtype. The key
+        # has the engine's compute dtype instead.
         *("_name_or_path", "transformers_version", "dtype", "torch_dtype"),
-        # The fields below are SGLang's own options, or sizes that follow from the page layout and the
-        # weights.
+        # Left out: the fields below are SGLang's own options, or sizes that follow from the page layout
+        # and the weights.
         *("context_len", "encoder_only", "language_model_only", "language_only"),
         *("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     }
@@ -62,21 +62,21 @@ class PretrainedConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """A digest of all inputs to KV except weights and tokens.
+    """A digest of all inputs to KV except weights and tokens, with the inputs of unproven effect.
 
-    `unproven` names the inputs that engines may treat differently.
+    `unproven` names the inputs for which engines may compute different KV.
     """
 
     digest: str
     unproven: tuple[str, ...]
-    """Names of the parts that engines may compute differently; empty if all engines compute the same
-    KV."""
+    """Names of the inputs for which engines may compute different KV; empty if all engines compute the
+    same KV."""
 
     @classmethod
     def of(
         cls, model: PretrainedConfig, dtype: object, layouts: Mapping[str, PageLayout]
     ) -> "KvDescription":
-        """Describe the KV of a model with compute dtype `dtype`; `layouts` has the layouts by pool."""
+        """Describe a model's KV; `dtype` is the compute dtype, `layouts` has page layouts by pool."""
         said = described(model)
         pages = [
             [pool, layout.page_tokens, [[each.name, each.dtype] for each in layout.columns]]
@@ -102,7 +102,7 @@ def described(model: PretrainedConfig) -> dict[str, object]:
 
 
 def _rope(parameters: Mapping[str, object]) -> Mapping[str, object]:
-    """Return rope parameters without obsolete names; nested parameters belong to a layer kind."""
+    """Return rope parameters without obsolete names; a nested mapping has those of one layer kind."""
     inner = {
         name: _rope(cast("Mapping[str, object]", each)) if isinstance(each, Mapping) else each
         for name, each in parameters.items()

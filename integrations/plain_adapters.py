@@ -1,9 +1,9 @@
-"""Recognises plain LoRA adapters, which all engines apply as the same function, by their PEFT files.
+"""Recognises plain LoRA adapters: PEFT adapters that all engines apply as the same function.
 
 Engines apply other adapters differently. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
 `alpha_pattern`, and ignores `target_modules`. SGLang 0.5.23 scales all modules by alpha / r and applies
-only `target_modules`. SGLang fuses q, k and v (and gate and up) assuming that q (and gate) exist, and
-reads every weight file in the folder.
+only `target_modules`. SGLang fuses q, k and v (and gate and up) on the assumption that q (and gate)
+exist. SGLang also reads every weight file in the folder.
 """
 
 import json
@@ -52,7 +52,7 @@ _TENSOR = re.compile(
 def is_plain(folder: Path) -> bool:
     """Return whether every engine applies the adapter in a folder as the same function.
 
-    False for every adapter that is not known to be plain or cannot be read.
+    Returns False for an adapter that cannot be read or that may be applied differently.
     """
     try:
         files = [each.name for each in folder.iterdir() if each.suffix in WEIGHTS]
@@ -80,7 +80,7 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Return whether an adapter stays plain with this field; an unknown field must be empty or off."""
+    """Return whether a configuration field leaves an adapter plain; an unknown field must be falsy."""
     if name in _READ_ALIKE | _NEUTRAL:
         return True
     if name in _AT_VALUES:
@@ -89,10 +89,10 @@ def _is_neutral(name: str, worth: object) -> bool:
 
 
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
-    """Return whether the weights are complete modules of rank `r`, all among the target modules.
+    """Return whether an adapter's tensors are complete modules of rank `r` among its target modules.
 
-    A complete module has both LoRA matrices, A and B. An attention layer needs q and v, and up needs
-    gate.
+    A complete module has both LoRA matrices, A and B. If q, k or v is adapted, q and v must be; if up
+    is adapted, gate must be.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Check that the engine's release is supported; a plug-in depends on engine internals."""
+"""Checks the engine's release, because a plug-in depends on internals of the engine."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ class UnsupportedEngine(StrEnum):
 
 
 def is_release(found: str, releases: Sequence[str]) -> bool:
-    """Return whether a version belongs to one of the releases: 0.33.1 and 0.33.0+cpu belong to 0.33."""
+    """Return whether a version is of one of these releases; 0.33.1 and 0.33.0+cpu are of 0.33."""
     return any(re.match(rf"{re.escape(each)}(?!\d)", found) for each in releases)
 
 
@@ -29,7 +29,7 @@ def require_release(
     where: str,
     log: logging.Logger,
 ) -> None:
-    """Raise `ConfigError` for an unsupported release; with `try`, log a warning instead."""
+    """Raise `ConfigError` for an unsupported release; with the policy `try`, only log a warning."""
     if is_release(found, releases):
         return
     known = (

@@ -2,9 +2,9 @@
 
 A page's key has an engine-neutral description of its KV (`kv_description.py`). Supported engines with
 default settings compute the described KV, so they share pages. An engine's `key_exclusions.py` lists
-the settings that may have any value. Any other non-default setting, known or unknown, adds a digest of
-the engine's version and all non-operational settings to the key. An unknown setting therefore causes a
-miss, never wrong data.
+settings that may have any value without an effect on sharing. Any other setting with a non-default
+value adds to the key a digest of the engine's version and of all settings that can change KV. An
+unknown setting therefore causes a miss, never wrong data.
 
 vLLM's own `compute_hash` cannot serve as this digest, because it identifies compiled graphs. It omits
 settings that change KV, and includes paths, the TP size and batch sizes.
@@ -30,21 +30,21 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """Engine settings that are in no key, or only in keys of pages that other engines do not share."""
+    """Names of the settings of one engine that do not prevent sharing, whatever their value."""
 
     operational: frozenset[str]
     """Settings that cannot change KV."""
     rounding: frozenset[str]
-    """Settings that may change only the order of summation, and therefore only the rounding."""
+    """Settings that change at most the order of summation, and therefore only the rounding of KV."""
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return the setting names in these mappings, whose keys are names separated by spaces."""
+    """Return the setting names in mappings from space-separated names to a reason."""
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return all settings as `Class.name`; `classes` has the setting names by class."""
+    """Return setting names as `Class.name`, from mappings of names by class."""
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
 
@@ -55,10 +55,10 @@ class Setting:
     name: str
     """The setting's name in `key_exclusions.py`."""
     place: str
-    """Path of the setting in the engine's configuration, for messages."""
+    """Path of the setting in the engine's configuration, as named in messages."""
     value: object
     default: object
-    """The engine's default value; `MISSING` for a setting without a default."""
+    """The engine's default value; `MISSING` if the setting has no default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class KeyedEngineSettings:
     engine: str
     version: str
     releases: Sequence[str]
-    """Releases of the engine whose default settings are known."""
+    """Releases of the engine for which the default settings were verified."""
     settings: Sequence[Setting]
     package: str
-    """Name of the engine's Python package; a dataclass from this package counts as separate settings.
-    """
+    """Name of the engine's Python package. A dataclass of this package counts as several settings, one
+    for each field."""
     exclusions: Exclusions
     resolved: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Values that the engine substitutes for its own defaults, by setting; these count as defaults,
-    too."""
+    """Values that the engine fills in for its own defaults, by setting name; these values count as
+    defaults, too."""
 
     def digest(self, *beside: Json) -> str:
-        """Return a digest of the engine's version, its non-operational settings, and `beside`.
+        """Return a digest of the engine's version, of the settings that can change KV, and of `beside`.
 
         Raises `ConfigError` for a value without canonical bytes.
         """
@@ -88,9 +88,9 @@ class KeyedEngineSettings:
         return digest([self.version, sorted(found, key=str), *beside])
 
     def set_otherwise(self) -> Iterator[str]:
-        """Yield the settings because of which this engine cannot share pages with other engines.
+        """Yield the path of each setting that prevents sharing pages with other engines.
 
-        An unknown release is yielded in the same way.
+        Also yields the engine's version if its release is not supported.
         """
         if not is_release(self.version, self.releases):
             yield f"version {self.version}"
@@ -100,7 +100,7 @@ class KeyedEngineSettings:
                 yield each.place
 
     def log_parts(self, log: logging.Logger) -> None:
-        """Log a digest of each non-operational setting, to locate differences between ranks."""
+        """Log a digest of each setting that can change KV, to locate differences between ranks."""
         counted = self._settings(self.exclusions.operational)
         log_parts(log, ((each.place, canonical(each.value, each.place)) for each in counted))
 
@@ -135,10 +135,10 @@ def kv_name(
 
 
 def settings_in(config: object, where: str, default: object = None) -> list[Setting]:
-    """Return the fields of a dataclass as settings, except unset fields and those with `init=False`.
+    """Return the fields of the dataclass instance `config` as settings.
 
-    `default` is the engine's default for the whole dataclass. If `default` has another class, the
-    defaults that the class declares are used.
+    Leaves out unset fields and fields with `init=False`. The default of each field comes from `default`
+    if `default` has the same class; otherwise from the class.
     """
     kind: Any = type(config)
     known: Any = default if isinstance(default, kind) else None
@@ -155,10 +155,10 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 
 
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
-    """Yield a setting. If its value is a dataclass of `package`, yield the settings in it instead.
+    """Yield a setting; if its value is a dataclass of `package`, yield its fields as settings instead.
 
-    If the default is not an object of that class, yield one more setting, which is named after the
-    class and says that the dataclass is present.
+    If the setting's default has another class, also yield a setting that is named after the value's
+    class and says that such an object is present.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:
@@ -180,8 +180,8 @@ def _is_worth(setting: Setting, default: object) -> bool:
 
 
 def _declared(kind: Any, name: str) -> object:
-    # vLLM's configuration classes are pydantic dataclasses, for which `dataclasses.fields` does not
-    # return the defaults.
+    # Read the defaults of pydantic, because `dataclasses.fields` has no defaults for vLLM's
+    # configuration classes, which are pydantic dataclasses.
     found = getattr(kind, "__pydantic_fields__", {}).get(name)
     if found is not None:
         return MISSING if found.is_required() else found.get_default(call_default_factory=True)

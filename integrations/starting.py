@@ -1,4 +1,4 @@
-"""Logging and start-up errors of plug-ins: use the engine's log, and fail before weights are read."""
+"""Makes plug-ins log through the engine's log, and stop the engine's start on a `ConfigError`."""
 
 import logging
 from collections.abc import Generator
@@ -8,19 +8,19 @@ from ..errors import ConfigError, LockstepError
 
 
 class Lockstep(LockstepError):
-    """Stops the engine at start; the last log line has this class's name and the error message.
+    """Raised to stop the engine's start; its class name and message form the last line of the log.
 
     Not a `ValueError`, because engines convert a `ValueError` to other errors.
     """
 
 
-# Set the module to `builtins`, because Python omits only this module name in a traceback.
+# Set the module to `builtins`, because a traceback omits the module name only for this module.
 Lockstep.__module__ = "builtins"
 
 
 @contextmanager
 def ending_the_start() -> Generator[None]:
-    """Convert a `ConfigError` to the exception `Lockstep`, which ends the engine's start."""
+    """Convert a `ConfigError` raised in this context to `Lockstep`, which stops the engine's start."""
     try:
         yield
     except ConfigError as error:
@@ -28,7 +28,7 @@ def ending_the_start() -> Generator[None]:
 
 
 def log_as(engine: str) -> None:
-    """Log through the handlers, and so in the format, of the engine's logger named `engine`.
+    """Add the handlers of the engine's logger `engine` to Lockstep's logger, for one log format.
 
     Does nothing if Lockstep's logger already has handlers, or if the engine's logger has none.
     """

@@ -1,9 +1,9 @@
 """Digests of the files that hold a model's or an adapter's weights.
 
-A name or path does not identify weights, because files may be retrained in place. Reading the files of
-a large model takes minutes, so digests are remembered in a small record file by path, size and
-timestamps. The ranks of one host read one after the other, so later ranks use the first rank's digests.
-Ranks on different hosts compare their digests when the caches open.
+A name or path does not identify weights, because files may be overwritten in place. Reading the files
+of a large model takes minutes, so digests are remembered in a record file by path, size and timestamps.
+The ranks of one host read the files one after the other, so that later ranks use the first rank's
+digests. Ranks on different hosts compare their digests when the caches open.
 """
 
 import json
@@ -26,7 +26,7 @@ WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 """File name endings of weights."""
 
 SAYING = frozenset({".json", ".py"})
-"""File name endings of configuration and code that decide how the weights are read and used."""
+"""File name endings of configuration and code that determine how weights are read and used."""
 
 NEUTRAL = frozenset(
     {
@@ -34,7 +34,7 @@ NEUTRAL = frozenset(
         # themselves.
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", "vocab.json", "chat_template.json", "generation_config.json"),
-        # Training state such as that of the optimizer, which no inference engine reads.
+        # Files with training state, such as that of the optimizer, which no inference engine reads.
         *("training_args.bin", "trainer_state.json", "optimizer.bin", "optimizer.pt"),
         *("scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"),
     }
@@ -42,10 +42,11 @@ NEUTRAL = frozenset(
 """Names of files in a model's folder that never change KV."""
 
 READERS = 8
-"""Number of threads that read weight files, because one thread does not saturate a fast disk."""
+"""Number of threads that read weight files. One thread does not saturate a fast disk."""
 
 LOCK_S_MAX = 1800.0
-"""Seconds that a rank waits while another rank reads; after that, the rank reads the files itself."""
+"""Maximum seconds that a rank waits for another rank of the host to read the files. Then the rank reads
+the files itself."""
 
 LOCK_POLL_S = 0.05
 
@@ -57,7 +58,7 @@ system is coarse.
 """
 
 FILES_MAX = 16_384
-"""Maximum number of remembered files; the oldest entries are dropped first."""
+"""Maximum number of files in the record file; the oldest entries are dropped first."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -65,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """File metadata that changes whenever the content does, because programs cannot set ctime."""
+    """Metadata of a file, different for different contents, because programs cannot set ctime."""
 
     size: int
     mtime_ns: int
@@ -87,9 +88,9 @@ _Record = tuple[int, int, int, int, str]
 
 
 class FileDigests:
-    """Digests of file contents, remembered across starts in the file `record`.
+    """Digests of file contents, remembered across starts in the record file `record`.
 
-    If the record cannot be written, a warning is logged and every start reads all files.
+    If the record file cannot be written, a warning is logged and every start reads all files.
     """
 
     def __init__(
@@ -99,13 +100,13 @@ class FileDigests:
         log: logging.Logger = _log,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Set the record file; slow reads and errors go to the engine's `log`."""
+        """Store the path of the record file; slow reads and errors are logged to `log`."""
         self.record = record
         self._log = log
         self._clock_ns = clock_ns
         self._kept: dict[str, _Known] = {}
         self.bytes_read = 0
-        """Bytes read from files whose digest was not remembered."""
+        """Number of bytes read from files whose digest was not in the record file."""
 
     def of(self, files: Sequence[Path]) -> list[str]:
         """Return the digest of each file; raises `OSError` if a file cannot be read."""
@@ -154,14 +155,14 @@ class FileDigests:
             del self._kept[next(iter(self._kept))]
 
     def _records(self) -> dict[str, _Record]:
-        """Return the stored records; empty if the record file is missing or damaged."""
+        """Return the entries of the record file; empty if the file is missing or damaged."""
         try:
             return msgspec.json.decode(self.record.read_bytes(), type=dict[str, _Record])
         except (OSError, ValueError):
             return {}
 
     def _remember(self, read: Mapping[str, _Known], *, may_write: bool) -> None:
-        """Keep digests of files older than `SETTLED_NS`, in memory and in the record file.
+        """Add digests of files older than `SETTLED_NS` to memory and to the record file.
 
         Entries of deleted files are dropped from the record file.
         """
@@ -191,9 +192,9 @@ class FileDigests:
 
     @contextmanager
     def _alone(self) -> Generator[bool]:
-        """Take the host's read lock, for at most `LOCK_S_MAX`; yield whether the lock was taken.
+        """Wait at most `LOCK_S_MAX` seconds for the host's read lock; yield whether it was acquired.
 
-        Only the process that has the lock may write the record file.
+        Only the process that holds the lock may write the record file.
         """
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ __all__ = ["LockstepCache", "ReusedPast"]
 
 
 def __getattr__(name: str) -> object:
-    # Import the cache only on access, because its settings must be importable without Transformers.
+    # Import the cache only on access, so that its settings can be imported without Transformers.
     if name == "LockstepCache":
         from .lockstep_cache import LockstepCache  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Checks the inputs of a model that uses a `ReusedPast`; refuses inputs that page keys do not cover.
+"""Checks the inputs of a model that computes with a `ReusedPast`; refuses inputs outside page keys.
 
 A page's key covers only tokens. An image, an attention mask or unusual positions would change KV
 without changing the key.
@@ -14,14 +14,16 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # `_require_plain` checks these arguments: the mask has no padding, and positions are consecutive.
+    # Allowed, because `_require_plain` checks that the mask has no padding and that positions are
+    # consecutive.
     | {"attention_mask", "position_ids", "cache_position"}
 )
-"""Arguments of a forward pass that do not change KV; any other must be absent, None or False."""
+"""Allowed arguments of a forward pass, which do not change KV. Any other must be absent, None or False.
+"""
 
 
 class ForwardPasses:
-    """A hook that runs before each forward pass: checks the inputs, and records the tokens."""
+    """A hook that runs before each forward pass; it checks the inputs and records the tokens."""
 
     def __init__(self, past: ReusedPast, prompt: Sequence[int]) -> None:
         self._past = past
@@ -32,7 +34,7 @@ class ForwardPasses:
     def __call__(
         self, _: torch.nn.Module, given: tuple[object, ...], named: Mapping[str, Any]
     ) -> None:
-        """Record the tokens of a pass; raise `UsageError` if the pass depends on more than tokens."""
+        """Record the tokens of a forward pass; raise `UsageError` if its KV depends on other inputs."""
         if any(each is self._past for each in given):
             raise UsageError("give the model its arguments by name, including past_key_values")
         if named.get("past_key_values") is not self._past:

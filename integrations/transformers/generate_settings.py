@@ -19,12 +19,12 @@ class GenerateSettings(PluginSettings):
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """Pipeline depth; 0 by default, because no forward pass could overlap the rounds that `reuse` waits
-    for."""
+    """Pipeline depth. The default is 0, because `reuse` waits for its rounds, so there is no forward
+    pass with which rounds could overlap."""
     max_tokens: _Tokens = 4096
     """Number of tokens of a sequence that fit into the preallocated device memory.
 
-    A longer sequence continues in memory allocated for it, and only its first `max_tokens` are cached.
+    A longer sequence moves to larger memory; only its first `max_tokens` tokens are cached.
     """
     page_tokens: _Tokens = 16
     """Tokens per page; only whole pages of a prefix are cached."""

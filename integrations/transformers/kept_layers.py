@@ -1,4 +1,4 @@
-"""The per-token KV of a model's layers as pages, and checks for unsupported models.
+"""The per-token KV of a Transformers model's layers as pages, and checks for unsupported models.
 
 The shape of each layer's KV is taken from a forward pass of one token, not from the configuration.
 """
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
-"""Kinds of rotary positions with which later tokens never change the KV of an earlier token."""
+"""Kinds of rotary positions that permit caching: later tokens never change the KV of an earlier token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """Attention window and KV of one layer on this rank; the tensors have one token."""
+    """Attention window of one layer, and this rank's KV of one token in this layer."""
 
     window: int | None
     """Attention window of the layer in tokens; None for full attention."""
     divided: bool
-    """Whether each rank has some of the layer's heads; otherwise each rank has all heads."""
+    """Whether the ranks divide the layer's heads among them. If not, each rank has all heads."""
     keys: torch.Tensor
-    """Keys of one token, [1, heads, 1, elements]."""
+    """This layer's keys of one token, [1, heads, 1, elements]."""
     values: torch.Tensor
 
 
 class SequencePages:
-    """Preallocated device memory for one sequence, by layer; the cache copies its pages by pool."""
+    """Preallocated device memory for the KV of one sequence, divided into layers, pools and pages."""
 
     def __init__(self, layers: Sequence[KeptLayer], ranks: int, pages: int, tokens: int) -> None:
-        """Allocate `pages` pages of `tokens` tokens; the layers' heads are divided among `ranks`."""
+        """Allocate `pages` pages of `tokens` tokens for each layer; `ranks` ranks divide the heads."""
         self._layers = layers
         self._page_tokens = tokens
         self._memory = [
@@ -51,7 +52,8 @@ class SequencePages:
         by_pool: dict[str, list[int]] = {}
         has_full = any(each.window is None for each in layers)
         for at, each in enumerate(layers):
-            # A cache needs a full-attention pool, so a model with only window layers keeps all tokens.
+            # Put the layers of a model that has only window layers into the full-attention pool,
+            # because a cache needs this pool. They then keep all tokens.
             pool = f"window-{each.window}" if each.window and has_full else KV_POOL
             by_pool.setdefault(pool, []).append(at)
         self._by_pool = by_pool
@@ -61,12 +63,12 @@ class SequencePages:
             self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
-        """Tokens of the narrowest window that has a pool, rounded down to whole pages; None without
-        one."""
+        """Number of tokens of the narrowest window of all window pools, rounded down to whole pages;
+        None without a window pool."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
-        """Text that is added to page keys if each rank has all heads of a layer; otherwise empty.
+        """Text that is added to page keys if each rank has all heads of some layer; otherwise empty.
 
-        Such pages have another layout than pages of layers whose heads are divided.
+        It separates these pages from pages of divided layers, which have another layout.
         """
         self.page_bytes = sum(each.page_bytes for each in shards.values())
         """Sum of the bytes of one page over all pools, on this rank."""
@@ -76,7 +78,7 @@ class SequencePages:
         }
 
     def components(self, host_pages: int) -> tuple[SlidingWindow, ...]:
-        """Return the configuration of the sliding-window pools."""
+        """Return the component configurations of the sliding-window pools."""
         return tuple(
             SlidingWindow(
                 window_tokens=self._layers[at[0]].window or 0,
@@ -89,7 +91,7 @@ class SequencePages:
         )
 
     def layers(self) -> list[PagedLayer]:
-        """Return the layers of a new, empty sequence, which reuses the preallocated memory."""
+        """Return empty layers for a new sequence, whose KV goes into the preallocated memory."""
         return [
             PagedLayer(*memory, each.window)
             for memory, each in zip(self._memory, self._layers, strict=True)
@@ -124,7 +126,10 @@ class SequencePages:
         return PageLayout(page_tokens=self._page_tokens, columns=tuple(columns))
 
     def _views(self, pool: str, which: int) -> list[torch.Tensor]:
-        """Return the keys (0) or values (1) of each layer as views [pages, heads, tokens, elements]."""
+        """Return views [pages, heads, tokens, elements], one per layer of a pool.
+
+        `which` is 0 for the keys and 1 for the values.
+        """
         return [_paged(self._memory[at][which], self._page_tokens) for at in self._by_pool[pool]]
 
 
@@ -175,7 +180,7 @@ def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
 def _require_steady_positions(config: "PreTrainedConfig") -> None:
     for name in ("rope_parameters", "rope_scaling"):
         given = cast("Mapping[str, Any]", getattr(config, name, None) or {})
-        # The configuration may have separate rope parameters for each kind of layer.
+        # Check each kind of layer: the configuration may have separate rope parameters for each.
         by_layer: list[Mapping[str, Any]] = [
             each for each in given.values() if isinstance(each, Mapping)
         ]
@@ -189,9 +194,9 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
 
 
 def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
-    """Return whether the ranks divide a layer's KV heads, of which this rank has `heads`.
+    """Return whether the ranks divide a layer's KV heads; this rank has `heads` of them.
 
-    If not, each rank has all heads. Raises `ConfigError` if the configuration fits both cases.
+    If not, each rank has all heads. Raises `ConfigError` if the configuration does not decide this.
     """
     if ranks == 1:
         return True

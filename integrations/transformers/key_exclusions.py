@@ -1,7 +1,8 @@
-"""Fields of a Transformers configuration that cannot change KV and are left out of page keys.
+"""Fields of a Transformers configuration that cannot change KV and are therefore in no page key.
 
-Page keys cover all other fields. The reasons apply to version `READ_IN` of Transformers. A test fails
-if a field of the common configuration is neither listed here nor known to be in the key.
+Page keys cover all other fields. The reasons given here apply to version `READ_IN` of Transformers. A
+test fails if Transformers' base configuration has a field that is neither listed here nor known to be
+in page keys.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
-"""Identity of a model's KV apart from the tokens, which is part of every page's key (rule R16).
+"""Identity of a Transformers model's KV apart from the tokens; part of every page's key (rule R16).
 
-The identity has the identity of the weights, and a digest of the configuration without fields that
-cannot change KV. A loaded model does not record which of several weight files it used, or in which
-dtypes. The identity therefore also covers the values of the norm weights and the dtypes of all
-parameters.
+It consists of the identity of the weights, and a digest of the configuration without fields that cannot
+change KV. A loaded model does not record which of several weight files it used, or in which dtypes. The
+identity therefore also covers the values of the norm weights and the dtypes of all parameters.
 """
 
 import logging
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockstep.transformers")
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""For each parameter: its name, object id, memory address and number of in-place writes."""
+"""(name, object id, memory address, number of in-place writes) of each of a model's parameters."""
 
 
 def configuration_digest(model: "PreTrainedModel", version: str) -> str:
@@ -34,7 +33,7 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     `version` is the version of Transformers. Raises `ConfigError` for a value without canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
-    # The canonical list begins with the word `object` and the class name; the named parts follow.
+    # Skip the first two entries of the canonical list, which are the word `object` and the class name.
     parts = cast("list[tuple[str, Json]]", cast("list[Json]", found)[2:])
     log_parts(log, ((f"model.config.{name}", part) for name, part in parts))
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
@@ -70,7 +69,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of the norm weights only, because ranks divide most other weights."""
+    """Return a digest of a model's norm weights; ranks divide most other weights."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:
@@ -89,7 +88,7 @@ def signature(model: "PreTrainedModel") -> Signature:
 
 
 def require_no_adapter(model: "PreTrainedModel") -> None:
-    """Raise `ConfigError` for a model with adapters, because switching an adapter is not detectable."""
+    """Raise `ConfigError` for a model with adapters, because a switch of adapters goes unnoticed."""
     if getattr(model, "peft_config", None):
         raise ConfigError(
             "the model has adapters, which can be switched from request to request and are in no"

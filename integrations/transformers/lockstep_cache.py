@@ -39,7 +39,8 @@ class LockstepCache:
     """Caches prefixes of one model in host memory and storage; one sequence can be in use at a time.
 
     Under tensor parallelism every rank makes the same calls in the same order. At the end of a `with`
-    block the cache is closed; after an error the cache is abandoned without waiting for other ranks.
+    block the cache is closed. If the block raises an error, the cache is abandoned without waiting for
+    other ranks.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class LockstepCache:
         pages: SequencePages,
         settings: GenerateSettings,
     ) -> None:
-        """Store the parts; use `open` to create a cache for a model."""
+        """Store the parts of a cache. Users call `open` instead."""
         self.cache = cache
         """The underlying `HostCache`, for statistics, `drop`, `attach_store` and other calls."""
         self._model = model
@@ -61,11 +62,11 @@ class LockstepCache:
 
     @classmethod
     def open(cls, model: "PreTrainedModel", **settings: Any) -> "LockstepCache":
-        """Open a cache for a model in its current state; all ranks must call this at the same point.
+        """Open a cache for a model with its current weights; every rank calls it at the same point.
 
         `settings` are those of `GenerateSettings`; `host_memory_gib` or `host_pages` is required.
-        Raises `ConfigError` for invalid or differing settings, unsupported layers and unidentified
-        weights.
+        Raises `ConfigError` for invalid settings, settings that differ between ranks, unsupported
+        layers and weights that cannot be identified.
         """
         parsed = GenerateSettings.read(settings)
         ranks = model.tp_size or 1
@@ -115,7 +116,8 @@ class LockstepCache:
         share no pages.
 
         Raises `UsageError` for inputs that page keys do not cover (several sequences, padding,
-        embeddings, images), a model in training mode, or changed parameters (see `reset`).
+        embeddings, images), for a model in training mode, and for parameters that have changed without
+        a call of `reset`.
         """
         prompt = self._prompt(input_ids)
         name = str(next(self._names))
@@ -140,11 +142,11 @@ class LockstepCache:
             past.over, self._in_use = True, False
 
     def reset(self, weights_version: str | None = None) -> None:
-        """Declare that the model's weights have changed; pages of the previous weights no longer match.
+        """Record that the model's weights have changed; pages of the previous weights no longer match.
 
-        If `weights_version` names the new weights, their pages also go to storage. Every cache that was
-        opened in the same way and reset to the same name can match these pages. Without a name, pages
-        of the new weights stay in host memory.
+        If `weights_version` names the new weights, their pages also go to storage. They then match in
+        every cache that was opened in the same way and has reset to the same name. Without a name,
+        pages of the new weights stay in host memory.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")
@@ -167,12 +169,12 @@ class LockstepCache:
         if kind is None:
             self.close()
         else:
-            # Do not wait for the other ranks. They detect this rank's exit and raise an error that
+            # Do not wait for the other ranks: they detect this rank's exit and raise an error that
             # names it.
             self.cache.abandon()
 
     def _prompt(self, input_ids: torch.Tensor) -> list[int]:
-        """Return the tokens of a prompt; raise `UsageError` for a prompt that cannot be cached."""
+        """Return a prompt's tokens; raise `UsageError` if the prompt cannot be cached."""
         if self._in_use:
             raise UsageError("a past is in use already; the cache has memory for one sequence")
         if input_ids.ndim != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
@@ -188,12 +190,11 @@ class LockstepCache:
         return cast("list[int]", input_ids[0].tolist())
 
     def _find(self, name: str, prompt: Sequence[int], salt: str) -> ReusedPast:
-        """Load the longest prefix that every rank can restore; return a past that contains it."""
+        """Load the longest prefix that every rank can restore; return a past that has its KV."""
         cache = self.cache
-        # Wait for a copy that was still running at the end of an earlier `reuse` block, if there is
-        # one.
+        # Wait until no copy of an earlier `reuse` block accesses the device memory.
         cache.wait_for_copies()
-        # The last token must always be computed, because the next token follows from it.
+        # Leave the last token to be computed, because its output is the next token.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
         found = 0
         for _ in range(1 if self._pages.narrowest is None else 2):
@@ -202,8 +203,8 @@ class LockstepCache:
             found = cache.match_host(name, wanted, salt)
             if found:
                 break
-            # A prefetched page may have been lost. Retry once, because a shorter prefix needs other
-            # window pages.
+            # Retry once: a prefetched page may have been lost, and a shorter prefix needs other window
+            # pages.
         if found:
             cache.load(name, wanted[:found], self._lent(found))
             cache.begin_loads()
@@ -217,11 +218,11 @@ class LockstepCache:
         return ReusedPast(layers, found)
 
     def _keep(self, name: str, tokens: Sequence[int], reused: int, salt: str) -> None:
-        """Back up the computed pages of a sequence, and wait until no copy reads its device memory."""
+        """Back up the computed pages of a sequence; return when no copy reads its device memory."""
         unit = self._settings.page_tokens
         whole = min(len(tokens) // unit, self._settings.pages) * unit
-        # A backup has only the last window's pages of window pools. Make one backup per window length,
-        # so that another prompt can branch at any page.
+        # Back up the sequence up to each multiple of a window's length, because a backup has only the
+        # last window of window pools. Another prompt can then branch off at any page.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
             self.cache.back_up(name, tokens[:end], self._lent(end), salt)
@@ -231,10 +232,10 @@ class LockstepCache:
         self.cache.collect_freed()
 
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
-        """Return the device pages of the first `tokens` tokens, by pool.
+        """Return the device pages of a sequence's first `tokens` tokens, by pool.
 
-        Includes pages that no load has filled, because the cache itself tracks which pages have
-        content.
+        Every pool has the same page numbers, even of pages without content. The cache tracks which
+        pages have content.
         """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
         return dict.fromkeys(self.cache.needed_from(0), pages)

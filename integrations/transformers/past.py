@@ -1,4 +1,4 @@
-"""The past that `generate()` computes with: one sequence's keys and values in preallocated memory.
+"""The past with which `generate()` computes: one sequence's keys and values in preallocated memory.
 
 Each layer has one contiguous block of memory for a whole sequence, divided into pages. Attention reads
 the same memory that is copied to and from the host. The model gets inputs that are bit-identical to
@@ -26,12 +26,13 @@ class PagedLayer(DynamicLayer):
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.memory = self._lent = keys, values
-        """The tensors for keys and values; position 0 is the sequence's first token."""
+        """(keys, values): the tensors with the sequence's KV; position 0 is the sequence's first token.
+        """
         self._window = window
         self.set_length(0)
 
     def set_length(self, length: int) -> None:
-        """Set the number of valid tokens in the memory."""
+        """Set how many tokens, from the first on, have valid KV in the memory."""
         self.length = length
         first, (keys, values) = self._first_seen(), self.memory
         self.keys, self.values = keys[:, :, first:length], values[:, :, first:length]
@@ -39,7 +40,7 @@ class PagedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write KV of new tokens; return the keys and values that these tokens attend to."""
+        """Store the KV of new tokens; return the keys and values to which the new tokens attend."""
         first, start = self._first_seen(), self.length
         end = start + key_states.shape[-2]
         self._make_room(end)
@@ -51,7 +52,7 @@ class PagedLayer(DynamicLayer):
         return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys a pass of `query_length` tokens reads, and the first key's position."""
+        """Return (number of keys, position of the first key) that `query_length` new tokens read."""
         first = self._first_seen()
         return self.length - first + query_length, first
 
@@ -62,13 +63,15 @@ class PagedLayer(DynamicLayer):
         return self._window or -1
 
     def _first_seen(self) -> int:
-        # A token attends to itself and to the rest of the window before it.
+        # The first new token reads `_window` - 1 earlier tokens, because its window includes the token
+        # itself.
         return 0 if self._window is None else max(0, self.length - self._window + 1)
 
     def _make_room(self, end: int) -> None:
-        """If `end` tokens exceed the memory, move to newly allocated memory for twice as many tokens.
+        """Move to newly allocated memory for `2 * end` tokens if `end` tokens exceed the memory.
 
-        Tokens that fit are also written to the preallocated memory, because copies read that.
+        Later tokens that fit into the preallocated memory are also written there, because copies read
+        only the preallocated memory.
         """
         old = self.memory
         if end > old[0].shape[2]:
@@ -80,14 +83,14 @@ class PagedLayer(DynamicLayer):
 
 
 def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start: int) -> None:
-    """Write keys and values from position `start` on, and drop those beyond the end of the memory."""
+    """Write keys and values at positions from `start` on, except those beyond the memory's end."""
     for mine, each in zip(memory, states, strict=True):
         room = mine[:, :, start : start + each.shape[2]]
         room.copy_(each.detach()[:, :, : room.shape[2]])
 
 
 class ReusedPast(DynamicCache):
-    """The past of one sequence, to be passed to `generate()` as `past_key_values`.
+    """The past of one sequence, which users pass to `generate()` as `past_key_values`.
 
     Valid only within its `with` block of `LockstepCache.reuse`, because the next sequence uses the same
     memory.
@@ -97,11 +100,11 @@ class ReusedPast(DynamicCache):
         Cache.__init__(self, layers=layers)
         self.paged = layers
         self.reused_tokens = reused_tokens
-        """Number of prompt tokens whose KV was restored, so that they need not be computed."""
+        """Number of prompt tokens whose KV was restored; they need not be computed."""
         self.over = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise `UsageError`, because Transformers would compute the whole prompt after a rollback."""
+        """Raise `UsageError`: Transformers would compute the whole prompt again after this rollback."""
         raise UsageError(
             f"{abs(tokens_to_remove)} tokens are to be removed, as assisted decoding does;"
             " Transformers does not support this with a past, so generate without one"

@@ -55,7 +55,7 @@ class _Activity:
     """
 
     def look(self, agreed_s: float) -> None:
-        """Record the current agreed time; while `unsure` is not 0, also as the last activity."""
+        """Record the agreed time; while `unsure` is not 0, also as the time of the last activity."""
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -105,20 +105,23 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Set `enable_lmcache`, so that SGLang asks a cache without a store before each admission, too."""
+    """Set `enable_lmcache`, so that SGLang asks the cache before each admission in any case.
+
+    Otherwise SGLang would ask only a cache with a store.
+    """
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
 
 
 def after_order(outcome: Any, policy: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
-    """Pass the cache the list of waiting requests that SGLang has just sorted for admission."""
+    """Pass the waiting requests, which SGLang has just sorted for admission, to the cache."""
     cache = _lockstep(policy)
     if cache is not None:
         cache.will_visit(queue)
 
 
 def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
-    """Pass the cache SGLang's memory budget just before SGLang visits a waiting request."""
+    """Pass SGLang's memory budget to the cache just before SGLang visits a waiting request."""
     cache = _lockstep(adder)
     if cache is not None:
         cache.visits(adder.memory_budget, len(adder.can_run_list))
@@ -197,7 +200,7 @@ def around_update_in_session(original: Callable[..., Any], updater: Any, request
 def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
     """Stop caching when a weight-update session begins, because it changes weights part by part."""
     cache = _lockstep(updater.scheduler)
-    # Do nothing if a session is in progress, because SGLang refuses to begin a second one.
+    # Do nothing during a weight-update session, because SGLang refuses to begin a second one.
     if cache is not None and updater._session is None:  # noqa: SLF001
         cache.weights_session_begins()
     return original(updater, request)
@@ -229,7 +232,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add the batch to the state digest; if it fails, log whether all ranks ran the same batch."""
+    """Add a batch to the state digest. If the batch fails, log whether all ranks ran the same one."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -308,6 +311,6 @@ def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
 
 
 def _lockstep(scheduler: Any) -> Any:
-    """Return the cache of a scheduler or adder if it is a Lockstep cache, else None."""
+    """Return the `tree_cache` of a scheduler or adder if it is Lockstep's, else None."""
     cache = getattr(scheduler, "tree_cache", None)
     return cache if hasattr(cache, "lockstep") else None

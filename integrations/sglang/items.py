@@ -84,8 +84,8 @@ class PromptsWithItems:
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER
-        # Give up on items of a separate encoder: their tokens are not in the prompt, so their ids are
-        # unknown here.
+        # Return None for items of a separate encoder: their tokens are not in the prompt, so their ids
+        # are unknown here.
         if inputs.num_image_tokens is not None or ids.max(initial=0) >= TEXT_IDS:
             return None
         if not all(each.offsets for each in inputs.mm_items):

@@ -53,11 +53,10 @@ class Loads:
     ) -> None:
         """Start loads of other waiting requests that fit too, so that one batch computes all of them.
 
-        SGLang requests one load per iteration, here for `first`. This method also loads for the waiting
-        requests that SGLang visits after `first`, in the order of `queue`. It does so while SGLang has
-        free slots for all their tokens in addition to the slots that the batch and running requests
-        still need. Each request also needs a free row of SGLang's request table. `admitted` requests of
-        this pass have not taken their row yet.
+        SGLang requests one load per iteration, here for `first`. This method also starts loads for
+        requests that SGLang visits after `first`, in the order of `queue`. Each of them must fit in
+        addition to the slots that the batch and the running requests still need. Each also needs a free
+        row of SGLang's request table. `admitted` requests of this pass have not taken their rows yet.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -98,7 +97,7 @@ class Loads:
         return 0 if first is None else end - max(start, first)
 
     def _window_of(self, waiting: Waiting) -> int:
-        """Return the number of window slots that a request occupies while its tokens are computed."""
+        """Return the number of window slots that a request needs while its tokens are computed."""
         return self.window_tokens(0, len(waiting))
 
     def _insert(self, waiting: Waiting, load: Load) -> None:

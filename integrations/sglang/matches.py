@@ -1,8 +1,8 @@
 """Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
 SGLang matches a request on arrival, when it sorts the queue, and when it visits the request for
-admission. These matches must be equal if nothing has changed in between, because SGLang would otherwise
-sort the queue differently without a reason.
+admission. If nothing has changed between two matches, they must be equal, because SGLang would
+otherwise sort the queue differently without a reason.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class Matches:
             return result
         waiting.on_device = min(device_tokens, len(waiting))
         if self.is_held(waiting, device_tokens):
-            # Report the tokens of the request's load as a host hit, although the request cannot be
-            # admitted yet, because SGLang sorts the queue by hits.
+            # Report the tokens of the request's load as a host hit, because SGLang sorts the queue by
+            # hits. The request cannot be admitted yet.
             coming = 0 if waiting.load is None else waiting.load.end - device_tokens
             return _with_hit(result, max(0, coming), 0, result.last_device_node)
         start, end = waiting.landed
@@ -51,8 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # Keep the position at which SGLang should store a recurrent state from the whole match; the
-            # shorter match has none.
+            # Take the position at which SGLang should store a recurrent state from the whole match,
+            # because the shorter match has none.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)
@@ -97,8 +97,8 @@ class Matches:
     def _whole_pages(self, request: SglangRequest, key: RadixKey) -> int:
         """Return how many of a request's tokens may be loaded, in whole pages.
 
-        The length of `key` may be one token too large: SGLang matches all tokens when it sorts the
-        queue, but leaves one token to compute when it admits the request.
+        `key` may be one token too long: SGLang matches all tokens when it sorts the queue, but leaves
+        one token to compute when it admits the request.
         """
         asked: Any = request
         limit: int = asked._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001

@@ -9,7 +9,7 @@ from ...ranks.group.host_cache import HostCache
 
 @dataclass(frozen=True, slots=True)
 class HostGauge:
-    """Total and free tokens of Lockstep's host pool, with the attributes that SGLang's metrics read."""
+    """Size and free space of Lockstep's host pool in tokens, in the form that SGLang's metrics read."""
 
     host: HostCache
 
@@ -26,13 +26,13 @@ class HostGauge:
 
 @dataclass(slots=True)
 class CopyCounters:
-    """Adds the bytes that Lockstep copied between device and host to SGLang's counters."""
+    """Increases SGLang's own counters by the bytes that Lockstep has copied between device and host."""
 
     host: HostCache
     told: BytesMoved = field(default_factory=BytesMoved)
 
     def tell(self, collector: Any) -> None:
-        """Add the bytes copied since the last call to SGLang's radix-cache counters."""
+        """Increase SGLang's radix-cache counters by the bytes copied since the last call."""
         moved, told = self.host.inspection.executor.counts().bytes_moved, self.told
         if moved == told:
             return

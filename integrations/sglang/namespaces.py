@@ -30,9 +30,9 @@ class Identifies(Protocol):
 class Namespaces:
     """Returns the namespace of each request, for the current weights.
 
-    Every rank makes the same calls in the same order. The version of the weights is part of the
-    namespace. KV of other weights is therefore not found until their version is loaded again.
-    `weights.py` lists the exceptions.
+    Every rank makes the same calls in the same order. A namespace contains the version of the weights,
+    so KV of other weights does not match until their version is loaded again. `weights.py` lists the
+    exceptions.
     """
 
     def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:
@@ -52,7 +52,7 @@ class Namespaces:
         """Name of the weights since the last weight update; empty while the engine has its startup
         weights."""
         self.cleared = ""
-        """Part of all namespaces that every call of `clear` changes; empty before the first call."""
+        """Part of all namespaces, which each call of `clear` changes; empty before the first call."""
 
     def look(self) -> None:
         """Identify adapters loaded since the last call, and compare their identities across ranks.
@@ -75,7 +75,7 @@ class Namespaces:
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None if the request must not be cached."""
         if request.input_embeds is not None or request.positional_embed_overrides is not None:
-            # Input embeddings replace token ids, so the request's KV cannot be identified by ids.
+            # Do not cache requests with input embeddings, because token ids do not identify their KV.
             return None
         found = self.items_of(request)
         known = found is not None and self.names.trusted(found.items)

@@ -60,7 +60,7 @@ class PendingTreeBackups:
     def keep(
         self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str, lock: Lock
     ) -> None:
-        """Back up those pages of a prefix that are not on the host; `lock` keeps them until it ends."""
+        """Back up the pages of a prefix that are not on the host; `lock` keeps them on the device."""
         name = self._begin(tokens, device_pages, namespace)
         self._kept[name] = lock
         if self.host.waits_for_host_pages(name) and self._may_await(tokens):
@@ -70,7 +70,7 @@ class PendingTreeBackups:
             self._end(name)
 
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
-        """Back up those pages of a prefix that are not on the host, and wait for this rank's copies.
+        """Back up the pages of a prefix that are not on the host, and wait for this rank's copies.
 
         SGLang may overwrite the device slots on this rank after the return. Returns the backup's name
         if other ranks have yet to complete it, else None.
@@ -97,7 +97,7 @@ class PendingTreeBackups:
             self._end(name)
 
     def finish(self) -> None:
-        """Before the cache closes, retry backups that wait for host memory while retries succeed."""
+        """Before the cache closes, retry backups that wait for host memory as long as some succeed."""
         host = self.host
 
         def over() -> bool:

@@ -81,7 +81,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Return SGLang's match with a host hit: the tokens after the match that Lockstep can load."""
+        """Return SGLang's match, with the following tokens that Lockstep can load as a host hit."""
         result = super().match_prefix(params)
         return result if self._below is None else self._matches.report(result, params)
 
@@ -111,9 +111,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         return (end - start, start) if end > start else (0, None)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
-        """Start the load of a request that fits; return None if SGLang must ask again later.
+        """Start the load of a request that fits; return None while SGLang must ask again later.
 
-        If the load has ended or cannot start, return (number of loaded tokens, tree node after them).
+        After the load, or if it cannot start, return (number of loaded tokens, tree node after them).
         """
         request = params.req
         assert request is not None
@@ -143,7 +143,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return None
 
     def will_visit(self, requests: Sequence[SglangRequest]) -> None:
-        """Record the waiting requests that SGLang will visit in this iteration, in this order."""
+        """Record which waiting requests SGLang will visit in this iteration, and in which order."""
         self._queue = requests
 
     def visits(self, room: SlotAllocator, admitted: int) -> None:

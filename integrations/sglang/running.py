@@ -89,7 +89,7 @@ class RunningRequests:
             self._saved_by[request.cache_request_handle] = name
 
     def saved_by(self, handle: Handle) -> str | None:
-        """Return the name of the backup that a retracted request must wait for; None at later calls."""
+        """Return the name of the backup for which a retracted request must wait, once; then None."""
         return self._saved_by.pop(handle, None)
 
     def left(self, handle: Handle) -> None:
@@ -102,7 +102,7 @@ class RunningRequests:
         self._saved_by.pop(handle, None)
 
     def forget_all(self) -> None:
-        """Stop backing up all current requests, because their KV must not match other requests."""
+        """Stop backing up all current requests, because other requests must not match their KV."""
         self._known.clear()
         self._saved_by.clear()
 

@@ -18,8 +18,8 @@ Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
 """Description of a batch for the state digest; two ranks with different descriptions have diverged."""
 
 COMPARE_S = 5.0
-"""Seconds that a rank whose batch failed waits for a comparison with the other ranks, which may be
-blocked."""
+"""Maximum seconds that a rank whose batch failed waits to compare the batch with the other ranks, which
+may be blocked."""
 
 VERDICT_S = 1e-6
 """Maximum seconds that a step waits for I/O if it is run only to get its verdict: as short as possible.
@@ -80,7 +80,7 @@ class SchedulerControls:
         hicache_storage_prefetch_policy: str | None = None,
         hicache_write_policy: str | None = None,
     ) -> tuple[bool, str]:
-        """Attach a store; return (success, message): whether every rank has attached the store.
+        """Attach a store; return (whether every rank attached it, message).
 
         The message tells the operator the reason of a failure.
         """
@@ -106,7 +106,7 @@ class SchedulerControls:
         return True, f"attached {without_secrets(uri)}"
 
     def detach(self) -> tuple[bool, str]:
-        """Detach the store; return (success, message): whether every rank has detached the store.
+        """Detach the store; return (whether every rank detached it, message).
 
         The message tells the operator the reason of a failure.
         """
@@ -117,7 +117,7 @@ class SchedulerControls:
         return True, ""
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
-        """Run rounds until all ranks have decided on a proposal; return why it failed, or ""."""
+        """Run rounds until all ranks have decided on a proposal; return why it was refused, or ""."""
         try:
             proposal = propose()
         except (ConfigError, UsageError) as error:
@@ -132,8 +132,8 @@ def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
     """Return the batch's forward mode and a description of its requests.
 
     - For a prefill: each request's id, number of cached tokens, and end of the computed tokens.
-    - For other modes: the number of requests, because a batch changes little between passes. With
-      `each`, each request's id and output length instead.
+    - For other modes: only the number of requests, because a batch changes little between passes.
+      With `each`, each request's id and output length instead.
     """
     mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
     if batch.forward_mode.is_extend():

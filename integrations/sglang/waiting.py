@@ -42,7 +42,7 @@ class Load:
     end: int
     reserved: Reserved
     anchor: Lock
-    """The lock on the tokens before `start` in SGLang's tree."""
+    """The lock on the request's tokens before `start`, which are in SGLang's tree."""
     step: int = 0
     """The step in which the load started."""
 
@@ -209,7 +209,7 @@ class WaitingRequests:
         return self.forget(handle)
 
     def forget(self, handle: Handle) -> Waiting | None:
-        """Forget an admitted or aborted request; `ended` still yields its load in flight, if any."""
+        """Forget an admitted or aborted request; `ended` still yields its load if one is in flight."""
         waiting = self._known.pop(handle, None)
         if waiting is None:
             return None

@@ -53,8 +53,8 @@ class WeightsVersions:
     name: Callable[[Update], str | None]
     """Function that returns the name of the weights of an update; None if they have no name."""
     _name: str | None = ""
-    """The current weights' part of namespaces: "" for the weights of the start, None for weights
-    without a name."""
+    """The current weights' part of namespaces: "" for the startup weights, None for weights without a
+    name."""
     _tree_is_stale: bool = False
     """Whether SGLang's device tree may have KV of other weights than the current ones."""
     _session: _Session | None = None
@@ -62,7 +62,7 @@ class WeightsVersions:
 
     @property
     def may_cache(self) -> bool:
-        """Whether KV may be cached: the weights are complete, and all KV on the device is theirs."""
+        """Whether KV may be cached: the weights are complete and have computed all KV on the device."""
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
@@ -84,8 +84,8 @@ class WeightsVersions:
     def end_session(self, *, holds_nothing: bool) -> None:
         """End a weight-update session, and set the name of the weights after it.
 
-        The weights get no name if the session's name is the one that they had before, because this name
-        would be ambiguous. Weights that another process wrote in place have no name either.
+        The weights get no name if the session's name is the one they had before, because the name would
+        then stand for two weights. Weights that another process wrote in place have no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))
@@ -112,7 +112,7 @@ class WeightsVersions:
             self._tell(name)
 
     def _part(self, name: str | None) -> str | None:
-        """Return the part of namespaces for the weights `name`; "" for the weights of the start."""
+        """Return the part of namespaces for the weights `name`; "" for the startup weights."""
         return "" if name == self.initial else name
 
     def _tell(self, name: str | None) -> None:

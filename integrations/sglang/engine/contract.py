@@ -35,7 +35,7 @@ class KvRow(Protocol):
     mamba_last_track_idx: Any
     mamba_last_track_seqlen: int | None
     """Number of tokens that the latest copy of the request's recurrent state covers; None after the
-    tree has taken over this copy."""
+    radix tree has taken over this copy."""
     mamba_prev_track_seqlen: int | None
 
 
@@ -45,7 +45,7 @@ class MultimodalItem(Protocol):
     modality: Enum
     format: Enum
     hash: int | None
-    """The key under which SGLang caches the item's embeddings; a client may supply this hash."""
+    """The key under which SGLang caches the item's embeddings: a hash, which a client may supply."""
     pad_value: int | None
     pad_values: Sequence[int] | None
     """Token ids that replace the item's placeholders, in order; None if the one id `pad_value` replaces
@@ -63,8 +63,8 @@ class MultimodalInputs(Protocol):
     """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the multimodal items of a prompt."""
 
     num_image_tokens: int | None
-    """Number of prompt tokens that a separate (cross-attention) encoder computes; None if the model has
-    no such encoder."""
+    """Number of tokens that a separate (cross-attention) encoder computes from the items; None if the
+    model has no such encoder."""
 
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
@@ -120,7 +120,7 @@ class PagedAllocator(Protocol):
 
 
 class WindowAllocator(Protocol):
-    """Allocator of a sliding-window model: each token has a full slot, some have a window slot."""
+    """Allocator of a windowed model: full-attention slots for all tokens, window slots for some."""
 
     full_to_swa_index_mapping: torch.Tensor
 
@@ -138,7 +138,7 @@ class WindowAllocator(Protocol):
 
 
 class StateRows(Protocol):
-    """SGLang's table of requests on the device, one row for each, with the allocator of state slots."""
+    """SGLang's table of running requests, one row each, with the allocator of state slots."""
 
     enable_mamba_extra_buffer: bool
     mamba_ping_pong_track_buffer_size: int

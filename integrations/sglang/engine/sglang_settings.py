@@ -70,15 +70,16 @@ class ExtraSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     compare_batches: bool = False
-    """Whether ranks compare each batch among themselves before they compute it."""
+    """Whether ranks compare each batch among themselves before they compute it; a mismatch is an error.
+    """
     prefetch_threshold: Count = 0
     """A request is prefetched only if at least this number of its tokens is not on the device."""
     prefetch_timeout_base: StopTime | None = None
-    """The stop policy's `base_s`: timeout of a prefetch in seconds, apart from its length; not allowed
-    with `stop_policy`."""
+    """The stop policy's `base_s`: the part of a prefetch's timeout, in seconds, that does not depend on
+    its length; not allowed with `stop_policy`."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """The stop policy's `per_ki_token_s`: timeout of a prefetch in seconds per 1,024 tokens; not
-    allowed with `stop_policy`."""
+    """The stop policy's `per_ki_token_s`: the seconds that each 1,024 tokens add to a prefetch's
+    timeout; not allowed with `stop_policy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +168,10 @@ def parse(resolved: object) -> SglangSettings:
 def store_to_attach(
     backend: str, given: str | None, policies: Mapping[str, tuple[str | None, str]]
 ) -> str:
-    """Return the URI of the store in a request to attach a store to a running engine.
+    """Return the URI of the store that an operator wants to attach to a running engine.
 
     `policies` maps each policy's name to (requested value, value at startup). Raises `ConfigError` if
-    the attach request would change a policy or any other setting.
+    the request would change a policy or any other setting.
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")

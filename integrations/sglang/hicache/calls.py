@@ -105,7 +105,7 @@ class HiCacheCalls:
         self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
 
     def leading(self, keys: Sequence[str]) -> int:
-        """Return how many pages of the main pool the store has before the first missing page."""
+        """Return how many of the main pool's pages are in the store, up to the first missing one."""
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:
@@ -169,7 +169,7 @@ class HiCacheCalls:
         return gone
 
     def take_moved(self) -> tuple[list[MovedPages], list[MovedPages]]:
-        """Return (reads, writes): the calls that moved pages since the last `take_moved`."""
+        """Return (read calls, write calls) that moved pages since the last `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
             self._read.clear()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 BufferMeta = tuple[Sequence[int], Sequence[int]]
-"""(addresses, byte counts) of all pieces of a list of pages. Every page has the same number of pieces.
+"""(addresses, byte counts) of the pieces of a list of pages. Every page has the same number of pieces.
 """
 
 
@@ -62,7 +62,7 @@ class HicacheTransfer(Protocol):
     """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots; only read here.
 
     `hit_policy` determines which pages of this pool a prefix needs to be restorable. With the policy
-    `block_groups`, the pool stores each `block_pages` main-pool pages under `group_pages` keys.
+    `block_groups`, the pool stores a block of `block_pages` main-pool pages under `group_pages` keys.
     """
 
     @property
@@ -85,5 +85,5 @@ class HicacheTransfer(Protocol):
 
 
 EngineFacts = Mapping[str, str]
-"""Maps names of SGLang arguments to values. These arguments change page contents but no pool's layout.
-"""
+"""Maps argument names of SGLang to values, for arguments that change page contents but not the page
+layout."""

@@ -68,7 +68,7 @@ def pool_names(
     facts: EngineFacts,
     pieces: Sequence[int],
 ) -> PoolNames:
-    """Return the names of a pool's pages on one rank; `pieces` has the bytes of each piece of a page.
+    """Return the naming of a pool's pages on one rank; `pieces` has the bytes of each piece of a page.
 
     Raises `ConfigError` if the model has no name.
     """

@@ -32,8 +32,8 @@ class PageBatch:
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """Function to call with n after page n of the batch was read. It copies the page from its temporary
-    tensor to the pool, or does nothing if the page was read in place."""
+    """Function to call with n after page n of the batch was read from the store. It copies the page
+    from its temporary tensor to the pool, or does nothing if the page was read in place."""
 
 
 class PoolPages:
@@ -149,4 +149,4 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 
 
 def _stay(_: int) -> None:
-    """Do nothing; the `land` of batches in place, whose pages need no copy."""
+    """Do nothing, because pages that were read in place need no copy."""

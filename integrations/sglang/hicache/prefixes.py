@@ -80,10 +80,10 @@ def restorable_prefixes(
 
 
 def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
-    """Return the keys of each block; a block covers `block_pages` pages of the main pool.
+    """Return the keys of each block (a group of `block_pages` pages of the main pool).
 
-    The pool has each block under `group_pages` keys: keys that `transfer` gives, or else the keys of
-    the block's last pages.
+    The pool has a block under `group_pages` keys: keys that `transfer` gives, or else the keys of the
+    block's last pages.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:
@@ -98,7 +98,7 @@ def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str
 
 
 def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
-    """Return the prefix lengths, in pages, at which the last `width` pages are present.
+    """Return the lengths, in pages, of all prefixes whose last `width` pages are present.
 
     A prefix shorter than `width` needs all its pages.
     """

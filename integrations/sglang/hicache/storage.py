@@ -182,6 +182,6 @@ def _engine_facts() -> EngineFacts:
     try:
         arguments = get_server_args()
     except ValueError:
-        # Return no arguments, because no SGLang engine runs in this process.
+        # Return no server arguments of SGLang, because no SGLang engine runs in this process.
         return {}
     return {name: repr(getattr(arguments, name)) for name in _FACTS}

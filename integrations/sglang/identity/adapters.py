@@ -85,7 +85,7 @@ class Adapters:
         return self._found.values()
 
     def identify(self, lora_id: str) -> str | None:
-        """Return the identity of an adapter's weights; None if unknown: its KV is not cached then."""
+        """Return the identity of an adapter's weights; None if unknown, which forbids caching."""
         self.look()
         return self._found.get(lora_id)
 

@@ -1,8 +1,8 @@
 """SGLang settings that enter no page key, or only keys not shared with other engines (rule R16).
 
 Any other setting, known here or not, enters the key unless it has SGLang's default value
-(`sharing.py`). `Class.name` is a setting inside an object. `Class` alone is the setting whether such an
-object is given.
+(`sharing.py`). `Class.name` is a setting inside an object of this class. `Class` alone stands for
+whether SGLang's configuration has such an object.
 """
 
 from collections.abc import Mapping

@@ -48,8 +48,8 @@ class Resolved:
     """Maps SGLang's namespace (such as `exec.kernel`) to settings by name."""
     model_config: Any
     environment: Mapping[str, object]
-    """Environment variables that count as settings because they differ from their defaults: values by
-    name."""
+    """Values, by name, of the environment variables that count as settings, because they differ from
+    their defaults."""
     declared: Mapping[str, object]
     """The default value of each SGLang argument, by argument name."""
 
@@ -81,7 +81,7 @@ class Update:
     version: str | None = None
     """The user's version of the new weights; None if none was given."""
     path: str | None = None
-    """The path from which SGLang reads the new weights; None if they arrive as tensors or in memory."""
+    """The path from which SGLang reads the new weights; None if another process sends them."""
     load_format: str | None = None
     """The load format of the weight files at `path`; None means the format used at startup."""
 
@@ -119,7 +119,10 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngine
 
 
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
-    """Yield the settings of a namespace. The value of one that names a file is whether it is given."""
+    """Yield the settings of a namespace.
+
+    A setting that names a file has the value True or False: whether a file is given.
+    """
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
         default = False if name in files else resolved.declared.get(name, MISSING)
@@ -164,7 +167,10 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
 
 
 def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
-    """Return a digest of a file's or folder's content; `value`, its path, is that of setting `name`."""
+    """Return a digest of the content of a file or folder.
+
+    Its path is `value`, which is the value of the setting `name`.
+    """
     path = Path(value).expanduser()
     try:
         if path.is_dir():
@@ -180,7 +186,8 @@ def _loaded(
     """Return the identity of the weights that `named` says how to load: path, revision, load format."""
     path, revision, load_format = named
     if load_format == DUMMY:
-        # Include the TP size for dummy weights, because each rank fills its shard from the same seed.
+        # Add the TP size to the identity of dummy weights, because each rank fills its shard from the
+        # same seed.
         return f"dummy on {resolved.field('parallel', 'tp_size')}"
     loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
     return loaded.identity(digests, where)

@@ -42,7 +42,7 @@ def declared(arguments: Callable[..., object]) -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """Return the environment variables that count as settings: values, as SGLang reads them, by name.
+    """Return the environment variables that count as settings; values are as SGLang reads them.
 
     These are declared variables that differ from their defaults, and undeclared ones that SGLang may
     read.

@@ -110,7 +110,7 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Sglang
 
 
 def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
-    """Describe the pool of a model with latent attention, which is replicated on every rank."""
+    """Describe the latent-attention pool of a model; every rank has the whole latent KV."""
     del tp_size
     [info] = pool.get_device_pool_infos()
     column, tensors = _rows(info.buffer_info, type(pool).__name__, page_tokens)

@@ -48,7 +48,7 @@ class AttentionSlots:
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
-        """Return the pages of a prefix by pool, as page numbers; only whole pages are included.
+        """Return the page numbers of a prefix's whole pages, by pool.
 
         `slots` has the device slot of each token. `state` is the slot of the recurrent state after
         these tokens, if the model has one.
@@ -57,9 +57,9 @@ class AttentionSlots:
         return {KV_POOL: pages(slots, self.page_tokens)}
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return (count, slot): how many tokens of a request can be saved, and the state after them.
+        """Return (number of tokens of a request that can be saved, slot of the state after them).
 
-        The slot of this state is None for a model without recurrent states.
+        The slot is None for a model without recurrent states.
         """
         return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
@@ -99,7 +99,7 @@ class WindowSlots(AttentionSlots):
         del state
         first = slots[:: self.page_tokens].to(torch.int64)
         windows = self._both.full_to_swa_index_mapping[first]
-        # Leave out slot 0, a dummy slot to which SGLang maps tokens that have left the window.
+        # Leave out slot 0: it is a dummy to which SGLang maps tokens that have left the window.
         found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
         return {**super().pages_of(slots), WINDOW_POOL: found.to(torch.int32).cpu().numpy()}
 
@@ -138,5 +138,5 @@ class WindowSlots(AttentionSlots):
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
-    """Return one page number for each `page_tokens` consecutive entries of `slots`."""
+    """Return page numbers, one for each page of the tokens in `slots`."""
     return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

@@ -27,7 +27,7 @@ UNITS_MAX = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part of the recurrent state; ranks split it by channels, and this is one rank's share."""
+    """One rank's share of a part of the recurrent state; ranks split each part by channels."""
 
     name: str
     layers: Sequence[torch.Tensor]
@@ -35,7 +35,7 @@ class _Part:
 
     @property
     def channels(self) -> int:
-        """Number of the part's channels on this rank."""
+        """Number of channels that this part of the state has on this rank."""
         return self.layers[0].shape[1]
 
     def column(self, heads: int, tp_size: int) -> tuple[Column, list[torch.Tensor]]:
@@ -111,8 +111,8 @@ def _divided(
     for name, conv in convolutions.items():
         counts = [count // tp_size for count in groups]
         if conv.ndim != 4 or conv.shape[2 + axis] != sum(counts):
-            # The numbers of channels differ if there are more ranks than heads, because ranks then hold
-            # copies of the same head.
+            # Give up if the convolution's channels are not those in `groups`. This happens with more
+            # ranks than heads, because ranks then hold copies of a head.
             return []
         begin = 0
         for number, count in enumerate(counts):
@@ -144,7 +144,7 @@ def _temporal(buffers: StateBuffers) -> list[_Part]:
 
 
 def _undivided(buffers: StateBuffers, tp_size: int) -> Iterator[_Part]:
-    """Yield this rank's whole state as columns that are not split into parts."""
+    """Yield this rank's whole state, with a part for each of its tensors."""
     whole = _convolutions(buffers)
     whole |= {part.name: buffers.temporal for part in _temporal(buffers)}
     for name, tensor in whole.items():

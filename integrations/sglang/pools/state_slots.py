@@ -54,19 +54,18 @@ class StateSlots(AttentionSlots):
         self._rows.mamba_allocator.free(reserved.state)
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return (count, slot): how many tokens of a request have a valid state, and its slot.
+        """Return (number of tokens that a valid state of the request covers, slot of this state).
 
         The slot of the request's working state has the state after all computed tokens. If SGLang
         overlaps forward passes, the next pass may already be writing to this slot. SGLang then copies
-        the state to other slots at intervals, and this method returns the last copy.
+        the state to other slots at intervals, and this method returns the slot of the last copy.
         """
         kv, rows = request.kv, self._rows
         if not rows.enable_mamba_extra_buffer:
             return kv.kv_committed_len, kv.mamba_pool_idx
         count, at = kv.mamba_last_track_seqlen or 0, kv.mamba_last_track_idx
         if count > kv.kv_committed_len and rows.mamba_ping_pong_track_buffer_size == 2:
-            # Use the copy before the last one, because the last copy covers tokens that are not
-            # committed yet.
+            # Use the last copy but one, because the last copy covers tokens that are not committed yet.
             count, at = kv.mamba_prev_track_seqlen or 0, rows.get_mamba_ping_pong_other_idx(at)
         if not 0 < count <= kv.kv_committed_len or count % self.page_tokens:
             return 0, None

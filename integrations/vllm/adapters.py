@@ -33,11 +33,12 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return vLLM's adapter with its two keys: the id of its weights, and the name of its KV."""
+    """Return vLLM's adapter with its two keys: name and id."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # Add a suffix for one of the two ways in which vLLM can load the same adapter files.
+        # Add a suffix for adapters that vLLM loads as 3-D weights, which is one of its two ways to load
+        # the same files.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

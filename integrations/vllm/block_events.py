@@ -35,7 +35,7 @@ class ItemPlace:
 
 @dataclass(slots=True)
 class HashedItem:
-    """The fields of a multimodal item that vLLM hashes. The item's content is not one of them."""
+    """The hashed fields of a multimodal item: those that vLLM puts into block hashes."""
 
     identifier: str
     mm_position: ItemPlace
@@ -44,13 +44,13 @@ class HashedItem:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "HashedItem":
-        """Return those fields of one of vLLM's multimodal items that vLLM hashes."""
+        """Return the fields of a multimodal item of vLLM that vLLM includes in block hashes."""
         return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HashedRequest:
-    """The hashed fields of a request except its tokens; vLLM gets this object as if a request."""
+    """The fields of a request, except tokens, that vLLM hashes; stands in for vLLM's request."""
 
     lora_request: LoraRequest | None
     mm_features: Sequence[MultiModalFeature]
@@ -68,13 +68,13 @@ class ItemPage:
     """A page in which multimodal items begin; the ids in its key differ from its tokens."""
 
     origin: HashedRequest
-    """The fields that vLLM hashes of the page's request, with the items that begin before the page's
+    """The hashed fields of the page's request, with the multimodal items that begin before the page's
     end."""
     tokens: tuple[int, ...]
 
 
 class BlockHasher(Protocol):
-    """vLLM's function that hashes blocks, with the numbers of tokens per hash and per block."""
+    """vLLM's block hash function, with its number of tokens per hash and per block."""
 
     hash_tokens: int
     """Number of tokens covered by one hash."""
@@ -106,7 +106,7 @@ class HashedPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PagesStored:
-    """A tier's event: these consecutive pages were stored."""
+    """An event for one tier: these consecutive pages were stored."""
 
     tier: Tier
     pages: tuple[HashedPage, ...]
@@ -114,7 +114,7 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """A tier's event: the blocks with these hashes were removed."""
+    """An event for one tier: the blocks with these hashes were removed."""
 
     tier: Tier
     hashes: tuple[bytes, ...]
@@ -131,17 +131,17 @@ class BlockEvents:
         self._hasher = hasher
         self._heard: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, HashedRequest] = OrderedDict()
-        """Maps a namespace to the hashed fields of its requests; the least recently used namespace is
-        first."""
+        """Maps a namespace to the hashed fields of its requests, in order of use; the least recently
+        used one is first."""
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
         """Maps a page key to its page, for pages in which multimodal items begin."""
         self._seeds: dict[bytes, HashedRequest] = {}
-        """Maps the key with which a namespace's chain of page keys begins to the hashed fields of its
-        requests."""
+        """Maps a seed to the hashed fields of a namespace's requests. A seed is the key with which a
+        namespace's hash chain of page keys begins."""
         self._pages: dict[bytes, HashedPage] = {}
         """Maps page keys to the pages in host memory."""
         self._stored: set[bytes] = set()
-        """Keys in `_pages` of the pages that were also published for the storage tier."""
+        """Page keys that were also published for the storage tier; all are keys of `_pages`."""
         self._more: Counter[bytes] = Counter()
         """Maps a page key to the number of further host pages with the same key, besides the first one.
 
@@ -167,9 +167,9 @@ class BlockEvents:
     ) -> None:
         """Record the fields of a request that vLLM hashes.
 
-        `seed` returns the key with which a namespace's chain of page keys begins. `item_pages` maps the
-        keys of the pages in which multimodal items begin to (start, end) in tokens. If `item_pages` is
-        None, the namespace identifies the items.
+        `seed` returns the key with which the hash chain of a namespace's page keys begins. `item_pages`
+        is for pages in which multimodal items begin: it maps a page key to the page's (start, end) in
+        tokens. If `item_pages` is None, the namespace identifies the items.
         """
         items = tuple(map(HashedItem.of, request.mm_features))
         for key, (start, end) in (item_pages or {}).items():
@@ -219,8 +219,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # Stop here: the request with these items was forgotten, so the item names that vLLM
-                    # hashes are unknown.
+                    # Do not publish the rest of the pages: the request with their items was forgotten,
+                    # so the item names that vLLM hashes are unknown.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)
@@ -258,7 +258,7 @@ class BlockEvents:
             yield PagesRemoved(event.tier, tuple(gone))
 
     def _reset(self, seed: Callable[[str], bytes]) -> Iterator[PagesRemoved]:
-        """Yield the removal of all published pages, and begin key chains for the new weights."""
+        """Yield the removal of all published pages, and compute seeds for the new weights."""
         for tier, keys in ((Tier.HOST, [*self._pages]), (Tier.STORAGE, [*self._stored])):
             if gone := tuple(each for key in keys for each in self._pages[key].hashes):
                 yield PagesRemoved(tier, gone)

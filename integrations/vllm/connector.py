@@ -82,7 +82,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return a set with these ids, followed by the ids in `names`."""
+        """Return a set that iterates over these ids and then over the ids in `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -179,7 +179,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the transfers that finished in this step, as decided on the scheduler's side."""
+        """Return the requests whose transfers finished in this step, from the scheduler's side."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -226,7 +226,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many more tokens every rank can load; None while the ranks have not agreed."""
+        """Return how many more tokens every rank can load; None until the ranks have agreed on it."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -260,7 +260,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
-        """Add the transfers that finished after the step to its output, in case no step follows."""
+        """Add transfers that finished after the step to the step's output, in case no step follows."""
         cache = self._side.cache
         if isinstance(cache, SchedulerCache):
             ballots = connector_output.kv_connector_worker_meta
@@ -297,7 +297,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies; if weights may have changed, no page of previous weights matches."""
+        """Wait for all copies. Afterwards no page that may belong to previous weights matches."""
         self._tell_events(changed=self._side.reset())
         return True
 
@@ -306,7 +306,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return the changes of the statistics, or None if no report is due.
 
-        Workers in other processes send their statistics with their ballots.
+        In one-scheduler mode, workers send their own statistics together with their ballots.
         """
         told = None if self._watching is None else self._watching.told()
         return None if told is None else LockstepStats(data=told)
@@ -331,7 +331,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Request contiguous blocks with heads first, the fastest to copy; any order is supported."""
+        """Request contiguous blocks with heads first, which are fastest to copy; any order works."""
         return "LBHNC"
 
     @classmethod

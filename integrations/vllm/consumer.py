@@ -15,7 +15,7 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""Number of different agreed times after which the agreed time is up to date.
+"""Number of different agreed times after which the agreed time counts as up to date.
 
 An idle group still has the agreed time of its last step, which may be long ago.
 """
@@ -33,7 +33,7 @@ class AwaitedRequest:
     since_ms: int = 0
     """The agreed time at which the number of found tokens last grew, in milliseconds."""
     found: int = 0
-    """Number of tokens of the prompt that were found at `since_ms`."""
+    """Number of the prompt's tokens that had been found at `since_ms`."""
     given_up: bool = False
     """Whether the request no longer tries to read from the other engine."""
 
@@ -58,7 +58,7 @@ class PrefillConsumer:
         self._patience_ms = patience_s * 1000
 
     def arrived(self, params: object) -> AwaitedRequest | None:
-        """Return the state of a new request; None if no other engine has computed its prompt.
+        """Return the waiting state of a new request; None if no other engine has computed its prompt.
 
         Invalid parameters are logged; this engine then computes the request's whole prompt.
         """
@@ -92,8 +92,8 @@ class PrefillConsumer:
         """Return whether a request should prefetch from the other engine again and wait.
 
         Call it after each prefetch of the request, which has found `found` of at most `at_most` tokens.
-        A lookup that finds no more tokens uses up patience. An engine that has `refused` the request is
-        not asked again.
+        A lookup that finds no more tokens than the last one counts towards the time limit. If the other
+        engine has `refused` the request, the result is False.
         """
         if taken.given_up:
             return False

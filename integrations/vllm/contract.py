@@ -1,6 +1,6 @@
 """Protocols for the attributes and methods of vLLM 0.32's objects that the plug-in uses.
 
-vLLM's base classes are imported instead.
+Base classes of the plug-in's own classes are not here; they are imported from vLLM.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +108,7 @@ class BlockPool(Protocol):
 
     @property
     def free_blocks(self) -> Callable[[Sequence[Any]], object]:
-        """Function that decrements refcounts; blocks at 0 become free, and are reused in this order."""
+        """Function that decrements refcounts; blocks at 0 become free, the first to be reused first."""
         ...
 
     @property
@@ -124,7 +124,7 @@ class ScheduledStep(Protocol):
     total_num_scheduled_tokens: int
     preempted_req_ids: AbstractSet[str] | None
     kv_connector_block_state: BlockState | None
-    """Block tables of the scheduled requests."""
+    """Block tables of the requests that are scheduled in the step."""
 
 
 class TransferOutput(Protocol):
@@ -208,7 +208,7 @@ class EncoderTransferConfig(Protocol):
     """The used fields of `vllm.config.ECTransferConfig`."""
 
     is_ec_consumer: bool
-    """Whether other engines send multimodal embeddings to this engine, named by item identifiers."""
+    """Whether other engines send this engine multimodal embeddings under the items' identifiers."""
 
 
 class AttentionConfig(Protocol):
@@ -272,7 +272,7 @@ class AttentionSpec(Protocol):
     num_head_slots: int | None
     """Number of head slots in a block; None if it is the number of the model's KV heads."""
     tokens_per_state: int
-    """Number of tokens per entry of the KV cache."""
+    """Number of tokens that one entry of the KV cache covers."""
     state_content_bytes: int | None
     """Bytes per head and token, for a backend that packs the elements of a key and a value; otherwise
     None."""

@@ -131,7 +131,10 @@ def _columns(
     ranks: int,
     layers: Mapping[str, AttentionLayer],
 ) -> _Columns:
-    """Return the columns of a layer group; layers of other shape, dtype or role get other columns."""
+    """Return the columns of a layer group.
+
+    Layers with the same shape, dtype and role share a column.
+    """
     sorts: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         role = getattr(specs[name], "cache_role", None)
@@ -169,7 +172,7 @@ def _of_attention(
 ) -> _Columns:
     """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # Only backends that pack a token's key and value set `state_content_bytes` or `num_head_slots`.
+    # A backend packs a token's key and value into one row only if it sets one of these two fields.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
@@ -194,7 +197,7 @@ def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
 def _column(
     name: str, views: Sequence[torch.Tensor], tokens: int, ranks: int | None = None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return the column of these layers, whose heads are divided among `ranks` (None: replicated)."""
+    """Return one column for these layers; `ranks` ranks divide their heads (None: replicated)."""
     first = views[0]
     column = Column(
         name=name,
@@ -226,8 +229,8 @@ def require_supported(config: EngineConfig) -> None:
         if size != 1:
             raise ConfigError(f"{name} is {size}, but LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
-        # vLLM keeps one callback for the reallocation of a block, but Hisparse and this plug-in each
-        # need one.
+        # Refuse Hisparse: it needs a callback for reallocated blocks, as does this plug-in, and vLLM
+        # keeps only one per block.
         raise ConfigError(
             "hisparse_config is set in attention_config, but vLLM reports reused blocks to only one of"
             " hisparse and LockstepConnector; disable one of them"

@@ -38,7 +38,7 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics in vLLM's endpoint: the names of `metrics_port` with vLLM's labels added."""
+    """Lockstep's metrics among vLLM's: named as those of `metrics_port`, with vLLM's labels added."""
 
     def __init__(
         self,

@@ -22,20 +22,21 @@ class FinishedRequests:
         self._ended: list[FinishedRequest] = []
         """Requests that finished since the last scheduler pass."""
         self._leaving: dict[str, FinishedRequest] = {}
-        """Maps names to finished requests whose blocks are still being copied."""
+        """Maps the name of a finished request to the request, as long as copies access its blocks."""
         self._over: list[TrackedRequest] = []
         """Finished requests whose load has ended, but which were not reported to the engine yet."""
         self._given_back: list[str] = []
-        """Names of requests whose blocks the engine got back although copies may still read them."""
+        """Names of requests whose blocks were returned to the engine although copies may still read
+        them."""
 
     @property
     def lent(self) -> list[str]:
-        """Names of finished requests with copies in flight that only read their blocks."""
+        """Names of finished requests whose copies in flight only read the blocks (not loads)."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
     def frees(self) -> bool:
-        """Whether some request handed to another engine has blocks that become free after copies."""
+        """Whether copies in flight keep blocks of a request that was handed to another engine."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
@@ -71,7 +72,7 @@ class FinishedRequests:
                 self._over.append(each.tracked)
 
     def wait_for_copies(self) -> bool:
-        """Wait for copies that still read blocks returned to the engine; return if there were any."""
+        """Wait for copies that read blocks already returned to the engine; return if there were any."""
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.wait_for_copies(name)
@@ -91,10 +92,11 @@ class FinishedRequests:
         return loaded, freed
 
     def last_steps(self) -> bool:
-        """Run the last cache steps of an engine that stops stepping; return whether results remain.
+        """Run the last cache steps of an engine that stops stepping.
 
-        Most copies have finished by now, and a step is enough for all ranks to agree on that. Also wait
-        until promised pages are served, because no later step would serve them.
+        Return whether the engine must then read the results of finished requests. Most copies have
+        finished by now, and all ranks agree on that in a step. Promised pages are served here, too,
+        because no later step would serve them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)

@@ -17,8 +17,8 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""Window size, in tokens, of a further full-attention group besides the main pool; above any prefix
-length."""
+"""Window size, in tokens, of a full-attention group other than the main pool's; larger than any prefix.
+"""
 STATES_SHARE = 4
 """Number of the main pool's host pages for each host page of a pool of recurrent states.
 

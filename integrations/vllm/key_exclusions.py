@@ -1,8 +1,7 @@
 """vLLM settings that are in no page key, or only in keys that other engines do not share (rule R16).
 
 Any other setting of vLLM, known or unknown, changes the key unless it has vLLM's default value
-(`sharing.py`). A class name without a field stands for whether the configuration has an object of this
-class.
+(`sharing.py`). `Class` without a field stands for whether vLLM's configuration has such an object.
 """
 
 from collections.abc import Mapping

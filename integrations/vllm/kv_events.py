@@ -56,7 +56,8 @@ class KVEvents:
         self._kind = get_kv_cache_spec_kind(spec).value
         self._events = BlockEvents(hasher)
         self.listen = self._events.listen
-        # Report a store per rank as local to this engine, because no other engine can read it.
+        # Report a store as local if each rank has its own, because no other engine can read such a
+        # store.
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 

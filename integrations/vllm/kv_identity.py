@@ -42,10 +42,11 @@ def kv_identity(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> str:
-    """Return the part of every page key that identifies the engine; `layouts` are by pool name.
+    """Return the part of every page key that identifies the engine.
 
-    `environment` has the environment variables that vLLM reads. `given` has the names of those that the
-    user has set. Raises `ConfigError` for a value without canonical bytes.
+    `layouts` are page layouts by pool name. `environment` has the environment variables that vLLM
+    reads. `given` has the names of those that the user has set. Raises `ConfigError` for a value
+    without canonical bytes.
     """
     model = config.model_config
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
@@ -115,11 +116,12 @@ def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) 
 
 def _weights(model: ModelConfig, load: LoadConfig, ranks: int, digests: FileDigests) -> str:
     if load.load_format == DUMMY:
-        # Include the number of ranks for dummy weights, because each rank fills its shard with random
-        # numbers.
+        # Add the number of ranks to the identity of dummy weights, because each rank fills its shard
+        # with random numbers.
         return f"dummy {model.seed} on {ranks}"
     name = model.model_weights or model.model
-    # Ignore the revision for weights from another place, because it is one of the model's repository.
+    # Use the revision only for the model's own repository, because it does not apply to weights from
+    # another place.
     revision = model.revision if name == model.model else None
     loaded = LoadedWeights(name, revision, load.load_format, load.load_format in FROM_FILES)
     return loaded.identity(digests, WHERE)

@@ -44,13 +44,13 @@ class HeldBlocks:
         return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
 
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
-        """Increment the refcounts of a request's blocks until its copy number `copy` has finished."""
+        """Hold a request's blocks, by refcount, until its copy number `copy` has finished."""
         assert self.pool is not None, "the engine has not given its block pool"
         self.pool.touch([self.pool.blocks[each] for each in blocks])
         self._held.append((request, copy, list(blocks)))
 
     def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
-        """Free the blocks held for finished copies; `copies(request)` returns the copies in flight."""
+        """Release blocks held for finished copies; `copies(request)` returns its copies in flight."""
         held, self._held = self._held, []
         for request, copy, blocks in held:
             if copy in copies(request):
@@ -62,7 +62,7 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class LentBlocks:
-    """Selects a request's blocks for a copy, by pool, and keeps some of them allocated meanwhile."""
+    """Selects a request's blocks for a copy, by pool; holds those that the request may free early."""
 
     pools: Sequence[PoolGroup]
     held: HeldBlocks = field(default_factory=HeldBlocks)
@@ -94,7 +94,7 @@ class LentBlocks:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the window and state blocks in `lent`; a running request may free them early."""
+        """Return the window and state blocks in `lent`, which a request may free while it runs."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]

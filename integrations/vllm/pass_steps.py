@@ -12,11 +12,12 @@ LOOKUP_STEPS = 4
 BUSY_WAIT_S = 0.001
 """Maximum seconds that a pass waits, once, for storage lookups while other requests compute.
 
-The wait delays all requests, but spares the request of the lookup the wait for a whole forward pass.
+The wait delays all requests. The request with the lookup then need not wait for a whole forward pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""(number, seconds of each) of extra steps in which ranks agree on copies that have just finished."""
+"""(number, seconds of each) of the extra steps after which ranks have agreed on just finished copies.
+"""
 
 
 class PassSteps:
@@ -32,8 +33,8 @@ class PassSteps:
     def begin(self, *, idle: bool, behind: bool) -> None:
         """Begin a pass; `idle` says that no other request computes.
 
-        If `behind` is True, run an extra step, because copies have finished on which ranks have not
-        agreed yet.
+        If `behind` is True, run an extra step, because the ranks have not yet agreed on finished
+        copies.
         """
         self._left = (LOOKUP_STEPS if idle else 1) if self._allowed else 0
         self._wait_s = self._idle_wait_s if idle else min(self._idle_wait_s, BUSY_WAIT_S)

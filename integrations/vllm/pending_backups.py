@@ -46,7 +46,7 @@ class _Backup:
         return [int(block) for block in np.unique(lent[lent != NO_PAGE])]
 
     def intact(self) -> int:
-        """Return how many of the prefix's first pages have all their blocks."""
+        """Return how many pages the prefix has before the first page whose block was reallocated."""
         gone = np.flatnonzero(self.lent[KV_POOL] == NO_PAGE)
         return int(gone[0]) if len(gone) else len(self.lent[KV_POOL])
 
@@ -83,7 +83,7 @@ class PendingBackups:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next pass should retry a backup, because it may make progress."""
+        """Whether a retry of a waiting backup in the next pass may make progress."""
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
@@ -97,8 +97,8 @@ class PendingBackups:
             return
         tracked.lent_pages = pages
         length = pages * tracked.page_tokens
-        # The state belongs to the end of this prefix only if the pass ends exactly there. No token of
-        # the pass may be a draft, which could be rejected.
+        # Include the recurrent state only if the pass ends exactly at the end of this prefix, and
+        # without draft tokens, which could be rejected.
         state = computed == known == length
         if state and length <= tracked.loadable_elsewhere:
             tracked.state_pages = pages
@@ -157,7 +157,7 @@ class PendingBackups:
         self._pending.pop(name, None)
 
     def give_up(self) -> None:
-        """Abandon all waiting backups, because vLLM no longer reports reallocations of blocks."""
+        """Abandon all waiting backups: from now on blocks may be overwritten without a callback."""
         for pending in list(self._pending.values()):
             self._give_up(pending)
 
@@ -181,9 +181,10 @@ class PendingBackups:
         self._give_up(pending)
 
     def _intact(self, pending: _Pending) -> Iterator[_Backup]:
-        """Yield the waiting backups of a request, each cut before its first lost page, shortest first.
+        """Yield the waiting backups of a request, shortest first.
 
-        The caller must remove each backup that it has started; otherwise the same one is yielded again.
+        Each is cut before its first page whose block was reallocated. The caller must remove each
+        backup that it has started; otherwise the same one is yielded again.
         """
         while pending.backups:
             backup = pending.backups[0]
@@ -199,7 +200,10 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Start a backup; return whether it started. Hold the blocks `passing` until its copy ends."""
+        """Start a backup and hold the blocks in `passing` until its copy ends.
+
+        Return whether the backup started.
+        """
         before = self._cache.copies(name)
         self._cache.back_up(name, backup.tokens, backup.lent, namespace)
         begun = self._cache.copies(name)

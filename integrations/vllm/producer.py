@@ -29,8 +29,8 @@ class _Given:
 
     tracked: TrackedRequest
     served: int = 0
-    """Number of calls of `serve` since the request's copies finished or, if later, since another
-    request was released for it."""
+    """Number of calls of `serve` since the request's copies finished. It restarts at 0 when another
+    request is released to make room for this one."""
 
 
 class PrefillProducer:
@@ -73,11 +73,14 @@ class PrefillProducer:
 
     @property
     def waits(self) -> bool:
-        """Whether further steps may serve more promised pages, because copies are still in flight."""
+        """Whether further steps may serve more promised pages: copies are still in flight."""
         return bool(self._coming)
 
     def serve(self) -> bool:
-        """Serve pages that were backed up since the last step; return whether no more will follow."""
+        """Serve pages that were backed up since the last step.
+
+        Return whether all requests have been served completely or as far as possible.
+        """
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given
             copied = not self._cache.awaits_copies(name)
@@ -95,7 +98,7 @@ class PrefillProducer:
         return not self._coming
 
     def over(self) -> list[str]:
-        """Return the names of requests whose time of being served has ended."""
+        """Return the names of requests that have been served for the whole serving time."""
         now_ms = self._cache.inspection.agreed_ms
         over: list[str] = []
         while self._served and now_ms > self._served[0][0]:

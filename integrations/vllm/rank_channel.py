@@ -1,4 +1,4 @@
-"""Exchange between the worker's and the scheduler's connector if both are in one process.
+"""Exchange between the worker's and the scheduler's connector of vLLM, if both are in one process.
 
 vLLM creates the worker's connector first and registers the KV tensors with it. The scheduler's
 connector later opens the cache over these tensors.
@@ -25,7 +25,7 @@ class RankChannel:
 
     @property
     def opened(self) -> HostCache:
-        """The cache that the scheduler's connector has opened; fails if it has not opened one."""
+        """The cache that the scheduler's connector has opened, which it must have done by now."""
         assert self.cache is not None, (
             "the engine steps before its scheduler's connector was created"
         )

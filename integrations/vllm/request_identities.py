@@ -42,8 +42,8 @@ class RequestIdentities:
             )
         )
         self._sessions: dict[str, VllmRequest] = {}
-        """Maps the id of a resumable request to the request, to which a client may add multimodal
-        items."""
+        """Maps ids to resumable requests. A client may add multimodal items to a resumable request at
+        any time."""
         self._count = 0
         self._told = False
         """Whether the warning about multimodal items of unknown content was already logged."""
@@ -90,7 +90,7 @@ class RequestIdentities:
         self._sessions.pop(request.request_id, None)
 
     def trusted(self, tracked: TrackedRequest) -> bool:
-        """Return whether the adapter and items in a request's page keys are those that vLLM uses."""
+        """Return whether vLLM computes with the adapter and items that the page keys identify."""
         adapter = tracked.request.lora_request
         return (adapter is None or self._adapters.trusted(loaded(adapter))) and (
             not tracked.items or self._names.trusted(tracked.items)

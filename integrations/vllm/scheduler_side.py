@@ -45,7 +45,7 @@ class SchedulerSide:
         backs_up: bool,
         waits_in_pass: bool = False,
     ) -> None:
-        """`waits_in_pass` says whether one scheduler pass may run several cache steps."""
+        """If `waits_in_pass` is True, one scheduler pass may run several cache steps."""
         self.cache = cache
         self._arrivals = arrivals
         self._weights = weights or WeightsTracker()
@@ -88,7 +88,7 @@ class SchedulerSide:
 
     @property
     def pending_frees(self) -> bool:
-        """Whether blocks of finished requests become free while the engine only waits."""
+        """Whether blocks of finished requests become free if the engine waits for copies."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
@@ -113,8 +113,7 @@ class SchedulerSide:
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # A second query of a request means a preemption, which vLLM may report only later in the
-            # pass.
+            # Handle a second query as a preemption, which vLLM may report only later in the pass.
             self._preempted(tracked)
         # Check at every query whether vLLM has reset its prefix cache, because it may do so during a
         # pass.
@@ -164,8 +163,8 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # Check for computed tokens again: vLLM may also have matched part of a block, which the
-                # query's `device_tokens` do not include.
+                # Decide again whether the request is stale: vLLM may also have matched part of a block,
+                # which the query's `device_tokens` do not include.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -226,7 +225,7 @@ class SchedulerSide:
         return not fenced and not loading and self.cache.has_copies_in_flight(tracked.name)
 
     def _commit(self) -> None:
-        """Issue the commands for requests that finished or failed to load since the last pass."""
+        """Issue the commands for requests that finished, or whose load failed, in the last pass."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:
@@ -264,8 +263,8 @@ class SchedulerSide:
         result = self._result(told_of_failures=False)
         if self._unfinished or not (self._leaving.lent or self._backups):
             return result
-        # Free all blocks of an idle engine, so that it can reset its prefix cache. Wait for the copies
-        # here, before the engine can reuse a block.
+        # Free all blocks that backups of an idle engine hold, so that it can reset its prefix cache.
+        # Wait for the copies first, because the engine may reuse the blocks.
         self.cache.wait_for_copies()
         self._lending.held.let_go(lambda _: ())
         freed = self._leaving.give_back(still_read=False)
@@ -308,7 +307,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether requests of the last pass still compute, as if vLLM schedules ahead."""
+        """Return whether requests of the last pass still compute, because vLLM schedules ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -353,7 +352,7 @@ class SchedulerSide:
         depend on both weights.
         """
         if self._device_is_mixed:
-            # A stale request counts only if it has computed tokens. Otherwise it has no blocks, for
+            # Count a stale request only if it has computed tokens. Otherwise it has no blocks, for
             # example after a preemption.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()

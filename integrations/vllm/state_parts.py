@@ -36,7 +36,7 @@ class _Part:
     name: str
     begins: tuple[int, ...]
     channels: int
-    """Number of the part's channels on this rank."""
+    """Number of channels that this part of the state has on this rank."""
     channel_bytes: int
 
 
@@ -89,7 +89,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
 
 
 def _units(parts: Sequence[_Part], ranks: int) -> int:
-    """Return the number of units of the whole model's state, which is equal at any TP size."""
+    """Return the number of units of the whole model's state; it is the same at any TP size."""
     common = gcd(*(part.channels * ranks for part in parts))
     return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
 
@@ -99,7 +99,8 @@ def _column(
 ) -> tuple[Column, Sequence[torch.Tensor]]:
     """Return (column, tensors) of a part.
 
-    The tensors are views [blocks, units of this rank, 1, bytes], one per layer and offset.
+    The tensors are views [blocks, units of this rank, 1, bytes]: one for each layer and each offset at
+    which a block has channels of the part.
     """
     length = part.channels * part.channel_bytes
     views = [

@@ -1,6 +1,6 @@
 """Changes of a cache's statistics since the last report, as plain numbers for vLLM.
 
-A report maps the name of a family (as in `telemetry.families`) and label values to a number:
+A report is a nested dict. Families and labels are those of `telemetry.families`:
 
     name of a family -> label values, joined by commas and the rank first -> number
 
@@ -136,7 +136,7 @@ def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
 
 
 def line(told: Told) -> dict[str, Number]:
-    """Return a line about a report for vLLM's log, without rarely used values that are zero."""
+    """Return a line about a report for vLLM's log; values of rare events are left out if they are 0."""
 
     def total(name: str, *labels: str) -> Number:
         found: dict[str, Number] = told.get(name, {})

@@ -56,9 +56,9 @@ class TrackedRequest:
     """Key ids of a prompt with multimodal items; None without items, or if the namespace identifies
     them."""
     device_tokens: int = 0
-    """Number of the request's tokens in vLLM's own prefix cache at vLLM's last query."""
+    """Number of the request's tokens that vLLM's own prefix cache had at vLLM's last query."""
     lent_pages: int = 0
-    """Number of the prefix's whole pages that were passed to backups since the last preemption."""
+    """Number of the request's whole pages that were passed to backups since the last preemption."""
     state_pages: int = 0
     """Length in pages of the longest prefix that was backed up with its recurrent state and from which
     another engine can continue."""
@@ -93,11 +93,11 @@ class TrackedRequest:
 
     @property
     def has_failed_enough(self) -> bool:
-        """Whether the request is computed without more loads, because `FAILURES_MAX` loads failed."""
+        """Whether the request is computed without more loads: `FAILURES_MAX` loads have failed."""
         return self.failures >= FAILURES_MAX
 
     def tokens_after(self, scheduled: int) -> tuple[int, int]:
-        """Return (computed, final): the tokens computed after this pass, and how many are final.
+        """Return (number of tokens computed after this pass, number of those that are final).
 
         Draft tokens and tokens that are not sampled yet are not final, because they may still change.
         """
@@ -106,7 +106,7 @@ class TrackedRequest:
 
     @property
     def is_local_only(self) -> bool:
-        """Whether only this engine can match the request's pages, because the weights are unnamed."""
+        """Whether only this engine can match the request's pages: the weights have no name."""
         return self.namespace.startswith(NO_PERSIST_PREFIX)
 
     @property
@@ -116,12 +116,12 @@ class TrackedRequest:
 
     @property
     def loadable_tokens(self) -> int:
-        """Number of tokens that may be loaded: whole pages, without the page of the last token."""
+        """Number of tokens in whole pages, without the last token; only these tokens may be loaded."""
         return self._loadable(self.request.num_tokens)
 
     @property
     def loadable_elsewhere(self) -> int:
-        """Number of tokens that another engine may load, given that it gets only the prompt."""
+        """Number of tokens that another engine may load; it gets the prompt without the output."""
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
@@ -159,7 +159,8 @@ class FinishedRequest:
 
     tracked: TrackedRequest
     loading: bool
-    """Whether only the request's load keeps the blocks allocated; they are freed when it ends."""
+    """Whether only the request's load in flight keeps the blocks allocated; the load's end frees them.
+    """
     fenced: bool
     """Whether vLLM reuses the blocks at once, so that copies must be awaited first."""
 

@@ -47,11 +47,11 @@ class Handoff(msgspec.Struct, frozen=True):
     """Handoff: where another engine can read a prompt's pages, and how many tokens they cover."""
 
     source: str
-    """URI of the group that computed the prompt; empty if both engines read and write the same store.
-    """
+    """URI of the group that computed the prompt; empty if the pages are read from a store of both
+    engines."""
     tokens: int
-    """Number of prompt tokens, in whole pages, that can be read at the latest shortly after the
-    response."""
+    """Number of prompt tokens, in whole pages, that are readable shortly after the response, if not
+    before."""
 
     def params(self, engine_id: str) -> dict[str, Any]:
         """Return the handoff in the form of `kv_transfer_params` for the prefill engine's response."""

@@ -13,7 +13,7 @@ from ...ranks.replica.tree.node import NO_PERSIST_PREFIX
 from .tracked import TrackedRequest
 
 WEIGHTS_OF_THE_START = "default"
-"""vLLM's name for the weights that it loads at start."""
+"""vLLM's name for the weights with which it starts."""
 
 
 class WeightsChange(StrEnum):
@@ -40,7 +40,7 @@ class WeightsTracker:
     """Tracks the engine's current weights. Every rank makes the same calls at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
-    """Names of the weights of the start, under all of which they are recognised."""
+    """All names that mean the weights of the start."""
     life: str = ""
     """Identifier of this run of the cache. Only the namespaces of unnamed weights contain it."""
     change: WeightsChange = WeightsChange.WITH_RESET
@@ -51,7 +51,8 @@ class WeightsTracker:
     placed: Callable[[TrackedRequest], None] | None = None
     """Function to call with each request whose namespace has been set."""
     _just_named: bool = False
-    """Whether the weights got a name, and neither a reset nor a computation has followed."""
+    """Whether the last event was a new name of the weights: no reset and no computation have followed.
+    """
 
     def named(self, version: str) -> bool:
         """Record a name of the weights; return whether the weights have changed."""
@@ -68,7 +69,7 @@ class WeightsTracker:
         return not just_named and self.change is WeightsChange.WITH_RESET and self._become(None)
 
     def computed(self) -> None:
-        """Record that vLLM has computed, so that the next reset means another change of weights."""
+        """Record that vLLM has computed, so that a later reset counts as another weight change."""
         self._just_named = False
 
     def namespace(self, kind: str) -> str:

@@ -36,7 +36,7 @@ class PassMetadata(KVConnectorMetadata):
 
 @dataclass
 class OpenedRank(KVConnectorHandshakeMetadata):
-    """Handshake message to the scheduler; it describes, encoded, the rank that a worker has opened."""
+    """Handshake message with which a worker describes its opened rank to the scheduler, encoded."""
 
     opened: bytes
 
@@ -89,7 +89,7 @@ class RemoteScheduler:
     """Worker mode for a scheduler in another process: carries out the orders that it sends."""
 
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
-        """A copy that is awaited before its blocks are reused fails after `fence_s` seconds.
+        """`fence_s` is the timeout of each wait for copies from blocks that are to be reused.
 
         With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
         """

@@ -35,9 +35,8 @@ class AdapterWeights:
     `versions` maps adapter names to user-given versions. For an adapter without a version, every call
     checks whether the adapter's files have changed, and reads changed files again.
 
-    An engine keeps using the loaded weights and KV of an adapter even if the files change. If the
-    weights of a name change while the engine runs, requests with that name are therefore no longer
-    cached.
+    An engine keeps using an adapter's loaded weights and KV even if the files change. If an adapter's
+    files change while the engine runs, requests with this adapter are therefore no longer cached.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class AdapterWeights:
         unknown or have changed."""
 
     def identify(self, adapter: LoadedAdapter) -> str | None:
-        """Return the identity of an adapter in page keys; None if its requests must not be cached.
+        """Return an adapter's identity in page keys; None if KV computed with it must not be cached.
 
-        Requests must not be cached if the adapter's weights are unknown or have changed.
+        KV must not be cached if the adapter's weights are unknown or have changed.
         """
         if not self.trusted(adapter):
             return None
@@ -98,7 +97,7 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return whether this adapter's weights are known and unchanged since the engine's load."""
+        """Return whether no call of `identify` has found this adapter's weights unknown or changed."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
@@ -106,7 +105,7 @@ class AdapterWeights:
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:
-        """Return (identity, "") or (None, reason), where the reason says why the adapter is unknown."""
+        """Return (identity, "") or, if the adapter cannot be identified, (None, the reason)."""
         version = self._versions.get(adapter.name)
         if version is not None:
             return self._as_applied(f"version {version} of {adapter.name}", adapter), ""
@@ -119,7 +118,7 @@ class AdapterWeights:
             return None, f"its weights cannot be read ({error})"
 
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
-        """Return an adapter's identity in page keys: its weights, and the engine unless it is plain."""
+        """Return an adapter's identity in page keys: weights and, unless it is plain, the engine."""
         if weights not in self._applied:
             path = adapter.path
             plain = self._shares and path is not None and is_plain(Path(path).expanduser())

@@ -15,8 +15,8 @@ from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
-"""Seconds after its deadline at which an unfinished call is logged as a violation of store contract S2.
-"""
+"""A call still running this many seconds after its deadline is logged as a violation of store contract
+S2."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class BlockingStore:
         *,
         close_timeout_s: float | None = None,
     ) -> None:
-        """Open the backend. Raise the backend's error, or `ConfigError` if `timeout_s` seconds pass.
+        """Open the backend. Raise the backend's error, or `ConfigError` after `timeout_s` seconds.
 
         Call it only once. `close_timeout_s` limits how long `close` waits for running calls; it
         defaults to `timeout_s`.

@@ -71,9 +71,9 @@ _NOT_HELD = frozenset({"__orig_class__"})
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
-    """Return the canonical form of `value`: nested lists whose JSON is the canonical text.
+    """Return the canonical form of `value`: nested lists, whose JSON is the canonical text.
 
-    Raises `ConfigError` for a value without one; `where` names the value in the message.
+    Raises `ConfigError` if `value` has no canonical form; the message calls it `where`.
     """
     return _Walk(left_out).of(value, where, ())
 
@@ -171,7 +171,7 @@ class _Walk:
         called: Callable[[object], str],
         within: tuple[int, ...],
     ) -> list[Json]:
-        """Return the canonical forms of (key, value) pairs, sorted by their canonical text.
+        """Return [key, value] pairs in canonical form, sorted by their canonical text.
 
         `called` returns the name of a key for error messages.
         """
@@ -206,8 +206,8 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
     else:
         beside["(made of)"], state = _reduced(value, where)
     if is_dataclass(value) or kind.__getstate__ is object.__getstate__:
-        # `__getstate__` returns a dict of attributes. For a class with slots it returns a pair of
-        # dicts: attributes (or None), and slots.
+        # `__getstate__` returns a dict of attributes or, for a class with slots, a pair of dicts: the
+        # attributes (or None) and the slots.
         whole: Any = state
         for part in whole if isinstance(state, tuple) else (whole,):
             attributes |= part or {}
@@ -239,7 +239,7 @@ def _reduced(value: object, where: str) -> tuple[object, object]:
     try:
         _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
     except TypeError:
-        # Pickle cannot rebuild the object, because it holds data that is in no attribute.
+        # Refuse an object with data that is in no attribute, because pickle could not rebuild it.
         raise _refused(type(value), where) from None
     return made[1:], state
 

@@ -55,7 +55,7 @@ class ItemIds:
     """The prompt's token ids, as int32, from the first one to the last replaced one, after replacement.
     """
     pages: tuple[int, ...]
-    """Numbers of the pages in which placeholder ids are replaced."""
+    """Numbers of the prompt's pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
         """Return the page-key ids of `tokens`, which are the first token ids of the request.
@@ -94,9 +94,9 @@ def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
 
 
 def content_digest(*parts: object) -> bytes | None:
-    """Return a digest of nested tensors, arrays, numbers and strings; None if no tensor is among them.
+    """Return a digest of nested values; None if no tensor or array is among them.
 
-    Values without a tensor do not have an item's content: they may only refer to remote data.
+    Values without a tensor do not have an item's content, because they may only refer to remote data.
     """
     content = _Content()
     try:
@@ -164,7 +164,7 @@ class OncePerObject(Generic[T]):
         self._known: dict[int, tuple[ReferenceType[object], T]] = {}
 
     def get(self, held: object, find: Callable[[], T]) -> T:
-        """Return the cached result for an object; call `find` to compute it the first time."""
+        """Return the result cached for an object; if there is none, compute it by calling `find`."""
         at = id(held)
         known = self._known.get(at)
         if known is None or known[0]() is not held:
@@ -201,7 +201,7 @@ class ItemNames:
             self._keep(item.name)
 
     def note_unknown(self, names: Iterable[Hashable]) -> None:
-        """Record the names of items of unknown content, before the engine computes the items."""
+        """Record the names of multimodal items of unknown content before the engine computes them."""
         for name in names:
             self._known[name] = None
             self._keep(name)

@@ -36,11 +36,11 @@ _OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_f
 
 _NOT_THE_MODELS = frozenset(
     {
-        # Left out: the fields of the next line name the model's origin and its stored dtype. The key
-        # has the engine's compute dtype instead.
+        # Leave out the fields of the next line: they name the model's origin and its stored dtype. The
+        # key has the engine's compute dtype instead.
         *("_name_or_path", "transformers_version", "dtype", "torch_dtype"),
-        # Left out: the fields below are SGLang's own options, or sizes that follow from the page layout
-        # and the weights.
+        # Leave out the fields below: they are SGLang's own options, or sizes that follow from the page
+        # layout and the weights.
         *("context_len", "encoder_only", "language_model_only", "language_only"),
         *("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     }
@@ -62,9 +62,9 @@ class PretrainedConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """A digest of all inputs to KV except weights and tokens, with the inputs of unproven effect.
+    """A digest of all inputs to KV except weights and tokens, and the names of unproven inputs.
 
-    `unproven` names the inputs for which engines may compute different KV.
+    An input is unproven if engines may compute different KV from it.
     """
 
     digest: str

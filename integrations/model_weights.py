@@ -22,7 +22,7 @@ class LoadedWeights:
     def identity(self, digests: FileDigests, where: str) -> str:
         """Return the identity of the weights.
 
-        Raises `ConfigError` if the weights cannot be identified. The message names `where`, the place
+        Raises `ConfigError` if the weights cannot be identified. The message names `where`, the setting
         in which users give a version.
         """
         path = Path(self.name)

@@ -26,10 +26,10 @@ _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
 _NEUTRAL = frozenset(
     {
-        # The fields of these two lines describe only an adapter's origin and training.
+        # Ignore the fields of these two lines, which describe only an adapter's origin and training.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
-        # This is the group size of `use_qalora`, which a plain adapter does not use.
+        # Ignore the group size of `use_qalora`, which a plain adapter does not use.
         "qalora_group_size",
     }
 )
@@ -38,7 +38,7 @@ _NEUTRAL = frozenset(
 _AT_VALUES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Other ways to initialise an adapter also change the weights of the model itself.
+    # Allow no other ways to initialise an adapter, because they also change the model's own weights.
     "init_lora_weights": (True, False, None),
 }
 """Fields of an adapter's configuration that do not change KV at the listed values."""
@@ -80,7 +80,10 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Return whether a configuration field leaves an adapter plain; an unknown field must be falsy."""
+    """Return whether an adapter with this configuration field may be plain.
+
+    An unknown field must be empty, 0, False or None.
+    """
     if name in _READ_ALIKE | _NEUTRAL:
         return True
     if name in _AT_VALUES:
@@ -91,8 +94,8 @@ def _is_neutral(name: str, worth: object) -> bool:
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
     """Return whether an adapter's tensors are complete modules of rank `r` among its target modules.
 
-    A complete module has both LoRA matrices, A and B. If q, k or v is adapted, q and v must be; if up
-    is adapted, gate must be.
+    A complete module has both LoRA matrices, A and B. An adapter of q, k or v must have q and v, and an
+    adapter of up must have gate.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():

@@ -17,7 +17,8 @@ from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
-"""Default timeout of a round, in seconds; long enough for a rank to write a checkpoint.
+"""Default timeout of a round, in seconds. A rank that writes a checkpoint joins no round meanwhile, so
+the timeout is longer than that.
 
 Dead ranks are detected at once, without waiting for this timeout.
 """
@@ -28,7 +29,7 @@ class PluginSettings(GroupSettings):
     """Settings of every plug-in; equal on every rank."""
 
     where: ClassVar[str]
-    """Name of the place in which users write these settings, for error messages."""
+    """Where users write these settings, as named in error messages."""
 
     host_memory_gib: Annotated[float, Meta(gt=0, lt=1 << 20)] | None = None
     """Host memory for pages on each rank, in GiB."""
@@ -37,15 +38,17 @@ class PluginSettings(GroupSettings):
     model: Text | None = None
     """Model name in page keys; by default the name given to the engine, which may be a path."""
     weights_version: Text | None = None
-    """Version of the weights for page keys; if given, no weight file is read to compute a digest."""
+    """The user's version of the weights for page keys. If given, no weight file is read for a digest.
+    """
     weight_digests: Text | None = None
     """Folder for remembered digests of weight files; by default in the engine's own cache folder."""
     idle_wait_s: Annotated[float, Meta(gt=0, le=1)] = 0.002
-    """Seconds that a step of an idle engine waits for storage and copies."""
+    """Maximum seconds that a step of an idle engine waits for storage and copies."""
     metrics_port: Annotated[int, Meta(ge=1, le=PORT_MAX)] | None = None
-    """Loopback port of rank 0's metrics; rank n uses this port plus n."""
+    """Port of rank 0's metrics on the loopback interface; rank n uses this port plus n."""
     control: Text | None = None
-    """Path of the Unix socket for control requests to rank 0; open only to rank 0's own user."""
+    """Path of the Unix socket on which rank 0 accepts control requests; only rank 0's user can open
+    it."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
 
     def __post_init__(self) -> None:
@@ -53,15 +56,15 @@ class PluginSettings(GroupSettings):
         if self.host_memory_gib is not None and self.host_pages is not None:
             raise ConfigError("give host_memory_gib or host_pages, but not both")
         if self.store is not None:
-            # Check the URI before anything is opened. A third-party backend checks its URI when it
-            # opens.
+            # Check the store's URI before anything is opened. A third-party backend checks its URI only
+            # when it opens.
             scheme = parse_uri(self.store).scheme
             if is_built_in(scheme) or scheme not in known_schemes():
                 make_backend(self.store.replace(RANK, "0"))
 
     @classmethod
     def read(cls, given: object) -> Self:
-        """Return the user's settings; raise `ConfigError` with the name of a wrong key."""
+        """Return the user's settings; raise `ConfigError` with the name of an invalid key."""
         if isinstance(given, Mapping):
             keys = cast("Mapping[str, object]", given)
             if isinstance(keys.get("timeouts"), Mapping):
@@ -71,14 +74,17 @@ class PluginSettings(GroupSettings):
         return read_settings(cls, given, cls.where)
 
     def require_host_memory(self) -> None:
-        """Raise `ConfigError` if neither key gives the size of the host memory."""
+        """Raise `ConfigError` if neither `host_memory_gib` nor `host_pages` is given."""
         if self.host_memory_gib is None and self.host_pages is None:
             raise ConfigError(
                 "give host_memory_gib, the host memory for pages on each rank in GiB, or host_pages"
             )
 
     def host_pages_of(self, page_bytes: int) -> int:
-        """Return the number of host pages; `page_bytes` is one page's bytes, summed over the pools."""
+        """Return the number of host pages on a rank.
+
+        `page_bytes` is the sum, over all pools, of the bytes of one page.
+        """
         if self.host_pages is not None:
             return self.host_pages
         assert self.host_memory_gib is not None
@@ -91,10 +97,10 @@ class PluginSettings(GroupSettings):
         return pages
 
     def for_cache(self) -> dict[str, Any]:
-        """Return the settings that are also settings of the underlying cache, by name.
+        """Return the settings that the underlying cache has, too, by name.
 
         Operators may send every control request except changes of weights, because the engine reports
-        these itself.
+        changes of weights itself.
         """
         control = None if self.control is None else Control(path=self.control, refused=("weights",))
         return {**part_of(self, GroupSettings), "control": control}
@@ -108,7 +114,7 @@ class ServingSettings(PluginSettings):
     """User-given versions by adapter name, which replace digests of the adapters' files in page keys.
     """
     share: Share = Share.ALL
-    """Engines that share pages: `all` that compute the same KV, or only equally configured ones
-    (`engine`)."""
+    """Which engines share pages: all engines that compute the same KV (`all`), or only equally
+    configured ones (`engine`)."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
     """Policy for an engine of an unsupported release: `refuse` or `try`."""

@@ -39,12 +39,15 @@ class Exclusions:
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return the setting names in mappings from space-separated names to a reason."""
+    """Return all setting names in these mappings.
+
+    Each key of a mapping has one or more names, separated by spaces; its value is a reason.
+    """
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return setting names as `Class.name`, from mappings of names by class."""
+    """Return all settings as `Class.name`; `classes` maps a class name to a mapping of names."""
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
 
@@ -157,8 +160,8 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
     """Yield a setting; if its value is a dataclass of `package`, yield its fields as settings instead.
 
-    If the setting's default has another class, also yield a setting that is named after the value's
-    class and says that such an object is present.
+    If the default is not an object of the value's class, also yield a setting that is named after this
+    class. It says that such an object is present.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:

@@ -30,11 +30,11 @@ SAYING = frozenset({".json", ".py"})
 
 NEUTRAL = frozenset(
     {
-        # These files only convert between text and token ids, and page keys have the token ids
-        # themselves.
+        # Ignore these files, which only convert between text and token ids: page keys have the token
+        # ids.
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", "vocab.json", "chat_template.json", "generation_config.json"),
-        # Files with training state, such as that of the optimizer, which no inference engine reads.
+        # Ignore training state such as that of the optimizer, because no inference engine reads it.
         *("training_args.bin", "trainer_state.json", "optimizer.bin", "optimizer.pt"),
         *("scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"),
     }
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """Metadata of a file, different for different contents, because programs cannot set ctime."""
+    """Metadata of a file; any change of content changes it, because programs cannot set ctime."""
 
     size: int
     mtime_ns: int
@@ -252,7 +252,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # The error may be temporary, so keep the file's entry in the record file.
+        # Keep the file's entry in the record file, because the error may be temporary.
         return False
     return False
 

@@ -14,8 +14,8 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # Allowed, because `_require_plain` checks that the mask has no padding and that positions are
-    # consecutive.
+    # Allow the three arguments of the next line: `_require_plain` checks that the mask has no padding
+    # and that positions are consecutive.
     | {"attention_mask", "position_ids", "cache_position"}
 )
 """Allowed arguments of a forward pass, which do not change KV. Any other must be absent, None or False.
@@ -34,7 +34,7 @@ class ForwardPasses:
     def __call__(
         self, _: torch.nn.Module, given: tuple[object, ...], named: Mapping[str, Any]
     ) -> None:
-        """Record the tokens of a forward pass; raise `UsageError` if its KV depends on other inputs."""
+        """Record a forward pass's tokens; raise `UsageError` if its KV depends on other inputs."""
         if any(each is self._past for each in given):
             raise UsageError("give the model its arguments by name, including past_key_values")
         if named.get("past_key_values") is not self._past:

@@ -19,8 +19,8 @@ class GenerateSettings(PluginSettings):
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """Pipeline depth. The default is 0, because `reuse` waits for its rounds, so there is no forward
-    pass with which rounds could overlap."""
+    """Pipeline depth, 0 by default: no forward pass could overlap with rounds, because `reuse` waits
+    for each of its rounds."""
     max_tokens: _Tokens = 4096
     """Number of tokens of a sequence that fit into the preallocated device memory.
 

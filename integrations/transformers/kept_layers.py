@@ -27,7 +27,7 @@ ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """Attention window of one layer, and this rank's KV of one token in this layer."""
+    """Attention window of one layer, and sample KV of one token on this rank, which shows the shape."""
 
     window: int | None
     """Attention window of the layer in tokens; None for full attention."""
@@ -52,8 +52,8 @@ class SequencePages:
         by_pool: dict[str, list[int]] = {}
         has_full = any(each.window is None for each in layers)
         for at, each in enumerate(layers):
-            # Put the layers of a model that has only window layers into the full-attention pool,
-            # because a cache needs this pool. They then keep all tokens.
+            # Put window layers into the full-attention pool if the model has no other layers, because a
+            # cache needs this pool. They then keep all tokens.
             pool = f"window-{each.window}" if each.window and has_full else KV_POOL
             by_pool.setdefault(pool, []).append(at)
         self._by_pool = by_pool
@@ -63,15 +63,15 @@ class SequencePages:
             self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
-        """Number of tokens of the narrowest window of all window pools, rounded down to whole pages;
-        None without a window pool."""
+        """Number of tokens of the narrowest window pool's window, rounded down to whole pages; None
+        without a window pool."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
         """Text that is added to page keys if each rank has all heads of some layer; otherwise empty.
 
-        It separates these pages from pages of divided layers, which have another layout.
+        Such pages have another layout than pages for which the ranks divide the heads of all layers.
         """
         self.page_bytes = sum(each.page_bytes for each in shards.values())
-        """Sum of the bytes of one page over all pools, on this rank."""
+        """Bytes of one page on this rank, summed over all pools."""
         self.lent = {
             pool: EnginePages(shard, {"k": self._views(pool, 0), "v": self._views(pool, 1)})
             for pool, shard in shards.items()
@@ -180,7 +180,7 @@ def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
 def _require_steady_positions(config: "PreTrainedConfig") -> None:
     for name in ("rope_parameters", "rope_scaling"):
         given = cast("Mapping[str, Any]", getattr(config, name, None) or {})
-        # Check each kind of layer: the configuration may have separate rope parameters for each.
+        # Check each kind of layer, because each may have separate rope parameters in the configuration.
         by_layer: list[Mapping[str, Any]] = [
             each for each in given.values() if isinstance(each, Mapping)
         ]
@@ -196,7 +196,7 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
 def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
     """Return whether the ranks divide a layer's KV heads; this rank has `heads` of them.
 
-    If not, each rank has all heads. Raises `ConfigError` if the configuration does not decide this.
+    If not, each rank has all heads. Raises `ConfigError` if the configuration allows both.
     """
     if ranks == 1:
         return True

@@ -69,7 +69,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of a model's norm weights; ranks divide most other weights."""
+    """Return a digest of a model's norm weights; ranks divide most other weights among them."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:

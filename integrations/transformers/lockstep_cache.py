@@ -194,7 +194,7 @@ class LockstepCache:
         cache = self.cache
         # Wait until no copy of an earlier `reuse` block accesses the device memory.
         cache.wait_for_copies()
-        # Leave the last token to be computed, because its output is the next token.
+        # Load all tokens but the last, which must be computed because its output is the next token.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
         found = 0
         for _ in range(1 if self._pages.narrowest is None else 2):

@@ -103,7 +103,7 @@ class LentBlocks:
 def load(
     cache: HostCache, lending: LentBlocks, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
-    """Load as much of a request's match as the engine has accepted, which may be a part of it.
+    """Load the part of a request's match that the engine has accepted: all of it, or less.
 
     The load fails if the accepted part cannot be restored, for example because it ends inside a page.
     """

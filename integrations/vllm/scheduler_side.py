@@ -225,7 +225,7 @@ class SchedulerSide:
         return not fenced and not loading and self.cache.has_copies_in_flight(tracked.name)
 
     def _commit(self) -> None:
-        """Issue the commands for requests that finished, or whose load failed, in the last pass."""
+        """Issue commands for requests that finished, or whose load failed, since the last pass."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:

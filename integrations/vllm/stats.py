@@ -85,7 +85,7 @@ class StatsFeed:
                 gone.discard(where)
                 self._tell(told, where, family.type, value)
         for where in gone:
-            # Report 0 for a gauge that no longer has a sample.
+            # Report 0 for a gauge that had a sample in the last report and has none now.
             self._tell(told, where, Type.GAUGE, 0)
         return told
 

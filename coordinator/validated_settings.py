@@ -250,4 +250,4 @@ def _remedy(message: str, kind: Any) -> str:
         wanted = " or ".join(words[each] for each in types.split(" | "))
     else:
         wanted = "non-empty text"
-    return f"must be {wanted}{', each part of it' if at else ''}"
+    return f"must have {wanted} in each place" if at else f"must be {wanted}"

@@ -36,7 +36,7 @@ _AGREEMENT: Final = AgreementSettings()
 
 @bench.command
 def tree(*, sizes: Sizes = _ALL_SIZES, report: ReportFile = None) -> None:
-    """Compare the speed of the tree's match, insert, lock and evict to that of memcmp."""
+    """Compare the tree's match, insert, lock and evict with memcmp."""
     _measure(lambda say: measure_tree(sizes, say), print_tree, report)
 
 
@@ -50,7 +50,7 @@ def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
 
 @bench.command
 def path(*, settings: PathSettings, report: ReportFile = None) -> None:
-    """Compare the bandwidth of loads from storage to the device to that of plain reads."""
+    """Compare loads from storage to the device with plain reads."""
     from ..benchmarks.path.report import run
 
     _require_ranks()

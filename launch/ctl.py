@@ -223,7 +223,7 @@ def weights(
     *,
     as_json: Json = False,
 ) -> None:
-    """Set the version of the weights, so that pages of other versions no longer match."""
+    """Set the weights version; pages of other versions no longer match."""
     _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
 
 

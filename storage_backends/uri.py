@@ -188,15 +188,15 @@ def parse_uri(text: str) -> StoreUri:
     strange = re.search(r"\{[^}]*\}?|\}", text.replace(RANK, ""))
     if strange is not None:
         raise ConfigError(
-            f"store {shown!r} has {without_secrets(strange[0])!r} in it; known: {RANK}, which stands"
-            " for the rank; percent-encode a brace that is meant"
+            f"store {shown!r} has {without_secrets(strange[0])!r} in it; known: {RANK}, which is"
+            " replaced by the rank; percent-encode a brace that is meant"
         )
     *wrappers, scheme = head.split("+")
     for name in wrappers:
         if wrappers.count(name) > 1:
             raise ConfigError(
-                f"store {shown!r}: wrapper {name!r} is named twice, and options could not tell the "
-                "two apart"
+                f"store {shown!r}: wrapper {name!r} is named twice; name each wrapper once, "
+                "because its options are given by its name"
             )
     try:
         parts = urlsplit(f"x{text[len(head) :]}")

@@ -110,7 +110,7 @@ def main() -> None:
     with two_nodes() as (nodes, place):
         replayed = replay(nodes, place)
         print(f"replay: {replayed['requests']} requests on {replayed['ranks']} ranks")
-        print(f"  carried by {replayed['transport']}")
+        print(f"  transport {replayed['transport']}")
         print(f"  replicas equal: {len(set(replayed['digests'])) == 1}")
         print(f"  corrupt pages: {replayed['pages_corrupt']}")
 

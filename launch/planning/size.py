@@ -204,7 +204,7 @@ def _print_page_sizes(sizes: list[PageSize], best: PageSize, console: Console) -
         )
     console.print(table)
     if best.object_bytes >= OBJECT_BYTES_GOOD:
-        why = "its objects have 1 MiB or more; smaller ones suffer from a store's fixed cost per object"
+        why = "objects have 1 MiB or more; smaller ones suffer from a store's fixed cost per object"
     else:
         why = "no object reaches 1 MiB; smaller ones suffer from a store's fixed cost per object"
     console.print(

@@ -24,7 +24,7 @@ OF_A_REPLAY: Final[Mapping[str, str]] = {
     "steps": "engine steps; each schedules, computes and ends with one round",
     "rounds": "votes of all ranks on the operations in flight; one per step",
     "collectives": "collectives that a rank launched for its rounds; one per round",
-    "carried by": "transport of the rounds, and the reason for it",
+    "transport": "transport of the rounds, and the reason for it",
     "time in Cache.step p50": "median time that a step blocked the engine: the vote and its processing",
     "time in Cache.step p99": "the same, 99th percentile",
     "operations ended": "prefetches, loads, backups and writes to storage that have finished",

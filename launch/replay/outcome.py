@@ -127,7 +127,7 @@ def rows_of(report: Report) -> list[Row]:
         ("steps", f"{report['steps']:,}", False),
         ("rounds", f"{report['rounds']:,}", False),
         ("collectives", f"{report['collectives']:,}", False),
-        ("carried by", report["transport"], False),
+        ("transport", report["transport"], False),
         ("time in Cache.step p50", f"{report['round_us']['p50']:,.0f} us", False),
         ("time in Cache.step p99", f"{report['round_us']['p99']:,.0f} us", True),
         ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),

@@ -266,7 +266,9 @@ class EvictionSettings(OperationSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_policy(self.eviction)
-        require_distinct("namespaces have one limit each", [each.namespace for each in self.limits])
+        require_distinct(
+            "limits must name each namespace once", [each.namespace for each in self.limits]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

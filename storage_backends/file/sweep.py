@@ -123,11 +123,14 @@ class SweepLimits(Settings):
         if self.quota_bytes is None:
             room = os.statvfs(place)
             if not room.f_blocks:
-                return "all that its filesystem has, which does not report its size"
+                return "its whole filesystem, which does not report its size"
             free_gib = room.f_bavail * room.f_frsize / (1 << 30)
-            return f"half of what its filesystem has without it; {free_gib:,.1f} GiB are free there"
+            return (
+                "half of its filesystem's free space, its own files included;"
+                f" {free_gib:,.1f} GiB are free"
+            )
         gib = self.quota_bytes / (1 << 30)
-        return f"{gib:,.1f} GiB (its quota)" if gib else "all that its filesystem has (quota_gib=0)"
+        return f"{gib:,.1f} GiB (its quota)" if gib else "its whole filesystem (quota_gib=0)"
 
 
 class _Seen(NamedTuple):

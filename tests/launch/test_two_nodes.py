@@ -24,7 +24,7 @@ def test_two_nodes_replay_together() -> None:
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines() == [
         "replay: 12 requests on 4 ranks",
-        "  carried by hierarchical: 4 ranks are on 2 hosts",
+        "  transport hierarchical: 4 ranks are on 2 hosts",
         "  replicas equal: True",
         "  corrupt pages: 0",
     ]

@@ -127,7 +127,8 @@ def _listening(path: Path) -> _Server:
                 raise
     except OSError as error:
         raise ConfigError(
-            f"cannot create the control socket at {path}: {error.strerror or error}"
+            f"cannot create the control socket at {path}: {error.strerror or error}; name a path in a"
+            " folder that exists and that this user can write to"
         ) from error
     return server
 

@@ -45,7 +45,7 @@ class BallotHeader:
             self._ballot.note(each)
         trouble = trouble or self._executor.trouble()
         if trouble is not None:
-            log.error("rank %d cannot go on: %s", self._rank, trouble)
+            log.error("rank %d cannot continue: %s", self._rank, trouble)
         return Voter(
             healthy=trouble is None,
             time_ms=self._clock_ms(),

@@ -139,7 +139,7 @@ class Observer:
         self._silent_until = now + QUIET_S
         untold, self._untold = self._untold, 0
         log.warning(
-            "rank %s lacks page %d of request %.200r (key %s): %s; every rank goes on without it%s",
+            "rank %s lacks page %d of request %.200r (key %s): %s; every rank continues without it%s",
             event.rank,
             event.page,
             event.request,

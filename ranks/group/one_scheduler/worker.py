@@ -52,7 +52,7 @@ class WorkerRank:
         """
         step = DISPATCHES.decode(dispatch)
         if step.number != self._heard + 1 and self._trouble is None:
-            self._trouble = f"dispatch {step.number} of the decider came after {self._heard}"
+            self._trouble = f"dispatch {step.number} of the scheduler arrived after {self._heard}"
         self._heard = step.number
         self._rest_s, self._vote = 0.0, None
         for told in step.told:

@@ -26,7 +26,7 @@ EXTRA: list[tuple[dict[str, Any], str]] = [
     ({"timeouts": {"lookup_s": 0}}, "timeouts.lookup_s is 0, must be more than 0"),
     ({"peers": {"secret_file": "/no/file"}}, "peers.secret_file is '/no/file', which cannot be"),
     ({"peers": {"secret": "short"}}, "has 5 bytes, must be 16 or more"),
-    ({"pipeline_depth": 0}, "pipeline_depth is 0, and an engine with one scheduler brings"),
+    ({"pipeline_depth": 0}, "pipeline_depth is 0, must be 1 with one scheduler"),
     ({"share": "none"}, "share is 'none', must be one of all, engine"),
 ]
 """Invalid keys of `kv_connector_extra_config`, and the expected error for each."""

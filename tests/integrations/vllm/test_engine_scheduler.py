@@ -112,7 +112,7 @@ def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back_once_tha
 
 
 def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "RemoteScheduler":
-    made: RemoteScheduler = imported("lockstep.integrations.vllm.worker_modes").UnderScheduler(
+    made: RemoteScheduler = imported("lockstep.integrations.vllm.worker_modes").RemoteScheduler(
         ranks.workers[0], 1.0, drafts_last=drafts_last
     )
     return made

@@ -219,7 +219,7 @@ class Run:
         assert disagreements(read_header(folded.data)) == ()
         unhealthy = unhealthy_rank(read_header(folded.data))
         if unhealthy is not None:
-            return [f"the epoch ends: rank {unhealthy} cannot go on"]
+            return [f"the epoch ends: rank {unhealthy} cannot continue"]
         verdict = self._verdicts.read(layout, folded)
         effects = self._every(lambda replica: replica.apply(verdict))
         told = [*self._write.verdict(verdict), *self._follow(effects)]

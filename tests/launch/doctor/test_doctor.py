@@ -126,9 +126,13 @@ def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> No
 @pytest.mark.parametrize(
     ("uri", "status", "said"),
     [
-        ("file:///kv/{rank}", Status.OK, "half of what its filesystem has without it; "),
+        (
+            "file:///kv/{rank}",
+            Status.OK,
+            "half of its filesystem's free space, its own files included; ",
+        ),
         ("metrics+file:///kv?quota_gib=7", Status.OK, "the store may hold 7.0 GiB (its quota)"),
-        ("file:///kv?quota_gib=0", Status.ADVICE, "all that its filesystem has"),
+        ("file:///kv?quota_gib=0", Status.ADVICE, "its whole filesystem"),
     ],
 )
 def test_it_is_told_how_much_a_store_of_files_may_hold(

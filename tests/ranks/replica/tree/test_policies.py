@@ -279,7 +279,7 @@ def test_limits_that_cannot_be_are_refused_by_name() -> None:
         NamespaceLimit(namespace="a", host_pages=-1)
     with pytest.raises(ConfigError, match=r"limit of namespace 'a': ttl_s is 0, must be at least"):
         NamespaceLimit(namespace="a", ttl_s=0)
-    with pytest.raises(ConfigError, match="namespaces have one limit each: a, a"):
+    with pytest.raises(ConfigError, match="limits must name each namespace once: a, a"):
         RanksInTurn(2, limits=(NamespaceLimit(namespace="a"), NamespaceLimit(namespace="a")))
 
 

@@ -208,6 +208,7 @@ class RankCache(GroupRank):
         return self._staging.stage(proposal)
 
     witness = former_name("witness", digest_facts)
+    obey = former_name("obey", GroupRank.set_control_handler)
 
 
 def _ttl_ms(ttl_s: float) -> int:

@@ -16,6 +16,7 @@ from tests.kit.ranks.in_turn import HostRanksInTurn
         ("keep_off", "wait_for_copies", ()),
         ("awaits_room", "waits_for_host_pages", ("r1",)),
         ("witness", "digest_facts", ("fact",)),
+        ("obey", "set_control_handler", (print,)),
     ],
 )
 def test_a_former_name_warns_and_is_the_method_of_the_new_name(

@@ -62,14 +62,15 @@ class WriteOutcome(IntEnum):
     FAILED = 3
     """The object was not stored."""
     TIMED_OUT = 4
-    """The deadline passed before the write finished; the object may or may not appear."""
+    """The deadline passed before the write finished. The store may or may not contain the object later.
+    """
 
 
 class Read(NamedTuple):
-    """A request to read the parts in `shape` of one object into `buffers`, one after the other.
+    """A request to read some parts of one object, those in `shape`, into `buffers`.
 
-    The buffers have as many bytes in total as these parts. The buffers must not overlap the buffers of
-    another read in flight.
+    The parts fill the buffers one after the other. The buffers have as many bytes in total as the
+    parts, and must not overlap the buffers of another read in flight.
     """
 
     name: ObjectName
@@ -78,18 +79,17 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """The predecessor of an object in its chain, and the number of steps between the two."""
+    """A predecessor of an object in a chain, direct or indirect, and its distance from the object."""
 
     name: ObjectName
     distance: int = 1
-    """Number of steps in the chain from the object `name` to the later object; 1 if `name` is its
-    direct predecessor."""
+    """Number of steps from the predecessor `name` to the object; 1 for the direct predecessor."""
 
 
 class Write(NamedTuple):
     """A request to write the concatenated bytes of `buffers` as one object with all parts of `shape`.
 
-    If the object already exists, the write marks it as used and returns PRESENT, mostly at little cost.
+    If the object already exists, the write marks it as used and returns PRESENT.
     """
 
     name: ObjectName
@@ -106,7 +106,7 @@ class StoredObject:
 
     name: ObjectName
     shape: ObjectShape
-    """The shape of the object, which states the parts that it has."""
+    """The object's shape. The shape states which parts the object has."""
     age_s: float | None
     """Seconds since the last write or use of the object, by the store's clock; None if the store does
     not report it."""
@@ -131,7 +131,7 @@ class StorageBackend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return the optional features of the backend; the same value before and after `open`."""
+        """Return the optional features of the backend, which are the same before and after `open`."""
         ...
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
@@ -143,7 +143,7 @@ class StorageBackend(Protocol):
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the object probably exists; False if that is unknown."""
+        """Return for each name whether its object probably exists. An unknown answer is False."""
         ...
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:

@@ -1,7 +1,7 @@
 """Helpers for callers' buffers: check their size, find their addresses, move their bytes to files.
 
-A buffer of the wrong size is the caller's bug and fails only that key. Accepting it would write past
-the buffer or store a truncated object.
+A buffer of the wrong size is a bug of the caller, and only the key of that buffer fails. Accepting the
+buffer would write past its end or store a truncated object.
 """
 
 import mmap
@@ -18,9 +18,9 @@ _VIEWS_MAX: Final = 512
 def fitting(
     buffers: Sequence[memoryview], nbytes: int, *, writable: bool = False
 ) -> list[memoryview] | None:
-    """Return byte views of `buffers`, or None if a read or write cannot use the buffers.
+    """Return byte views of `buffers`, or None if the buffers are unsuitable.
 
-    The buffers must be contiguous, `nbytes` long in total and, for a read, writable.
+    Suitable buffers are contiguous, have `nbytes` in total, and are writable if `writable` is set.
     """
     views, left = list[memoryview](), nbytes
     try:
@@ -29,7 +29,8 @@ def fitting(
                 return None
             size = buffer.nbytes
             left -= size
-            # Replace an empty buffer, because `cast` raises for an empty buffer of some formats.
+            # Use a constant view for an empty buffer, because `cast` raises for some formats of empty
+            # buffers.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
         # Reject the buffers: their element format is not a native one, or their memory was released.
@@ -52,8 +53,8 @@ def move_all(
 ) -> int:
     """Transfer `views` by repeated `preadv` or `pwritev` calls; return the number of bytes transferred.
 
-    The number is below the total if the file ends, the disk is full, or a system call transferred a
-    number of bytes that is not a multiple of `block_bytes`. Raises OSError.
+    Stops before the end of the views if the file ends, the disk is full, or a system call transfers
+    only a part of a block of `block_bytes`. Raises OSError.
     """
     left, done = views, 0
     while left:

@@ -81,9 +81,9 @@ class ErrorLog:
         trouble.warn(f"store %s: {message}", self._store, *arguments)
 
     def log_failure(self, what: str, number: int | None) -> None:
-        """Log that `what` failed with the errno `number`, with the system's error text and a remedy."""
+        """Log that `what` failed, with the system's text for the errno `number` and a remedy."""
         number = number or errno.EIO
-        # Use one kind of warning for a full store, because all its writes fail for this reason.
+        # Log all failures of a full store as one kind of warning, because they have one cause.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"
         remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
         self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)

@@ -49,7 +49,7 @@ class RefusalReason(Enum):
 
 
 class NotAdmitted(LockstepError):
-    """The handshake failed; the message says what was found, and the remedy."""
+    """The handshake failed; the message states the reason and the remedy."""
 
     def __init__(self, why: RefusalReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -57,7 +57,7 @@ class NotAdmitted(LockstepError):
 
 
 UNPROVEN_S: Final = 60.0
-"""Seconds for which no connection to an address is tried after the process there failed to prove its
+"""Seconds without connection attempts to an address after the process there failed to prove its
 identity."""
 
 
@@ -73,7 +73,7 @@ class SessionKeys(NamedTuple):
 
 
 class ByteStream(Protocol):
-    """A connection, as far as a handshake needs it: it can read and write bytes."""
+    """The byte stream on which a handshake runs."""
 
     async def read(self, count: int) -> bytes:
         """Return exactly `count` bytes. Raises `OSError` or `EOFError` if fewer arrive."""
@@ -87,7 +87,7 @@ class ByteStream(Protocol):
 async def introduce(
     stream: ByteStream, *, magic: bytes, version: int, secret: bytes, meant: Sequence[str]
 ) -> SessionKeys:
-    """Run the connecting side of the handshake; `meant` are the addresses that this side dialled.
+    """Run the connecting side of the handshake; `meant` lists the addresses that this side dialled.
 
     Raises `NotAdmitted` if either side refuses the other.
     """

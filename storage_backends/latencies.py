@@ -15,12 +15,12 @@ class Histogram:
     """A histogram of durations."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """Number of durations per bucket: for each bound in `BOUNDS_S`, those up to this bound and above
-    the previous one; then those above all bounds."""
+    """Number of durations per bucket. Each bucket counts durations up to its bound in `BOUNDS_S` and
+    above the previous bound. The last bucket counts durations above all bounds."""
     sum_s: float = 0.0
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Return a histogram of the durations added since `before`, its earlier state."""
+        """Return a histogram of the durations that were added after the earlier histogram `before`."""
         counts = tuple(now - old for now, old in zip(self.counts, before.counts, strict=True))
         return Histogram(counts, self.sum_s - before.sum_s)
 

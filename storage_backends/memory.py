@@ -168,9 +168,9 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return an object with the columns of `write` and of `standing`, the existing object.
+    """Return the object that replaces the stored object `standing`, with the columns of both.
 
-    Returns None if `standing` has all columns of `write`.
+    Returns None if `standing` has all columns of `write`, so that no replacement is needed.
     """
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)

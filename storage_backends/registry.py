@@ -32,13 +32,13 @@ _BUILT_IN = {
     "s3": ".s3.backend",
     "peer": ".peer.backend",
 }
-"""By built-in scheme: its module, whose function `from_uri` is a `MakeBackend`."""
+"""The module of each built-in scheme. The module's function `from_uri` is a `MakeBackend`."""
 _WRAPPERS = {
     "breaker": ".wrappers.breaker",
     "fault": ".wrappers.fault",
     "metrics": ".wrappers.metrics",
 }
-"""By wrapper: its module, whose function `wrap` is a `WrapBackend`."""
+"""The module of each wrapper. The module's function `wrap` is a `WrapBackend`."""
 
 
 def make_backend(uri: str) -> StorageBackend:

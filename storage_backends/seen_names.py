@@ -26,8 +26,8 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Keep `keys`, the cached keys of one namespace, pool and shard, until a name differs in
-            # these, because consecutive names almost always agree in them.
+            # Look up `keys`, the cached keys of a shard, only when the namespace, pool or shard
+            # changes, because consecutive names almost always agree in them.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
@@ -58,7 +58,7 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Keep `keys`, the cached keys of one namespace, pool and shard, until a name differs in these,
+        # Look up `keys`, the cached keys of a shard, only when the namespace, pool or shard changes,
         # because consecutive names almost always agree in them. So most names cost only one membership
         # test.
         for name in names:

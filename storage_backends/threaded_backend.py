@@ -38,7 +38,7 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Seconds after the deadline of a listing in which its thread may still report why it is late."""
+"""Seconds that a listing waits beyond its deadline for its thread to report why it is late."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -75,11 +75,11 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # Mark the future as running, because otherwise a caller that stops waiting would cancel it.
+        # Mark the future as running, so that a caller that stops waiting for it does not cancel it.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` on the next free thread. Cancelling the returned future prevents a later start.
+        """Run `work` on the next free thread. Cancelling the returned future keeps it from starting.
 
         Raises `RuntimeError` after `end`, or if the system cannot start even one thread.
         """
@@ -163,9 +163,10 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Keep the call from returning during the block; yield whether the job may touch its buffers.
+        """Hold the call open during the block; yield whether the job may use the caller's buffers.
 
-        The value is False once the call was stopped or its deadline has passed.
+        The value is False once the call was stopped or its deadline has passed. While the call is held
+        open, it does not return to its caller.
         """
         with self._touched:
             wanted = not self.due()
@@ -210,8 +211,8 @@ class ThreadCalls:
     async def once(self, work: Callable[[], Result], timeout_s: float) -> Result:
         """Run `work` on a thread, and return its result or raise its exception.
 
-        Raises `TimeoutError` after `timeout_s`; the thread continues the work although no caller waits,
-        and also does so after a cancellation. Raises `StorageError` if `close` came before a thread
+        Raises `TimeoutError` after `timeout_s`. After a timeout or a cancellation the thread continues
+        the work, although no caller waits. Raises `StorageError` if `close` came before a thread
         started the work.
         """
         answer = asyncio.wrap_future(self._pool.submit(work))
@@ -220,8 +221,8 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # Raise an error instead of `CancelledError`, because `close` cancelled the job, but the
-                # caller was not cancelled.
+                # Raise `StorageError`, because `close` cancelled the job. `CancelledError` would tell
+                # the caller that it was cancelled itself.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -290,8 +291,8 @@ class ThreadCalls:
     async def close(self, timeout_s: float) -> bool:
         """Signal all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread stuck in the kernel is left running. Its call returns only when that thread does, even
-        if this wait is cancelled. Raises the exceptions of `at_end`.
+        A thread stuck in the kernel is left running. The call that uses this thread returns only when
+        the thread does, even if the wait is cancelled. Raises an exception that `at_end` has raised.
         """
         for stop in self._stops:
             stop.asked = True
@@ -307,7 +308,10 @@ class ThreadCalls:
 
 
 def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) -> list[slice]:
-    """Return one slice of items per job: at most one per thread, each of `job_weight_min` or more."""
+    """Cut the items of a call into one slice per job; return at most `threads` slices.
+
+    Each slice but the last has a weight of at least `job_weight_min`.
+    """
     job_weight = max(job_weight_min, -(-total // threads))
     if total <= job_weight:
         return [slice(0, len(weights))]
@@ -342,8 +346,8 @@ class _AllDone:
             self._left -= 1
             last = not self._left
         if last:
-            # Ignore the error: the loop may have been closed, because a call with `leaves` returns
-            # before its jobs are done.
+            # Ignore the `RuntimeError` of a closed event loop. A call with `leaves` returns before its
+            # jobs are done, so the loop may be closed by then.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._tell)
 
@@ -434,9 +438,9 @@ class ThreadedBackend(ABC):
     async def close(self) -> None:
         """Stop running jobs, wait for them, and close everything that was opened. Idempotent.
 
-        If a thread hangs beyond the timeout, or this close is cancelled, the hanging thread's call
-        returns only when the thread does, and the last thread to exit closes everything. Threads do not
-        keep the process from exiting.
+        A thread may hang beyond the timeout of `close`, or `close` may be cancelled. Then the call of
+        the hanging thread returns only when the thread does, and the last thread to exit closes
+        everything. Threads do not keep the process from exiting.
         """
         self._closed = True
         calls, self._calls = self._calls, None
@@ -501,10 +505,10 @@ class ThreadedBackend(ABC):
     async def _list(
         self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Iterate `listed` on a thread in batches, and yield its objects one by one.
+        """Yield the objects of `listed`, which a thread iterates in batches.
 
-        The deadline of each batch is set in `stop`. Yields nothing after `close`. Raises `StorageError`
-        if the store is closed during the listing, or if a batch is late.
+        Sets `stop.deadline` for each batch. Yields nothing after `close`. Raises `StorageError` if the
+        store is closed during the listing, or if a batch is late.
         """
         calls = self._ready()
         while calls is not None:

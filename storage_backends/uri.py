@@ -28,8 +28,8 @@ from ..errors import ConfigError, LockstepError
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
 _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
-"""Matches the user and password before '@'; the password may contain characters that a valid URI would
-encode."""
+"""Matches the user and password before '@'. The password may contain characters that should be
+percent-encoded in a URI."""
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
 _SECRET = re.compile(r"secret|token|pass|pwd|pw$|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
@@ -37,10 +37,10 @@ RANK: Final = "{rank}"
 """The text in a URI that is replaced by the rank's number, for stores that are separate for each rank.
 """
 _NESTED_MAX: Final = 4
-"""Maximum depth of URIs within option values at which secrets are masked one by one. A URI nested more
-deeply is masked as a whole."""
+"""Maximum depth of nested URIs (URIs in option values) whose secrets are masked one by one. A URI
+nested more deeply is masked as a whole."""
 _SECRET_CHARACTERS_MIN: Final = 3
-"""Minimum number of characters of a secret that is replaced in error texts. Shorter secrets reveal
+"""Minimum number of characters of a secret that error texts must not contain. Shorter secrets reveal
 little and would match many ordinary words."""
 
 
@@ -59,11 +59,11 @@ class StoreUri:
     options: Mapping[str, str] = field(repr=False)
 
     def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
-        """Return the options as settings, together with `parts`, the settings from the rest of the URI.
+        """Return the URI's options and `parts` as settings of the class `kind`.
 
-        With `wrapper`, return the options of that wrapper: `breaker.calls` becomes the setting `calls`.
-        Raises `ConfigError` for an unknown option or a value of the wrong type. Options of the URI's
-        other wrappers are ignored.
+        `parts` are settings from the rest of the URI. With `wrapper`, only the options of that wrapper
+        are used: `breaker.calls` becomes the setting `calls`. Raises `ConfigError` for an unknown
+        option or a value of the wrong type. Options of the URI's other wrappers are ignored.
         """
         given: dict[str, object] = {}
         for name, value in self.options.items():
@@ -81,7 +81,7 @@ class StoreUri:
     def directory(self, example: str) -> Path:
         """Return the absolute path in a URI without a host.
 
-        Raises `ConfigError` for any other URI, with `example` as a correct one.
+        Raises `ConfigError` for any other URI. The error shows `example`, a correct URI.
         """
         if self.host:
             raise ConfigError(
@@ -105,7 +105,7 @@ def without_secrets(text: str) -> str:
     """Return a store's URI without its secrets, also if it is malformed.
 
     Users and passwords before '@', and the values of options whose names suggest a secret, become
-    `***`, also in URIs that are values of options. In doubt, more is hidden.
+    `***`, also in URIs that are values of options. Text that may be a secret is masked too.
     """
     return _shown(text, _NESTED_MAX)
 
@@ -156,7 +156,7 @@ def hiding_secrets(uri: str) -> Generator[None]:
 
 
 def _secrets(text: str, depth: int) -> set[str]:
-    """Return the secrets of a URI, whole and in components, as written and percent-decoded."""
+    """Return the secrets of a URI and their components, each as written and percent-decoded."""
     found: list[str] = []
     for user in (_USER if "://" in text else _USER_OF_NO_URI).findall(text):
         name = user.removeprefix("://").removesuffix("@")

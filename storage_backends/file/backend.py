@@ -2,8 +2,8 @@
 
 File paths are derived from digests of object names (`objects`). A file appears under its final name
 atomically (`publish`). Every read verifies its file, and moves a corrupt file to the quarantine
-directory (`quarantine`). Processes may share the store's directory, also on a network filesystem if
-`link` there fails for a name that exists.
+directory (`quarantine`). Several processes may share the store's directory. On a network filesystem
+that requires that `link` fails if the name exists.
 
 - `durability` states the failures that a write survives once it is reported as OK. `none` (default):
   the death of the process. `data`: also a power failure, but the file's directory entry may be lost.
@@ -55,8 +55,8 @@ from .sweeper import Sweeper
 from .trust import Trust
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
-"""Default number of I/O threads. More threads help with a slow disk, but without idle cores they cost
-time."""
+"""Default number of I/O threads. More threads help with a slow disk, but make calls slower if no cores
+are idle."""
 _JOB_BYTES_MIN: Final = 4 << 20
 """Minimum bytes per job. Only large calls are divided among threads. Small objects cost mostly
 interpreter work, and two threads do interpreter work more slowly than one."""
@@ -68,10 +68,10 @@ _LONG_LOOK_S: Final = 50e-6
 concurrently. Faster look-ups are mostly interpreter work, and concurrent calls would make them three
 times as slow."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups in a job for its mean duration per look-up to count."""
+"""Minimum number of look-ups in a job whose mean duration per look-up is evaluated."""
 _LOOK_TURN_S: Final = 0.01
-"""Seconds that a look-up call waits for the lock `_looking`, which the look-up in progress holds. If
-the wait times out, the holder is assumed to wait for the filesystem."""
+"""Seconds that a look-up call waits until an earlier call releases the lock `_looking`. If the wait
+times out, the earlier call is assumed to be waiting for the filesystem."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -192,7 +192,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Look up names in the filesystem, in one call at a time while look-ups are fast."""
+        """Look up names in the filesystem. While look-ups are fast, only one call does so at a time."""
         has_turn = False
         if not self._looks_last:
             try:

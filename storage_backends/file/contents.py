@@ -31,8 +31,8 @@ from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
-"""Maximum number of buffers of a read that gets header and payload with one system call. With more
-buffers, one call would not be faster."""
+"""Maximum number of buffers with which one system call reads header and payload. With more buffers, one
+system call would not be faster than several."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
 """Maximum bytes read or written at once with direct I/O; large enough to keep the device busy."""
 
@@ -71,7 +71,7 @@ class FileContents:
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
         # Read the whole file with one system call if the reader wants all parts of the object, which is
-        # the usual case. An omitted part without bytes still splits the read into two runs of parts.
+        # the usual case. The plan has several runs if a part is omitted, even a part without bytes.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -93,10 +93,10 @@ class FileContents:
         return self._pick(fd, buffers, shape.plan(presence_bits(block)), stop, direct=direct)
 
     def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[HeaderFinding, int]:
-        """Return (finding, presence bits) of an object's file, whose columns are compared with `shape`.
+        """Return (finding, presence bits) of an object's file.
 
-        Checks the header and the length of the file, which must be open without O_DIRECT. The bits are
-        0 if the file is not a valid object.
+        Compares the header and the length of the file with `shape`. The file must be open without
+        O_DIRECT. The bits are 0 if the file is not a valid object.
         """
         block = self._scratch.block
         got = _read_fully(fd, [block], 0, direct=False)
@@ -123,8 +123,8 @@ class FileContents:
     ) -> memoryview | None:
         """Return a payload with the columns in `buffers`, and the other columns of the object in `fd`.
 
-        The caller's thread must have called `look` for `fd` last; `present` are the presence bits that
-        `look` returned. Returns None if the existing payload is corrupt or `stop` was due.
+        This thread's last call must have been `look` with the same `fd`; it returned the presence bits
+        `present`. Returns None if the existing payload is corrupt or `stop` was due.
         """
         whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)

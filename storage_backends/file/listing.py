@@ -26,7 +26,7 @@ _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CL
 def stored_as(
     directory_fd: int, path: str, contents: FileContents, now: float
 ) -> StoredObject | None:
-    """Return the object that a file's header describes, with its age at time `now`.
+    """Return the object that a file's header describes. Its age is relative to the time `now`.
 
     Returns None if the file is not an object or has disappeared. Raises OSError if a regular file
     cannot be read.

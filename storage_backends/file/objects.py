@@ -108,11 +108,11 @@ class ObjectFiles:
         self._quarantine = FileQuarantine(self._root_fd, self._turns)
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
-        """Return a thread that keeps this store, which must be open, within its limits."""
+        """Return a thread that keeps this store within its limits. The store must be open."""
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return a `UseTimes` for the files of one call; the first file is the successor of `after`."""
+        """Return a `UseTimes` for the files of one call; its first object is a successor of `after`."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
@@ -180,7 +180,8 @@ class ObjectFiles:
                 return ReadOutcome.TIMED_OUT
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
-            # Keep the file open until it has been moved, so that no new file can get its inode number.
+            # Keep the file open until it has been moved. Otherwise a new file could get its inode
+            # number and be moved instead.
             self._quarantine.move_to_quarantine(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
@@ -222,7 +223,7 @@ class ObjectFiles:
         return WriteOutcome.FAILED
 
     def names(self) -> Iterator[StoredObject]:
-        """Yield the stored objects with a valid header whose path matches their name.
+        """Yield the stored objects that have a valid header and a path that matches their name.
 
         Ages are relative to the start of the listing, so sorting by age sorts by last use. Raises
         `StorageError` if a file or directory exists but cannot be read.
@@ -240,7 +241,10 @@ class ObjectFiles:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Return whether no directory on an object's path is a link; move a link to the quarantine."""
+        """Return whether no directory on an object's path is a link.
+
+        A link is moved to the quarantine.
+        """
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
             self._quarantine.move_to_quarantine(foreign, None, HeaderFinding.KIND, stop)
@@ -252,8 +256,8 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.move_to_quarantine(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # Treat EINVAL as corruption if the path is not a regular file, for which direct I/O reports
-        # EINVAL.
+        # Treat EINVAL as corruption if the path is not a regular file, because direct I/O reports
+        # EINVAL for such paths.
         if error.errno == errno.EINVAL and self._quarantine.move_to_quarantine(
             path, None, HeaderFinding.KIND, stop
         ):
@@ -261,7 +265,10 @@ class ObjectFiles:
         return ReadOutcome.FAILED
 
     def _direct_for(self, buffers: Sequence[memoryview], shape: ObjectShape) -> int:
-        """Return O_DIRECT if the store uses it and one aligned buffer takes a whole object, else 0."""
+        """Return O_DIRECT if these buffers permit it and the store uses it, otherwise 0.
+
+        The buffers permit direct I/O if a single aligned buffer contains the whole payload.
+        """
         if not self._direct_flag or len(buffers) != 1 or not shape.is_whole:
             return 0
         payload = buffers[0]
@@ -324,9 +331,10 @@ class ObjectFiles:
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
-        """Write a new file under the object's path, which must be free or lead to the file `standing`.
+        """Write a new file under the object's path.
 
-        Returns False, and leaves no file behind, if another file has the path or `stop` was due.
+        The path must be free, or have the file `standing`, which is replaced. Returns False, and leaves
+        no file behind, if another file has the path or `stop` was due.
         """
         path = new.path
         directory = path.rpartition("/")[0]

@@ -26,8 +26,8 @@ TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
-"""Minimum age in seconds at which a temporary file on a filesystem without locks is removed. Writing
-takes only seconds, but the clocks of hosts that share a filesystem may differ."""
+"""On a filesystem without locks, temporary files are removed from this age in seconds on. Writing takes
+only seconds, but the clocks of hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
@@ -80,8 +80,8 @@ class Draft:
 
 
 MakeDraft = Callable[[int, str, int], Draft]
-"""A function that creates an empty draft (a new file without its final name) below a root, to be
-published in the given directory. `flags` are passed to `open`."""
+"""A function that creates a draft: an empty file without its final name. The arguments are the root,
+the directory in which the draft will be published, and flags for `open`."""
 
 
 def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
@@ -102,8 +102,8 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
         draft = Draft(root_fd, fd, temporary)
         try:
-            # Try another name if the file has no name or is locked: another process's sweep may have
-            # removed the name, or locked the file to remove it, before this lock.
+            # Try another name if a sweep by another process has removed this one, or has locked the
+            # file to remove it.
             kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
         except BaseException:
             draft.close()

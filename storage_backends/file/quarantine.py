@@ -69,8 +69,7 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # Delete the file, because it can move to no path of the quarantine, but its name must become
-        # free.
+        # Delete the file: it cannot be moved to the quarantine, and its name must become free.
         _drop(self._root_fd, path)
         return True
 
@@ -95,8 +94,8 @@ class FileQuarantine:
     def _free_a_place(self) -> None:
         """Empty one path of the quarantine, so that the next corrupt file can move there.
 
-        Removes at most `TAKEN_APART_MAX` entries in total. A directory with more entries stays, with
-        fewer of them.
+        Removes at most `TAKEN_APART_MAX` entries in total. A directory with more entries loses only
+        some of them, and stays.
         """
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):

@@ -47,7 +47,7 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""Fraction of the quota that a process writes after a pass until it starts the next pass at once. A
+"""A process starts a pass at once when it has written this fraction of the quota since the last pass. A
 single process stays within the quota, because passes start to remove files at `HIGH_WATER`."""
 LOCK: Final = "sweep.lock"
 """Name of the file in the root that a sweeping process locks. The file's mtime is the end of the last
@@ -78,8 +78,8 @@ class SweepLimits(Settings):
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
     """Maximum total size of the files in bytes. 0 means no limit. None means half of the space that the
-    root's filesystem would have without the store. Files of the store on filesystems mounted below the
-    root count too, because those filesystems would otherwise fill up."""
+    root's filesystem would have if the store were empty. Files on filesystems mounted below the root
+    count too, because those filesystems would otherwise fill up."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Seconds since the last use after which an object expires; None for never."""
 
@@ -226,10 +226,10 @@ class _Pass:
             pass
 
     def _remove_oldest(self, bucket: int, target: int) -> bool:
-        """Remove files older than age `bucket`, then this bucket's oldest until `target` bytes remain.
+        """Remove all files in older age buckets than `bucket`, then the oldest files in `bucket`.
 
-        A bucket contains files of about the same age. Returns True if the bucket has more files, so
-        that another walk is needed.
+        Files in one bucket have about the same age. Files in `bucket` are removed until `target` bytes
+        remain. Returns True if the bucket has more files, so that another walk is needed.
         """
         oldest: list[_Seen] = []
         more = False
@@ -274,7 +274,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the youngest age bucket that must lose files to free at least `excess` bytes."""
+        """Return the youngest of the age buckets that must lose files to free `excess` bytes."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1
@@ -317,7 +317,7 @@ class _Pass:
         return True
 
     def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
-        """Yield (name, descriptor) of each of the store's directories in the open directory `above`.
+        """Yield (name, descriptor) of the store's directories directly below the directory `above`.
 
         Removes each directory if it is empty and old, after the caller has used it. Names that do not
         have `digits` hexadecimal digits are ignored.
@@ -352,19 +352,23 @@ class _Pass:
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
                 if status.st_mtime > self._now + FUTURE_S:
-                    # Ignore the error: another user owns the file, so its mtime cannot be reset.
+                    # Ignore the error: the mtime of a file that another user owns cannot be reset.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
                 record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
                 if not record and goes(status) and self._remove(directory, entry.name, status):
                     continue
-                # Add records to the store's size, but not to the bytes that removal can free.
+                # Count records in the store's size, but do not yield them, because they are never
+                # removed.
                 self._left += 0 if self._counted else _room(status)
                 if not record:
                     yield entry.name, status
 
     def _is_record(self, directory: int, name: str) -> bool:
-        """Return whether a file is a valid record with the right file name, or cannot be read."""
+        """Return whether a file is a record; True if the file cannot be read.
+
+        The file's name must be the digest of the record's name.
+        """
         try:
             stored = stored_as(directory, name, self._contents, self._now)
         except OSError:

@@ -1,9 +1,9 @@
 """A thread, one per process, that keeps a `file://` store within its quota and time to live.
 
-The process that gets the store's sweep lock sweeps (`sweep`), and the other processes skip that pass. A
-read only records the object's name in memory, and the thread later sets the mtimes of all recorded
-files. So other processes may see a file in constant use as unused for one interval. A write sets the
-mtimes of its files itself, also of those that existed already.
+The process that gets the store's sweep lock sweeps (`sweep`), and the other processes skip that pass.
+Reading an object sets no mtime. The object's name is recorded in memory, and the thread later sets the
+mtimes of all recorded files. So other processes may see a file in constant use as unused for one
+interval. A write sets the mtimes of its files itself, also of those that existed already.
 """
 
 import logging
@@ -74,7 +74,7 @@ class Sweeper:
                     self._used[name] = None
 
     def marked(self, names: Iterable[ObjectName]) -> None:
-        """Discard the recorded reads of `names`, because a write has just set their mtimes."""
+        """Discard the recorded reads of `names`: a write has just set the mtimes of their files."""
         with self._lock:
             for name in names:
                 self._used.pop(name, None)
@@ -95,11 +95,12 @@ class Sweeper:
         return removed
 
     def turn(self, *, wanted: bool) -> int | None:
-        """Set the mtimes of used files; run a pass unless another process is running or just ran one.
+        """Set the mtimes of used files, then run a pass.
 
-        `wanted` forces a pass, because this process has written enough. Returns the number of removed
-        files, or None if no pass ran, for example because the whole filesystem holds less than the
-        quota. Raises OSError if the store cannot be swept.
+        The pass is skipped if another process is running one, or finished one recently. If `wanted` is
+        set, a recent pass is no reason to skip, because this process has written much since then.
+        Returns the number of removed files, or None if no pass ran, for example because the whole
+        filesystem holds less than the quota. Raises OSError if the store cannot be swept.
         """
         self._mark_used()
         self._written_max = self._limits.written_until_pass(self._root_fd)

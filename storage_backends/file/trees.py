@@ -2,8 +2,8 @@
 
 A directory in place of an object's file is there by mistake, so it may be very deep, very large, or
 changing. Every access goes through an open descriptor and follows no link. The removal may stop after
-any entry, and the next call continues there. Deep directories are first moved up, so that depth costs
-neither long paths nor many descriptors.
+any entry, and the next call continues there. Subdirectories are moved up before they are removed, so
+that a deep directory needs neither long paths nor many descriptors.
 """
 
 import os
@@ -37,10 +37,10 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
 
 
 def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
-    """Remove the entries of `directory`, which is the directory `top` or below it.
+    """Remove the entries of `directory`, which is `top` itself or a directory below `top`.
 
-    If `directory` is below `top`, subdirectories are moved up to `top` instead. Returns whether any
-    were moved.
+    If it is below `top`, its subdirectories are moved to `top`, to be removed later. Returns whether
+    any were moved.
     """
     moved = False
     with os.scandir(directory) as entries:

@@ -18,7 +18,7 @@ from .quarantine import QUARANTINE
 _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
 """Number of characters of a file name in an object's path, with the separator before it."""
 _REAL_MAX: Final = 1 << 16
-"""Maximum number of directories that are remembered as checked, that is, as not being links."""
+"""Maximum number of directories that are remembered as real directories (not links)."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
 """The names of the directories in the root directory of a `file://` store."""
 
@@ -60,7 +60,7 @@ def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
 def check_own(root: Path, trust: Trust) -> None:
     """Raise `ConfigError` if untrusted users can create files in the directory `root`.
 
-    Unlike in `check_trust`, a sticky bit makes no difference.
+    A sticky bit does not help, because it does not keep users from creating files.
     """
     if trust is not Trust.ANY:
         _check_mode(root, root.stat(), trust, sticky_helps=False)
@@ -93,15 +93,16 @@ def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
 class OwnDirectories:
     """Remembers which directories were checked and are not links. Thread-safe.
 
-    A directory is checked only at its first use. The check is meant for links that an administrator has
-    made; an attacker with write access could change the objects themselves.
+    A directory is checked only at its first use. The check finds links made by an administrator. It is
+    no protection from attackers, because an attacker with write access could change the objects
+    themselves.
     """
 
     def __init__(self) -> None:
         self._real: set[str] = set()
 
     def foreign(self, root_fd: int, path: str) -> str | None:
-        """Return the first directory on an object's path that is a link or no directory, or None."""
+        """Return the first directory on an object's path that is in fact a link or file, or None."""
         directory = path[:-_NAME_CHARACTERS]
         if directory in self._real:
             return None

@@ -31,10 +31,10 @@ class UseTimes:
         self._first_ns: int | None = None
 
     def mark(self, first: int, names: Sequence[ObjectName | None]) -> None:
-        """Set the mtimes of consecutive files of the call, the first one at position `first`.
+        """Set the mtimes of consecutive files of the call; the first has position `first` in the call.
 
-        A None in `names` skips a position. A file that does not exist or belongs to another user is
-        skipped.
+        A position whose name is None is skipped. A file that does not exist or belongs to another user
+        is skipped too.
         """
         for position, name in enumerate(names, start=first):
             place = None if name is None else located(name)

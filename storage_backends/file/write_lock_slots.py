@@ -34,7 +34,7 @@ class Lock(Enum):
     OURS = 0
     TAKEN = 1
     UNKNOWN = 2
-    """Unknown whether another process holds the lock, because the filesystem has no locks."""
+    """The filesystem has no locks, so another process may be working on the file."""
 
 
 def try_to_lock(fd: int) -> Lock:
@@ -59,10 +59,11 @@ class WriteLockSlots:
 
     @contextmanager
     def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
-        """Hold the lock during the block; yield whether the file at `path` still has `identity`.
+        """Hold the lock during the block; yield whether `path` is still as the caller has checked it.
 
-        If `identity` is None, yield whether `path` is not a regular file. Raises OSError if the path
-        cannot be checked, or if the lock stays taken until the timeout or until `stop` is due.
+        The file at `path` must still have `identity`. If `identity` is None, `path` must not be a
+        regular file. Raises OSError if the path cannot be checked, or if the lock stays taken until the
+        timeout or until `stop` is due.
         """
         fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
         try:

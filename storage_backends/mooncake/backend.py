@@ -12,10 +12,10 @@
 An object is the header and payload that a file of `file://` would have, under a key derived from the
 digest of its name. The participating processes contribute segments (memory), in which objects are
 stored. An object is lost with the process that owns its segment, or with the master. `exists` may stay
-true for some seconds after that, so only a read proves that an object exists. If the store has no space
-or no segment, writes are FAILED and a warning is logged, until the master evicts. A store with segments
-on disks may return another object than the requested one. The backend detects that, because names and
-checksums are inside objects, and removes the object.
+true for some seconds after that, so only a read proves that an object exists. While the store has no
+space or no segment, writes are FAILED and a warning is logged. Space becomes free when the master
+evicts objects. A store with segments on disks may return another object than the requested one. The
+backend detects that by the name and the checksums in the object, and removes the object.
 
 While the master is stopped, a call blocks for at most the client's timeout of 30 seconds. The backend
 recovers when the master resumes or restarts. While the owner of a segment is stopped, a call of the
@@ -136,7 +136,8 @@ class MooncakeBackend(ThreadedBackend):
     def _give_back(self) -> None:
         """Leave the store; the objects in this process's segment are lost.
 
-        The last thread of the store calls this, when no thread is blocked in a call of the library.
+        The last thread of this backend calls this when it exits, so no thread is in a call of the
+        library.
         """
         client, self._client = self._client, None
         if client is not None:

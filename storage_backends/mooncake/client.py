@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _REACH_TIMEOUT_S: Final = 5.0
 _WHOLE_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of an object that is read from a disk, because such an object must be fetched whole."""
+"""Maximum bytes of an object on a disk. A larger one is not read, because the library fetches such
+objects only whole."""
 
 
 left_behind: list["MooncakeDistributedStore"] = []
@@ -61,9 +62,10 @@ class MooncakeSettings(Settings):
 
 
 class MooncakeClient:
-    """One client of a store. Thread-safe, except for `close`. Results are one return code per key.
+    """One client of a store. Thread-safe, except for `close`.
 
-    `store` is the library's client after it has joined a store (see `set_up`).
+    `store` is the library's client after it has joined a store (see `set_up`). Unless stated otherwise,
+    methods return one of the library's return codes per key.
     """
 
     def __init__(self, store: "MooncakeDistributedStore", settings: MooncakeSettings) -> None:
@@ -110,7 +112,7 @@ class MooncakeClient:
         with self._lock:
             self._reading.update(keys)
         try:
-            # Ignore an expired lease here, because `fetch` obtains a new one.
+            # Report success for an expired lease, because `fetch` obtains a new one.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
             # End the sessions of keys that no reader uses any more: all readers of a key share one
@@ -149,13 +151,14 @@ class MooncakeClient:
         The codes are the library's return codes.
         """
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # Remember objects that are only on disk and report success for them: they have no sessions.
+        # Remember the objects that are only on disk, because they have no sessions. Report success for
+        # them.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # Replace the return code INVALID by that of a failed transfer, because INVALID at the start of
-        # a session does not prove that the object is invalid.
+        # Replace the return code INVALID by that of a failed transfer: at the start of a session,
+        # INVALID does not prove that the object is invalid.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 
@@ -298,8 +301,9 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # Revoke the sessions of keys with code INVALID and start them again: the library still has the
-        # session of an earlier write, which it could not revoke while the master did not answer.
+        # For keys with code INVALID the library still has the session of an earlier write, because the
+        # master did not answer when that session should have ended. Revoke such sessions, and start
+        # them again.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]
@@ -370,6 +374,6 @@ def _answers(master: str) -> bool:
     except ConnectionResetError:
         return True
     except (OSError, UnicodeError):
-        # Catch UnicodeError too, which impossible host names raise.
+        # Catch UnicodeError too, because impossible host names raise it.
         return False
     return True

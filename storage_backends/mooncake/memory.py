@@ -19,11 +19,12 @@ from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
-"""Maximum objects per call of the client; each thread's staging memory has as many header blocks."""
+"""Maximum number of objects per call of the client. Each thread's staging memory has this number of
+header blocks."""
 ROOM_BYTES: Final = 4 << 20
 STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
 WRITTEN_OFF_MAX: Final = 32
-"""Maximum number of abandoned staging memories, 132 MiB in total; beyond it, reads fail."""
+"""Number of abandoned staging memories (132 MiB in total) at which reads begin to fail."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,10 @@ class RegisteredMemory:
 def staging_views(
     buffers: Sequence[memoryview], plan: Plan
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield (offset in the object, views) of consecutive pieces of at most `ROOM_BYTES`."""
+    """Cut the planned parts of an object into consecutive pieces of at most `ROOM_BYTES`.
+
+    Yields (offset in the object, views) of each piece.
+    """
     runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, runs, strict=True):
         whole, rest = divmod(run.nbytes, ROOM_BYTES)

@@ -25,7 +25,10 @@ class WantedObject:
 
     @property
     def last_generation(self) -> int:
-        """Return the object's highest possible generation: one for each of its optional columns."""
+        """Return the object's highest possible generation.
+
+        Each optional column adds one generation, up to `GENERATIONS` - 1.
+        """
         columns = {part.bit for part in self.shape.parts if part.bit != ALWAYS}
         return min(len(columns), GENERATIONS - 1)
 

@@ -1,10 +1,10 @@
 """Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
 A step is one call of the library with some pieces (ranges of bytes). The library moves the pieces of a
-call one after the other, and waits up to 30 seconds (over TCP by default) for the owner of each. If an
-owner has stopped, a call with many pieces would block for a multiple of that, past its deadline. But
-each call costs some 0.1 ms. Therefore the first step is one piece, which shows whether the owner
-answers, and later steps are large enough to be worth a call.
+call one after the other. For each piece it waits up to 30 seconds for the process that owns the memory
+(the default over TCP). If an owner has stopped, a call with many pieces would block for a multiple of
+30 seconds, past its deadline. But each call costs some 0.1 ms. Therefore the first step is one piece,
+which shows whether the owner answers, and later steps are large enough to be worth a call.
 
 A reader has a lease on an object, after which the master may reuse the memory. If bytes arrive after
 the lease has expired, the library rejects them and forgets where the object is. On a busy machine that
@@ -21,8 +21,8 @@ from ..threaded_backend import Stop
 
 STEP_PIECES: Final = 8
 STEP_BYTES: Final = 256 << 10
-"""Number of bytes above which a step gets no further piece: moving so many bytes takes far longer than
-a call costs."""
+"""A step with this number of bytes gets no further piece, because moving so many bytes takes far longer
+than a call costs."""
 LEASES: Final = 3
 """Maximum number of times that one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
@@ -103,12 +103,12 @@ def renewing(
     dropped: Callable[[str], bool],
     stop: Stop,
 ) -> Move:
-    """Return a function that reads with `by`, and retries under a new lease if bytes come too late.
+    """Return a function that reads with `by`, and repeats a read under a new lease if necessary.
 
-    `renew` queries the locations of objects from the master, and returns a code for each. All readers
-    of a key in this process share one session, and `dropped` returns whether another reader may have
-    ended the session. A read that got INVALID for this reason is retried, too. If `stop` is due before
-    a retry, the read gets MASTER_LATE.
+    A read is repeated if its bytes came after its lease had expired. A read with the code INVALID is
+    repeated if another reader may have ended its session (`dropped`), because all readers of a key in
+    this process share one session. `renew` queries the locations of objects from the master, and
+    returns a code for each. If `stop` is due before a repetition, the read gets MASTER_LATE.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:
@@ -135,7 +135,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return the library's return codes; if it gave too few, return a failure for each key."""
+    """Return `codes` if the library gave one for each key; otherwise a failure for each key."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

@@ -30,7 +30,7 @@ class Look(NamedTuple):
     """The result of reading an object's header and comparing it with the wanted object."""
 
     code: int
-    """The library's return code for reading the header; negative if the read failed."""
+    """The library's return code of the read of the header; negative if the read failed."""
     finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
@@ -58,7 +58,7 @@ class ObjectReader:
     def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
         """Return per object its highest stored generation above `generation`, or 0 if there is none.
 
-        A negative value is the error code of a master that does not answer. Generations are queried in
+        If the master does not answer, the value is a negative error code. Generations are queried in
         ascending order, one call each, because a writer stores a generation before it removes the
         earlier one. So a generation that existed at the start is missed only if a later one is found.
         """

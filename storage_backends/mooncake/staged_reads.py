@@ -51,7 +51,7 @@ class StagedReads:
     def read(
         self, keys: Sequence[str], wanted: Sequence[WantedObject], stop: Stop
     ) -> list[ReadOutcome]:
-        """Fill the buffers of all objects, with one query to the master, and verify them."""
+        """Read all objects into their buffers, with one query to the master, and verify them."""
         if self._memory.is_used_up:
             return [ReadOutcome.FAILED] * len(keys)
         by_header: list[tuple[int, bytes]] = []
@@ -143,8 +143,8 @@ class StagedReads:
     def _why(self, key: str, nbytes: int, stop: Stop) -> int:
         """Return the return code that explains why a read of `nbytes` failed.
 
-        INVALID means that the object is shorter. The client returns INVALID for an unreachable owner
-        too, so the master is asked for the object's length.
+        INVALID means that the object is shorter than `nbytes`. The client returns INVALID for an
+        unreachable owner too, so this method asks the master for the object's length.
         """
         if stop.due():
             return Code.MASTER_LATE

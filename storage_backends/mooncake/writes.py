@@ -4,10 +4,10 @@ The master admits one writer per key, so there is one first writer among all pro
 writers wait until it has finished, and check the object that it stored. See `reads` for generations.
 
 No generation is stored twice, and each has all columns of the earlier ones. The danger is a slow
-writer: it found no object, and the master admits it after another writer has replaced and removed that
-generation. So an admitted writer queries later generations before it stores anything, and gives up if
-there are any. No later generation can appear before the admitted writer has finished, because the next
-generation is built from the admitted writer's object.
+writer: it finds no object, but before the master admits it, another writer has stored the same
+generation, replaced it by the next one, and removed it. So an admitted writer queries later generations
+before it stores anything, and gives up if there are any. No later generation can appear before the
+admitted writer has finished, because the next generation is built from the admitted writer's object.
 
 This holds until the object disappears: by `remove`, eviction, loss of its owner, or corruption. A
 writer that had read the object before may still store the next generation, which can hide columns that

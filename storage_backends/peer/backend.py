@@ -51,7 +51,7 @@ class PeerOptions(TransferSettings):
 
 
 class PeerBackend:
-    """A read-only `StorageBackend` whose objects are pages in the host memory of another group."""
+    """A read-only `StorageBackend` for the pages in the host memory of another group's ranks."""
 
     def __init__(
         self,

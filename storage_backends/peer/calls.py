@@ -111,7 +111,8 @@ async def _ask_ranks(
     if len(calls) == 1:
         await calls[0]
     elif calls:
-        # Use `gather`, which passes a cancellation on to all calls, and returns only after all of them.
+        # Use `gather`: it passes a cancellation on to all calls, and returns only when all calls have
+        # ended.
         await asyncio.gather(*calls)
 
 

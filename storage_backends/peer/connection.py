@@ -111,7 +111,7 @@ class Connection:
         self._one_sided: OneSidedReads | None = None
         self._target = ""
         self._staged: dict[int, StagedReply] = {}
-        """Requests whose read by a transfer engine is in progress, by request number."""
+        """Answers whose objects a transfer engine is reading now, by request number."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
@@ -156,8 +156,8 @@ class Connection:
         if self._receiving is request:
             self._receiver.discard_rest()
         if number in self._staged:
-            # Cancel the engine's read if it is still queued. A running read continues until the library
-            # returns.
+            # If the engine's read is still queued, it is cancelled here. A running read continues until
+            # the library returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing was received for {SILENT_S:g} s")
@@ -165,10 +165,11 @@ class Connection:
         self._send(Forget(number))
 
     def close(self, why: str = "") -> None:
-        """Close the connection and finish all requests; call `broke` with the reason `why`, if any.
+        """Close the connection and finish all requests.
 
-        If no request is waiting, the reason passed to `broke` is empty: a connection that closes then
-        is not an error, because a serving group that shuts down closes its connections.
+        If `why` (the reason) is not empty, calls `broke` with it. If no request is waiting, `broke`
+        gets an empty text instead, because this is not an error: a serving group that shuts down closes
+        its connections.
         """
         if not self.is_open:
             return

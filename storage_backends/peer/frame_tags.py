@@ -30,7 +30,10 @@ class WrongTagError(StorageError):
 
 
 class FrameTags:
-    """Computes and checks the authentication tags of one direction of one connection, in order."""
+    """Computes and checks the authentication tags of one direction of one connection.
+
+    Tags are numbered, so they must be computed or checked in the order of sending.
+    """
 
     def __init__(self, key: bytes = b"") -> None:
         """`key` is the key of this direction; without a key every tag is empty."""
@@ -58,7 +61,7 @@ class FrameTags:
             raise WrongTagError
 
     def begin(self) -> "RunningTag":
-        """Return an object that computes the next authentication tag, from data added in steps."""
+        """Return an object that computes the next authentication tag from data added in steps."""
         if not self._key:
             return RunningTag(None)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes

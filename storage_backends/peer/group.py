@@ -22,7 +22,7 @@ from .wire import Hello
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""(pool, shard), the parts of an object's name that determine which ranks can have it."""
+"""(pool, shard) of an object's name. They determine which ranks can have the object."""
 Address = str
 _SHORT: Final = 12
 
@@ -46,7 +46,7 @@ class PeerGroup:
         engine: TransferEngineSettings | None = None,
         allowed: AllowedSources,
     ) -> None:
-        """`entry` is the rank in the URI; it must be in `allowed`, and the ranks it lists are trusted.
+        """`entry` is the rank in the URI. It must be in `allowed`; the ranks that it lists are trusted.
 
         If `engine` is given, objects are read by a transfer engine from ranks that have one too.
         """
@@ -57,8 +57,8 @@ class PeerGroup:
         self._inflight_bytes = inflight_bytes
         self._allowed = allowed
         self._unproven: dict[Address, float] = {}
-        """The time until which no connection to a rank is tried, for each rank that failed to prove its
-        identity."""
+        """For each rank that failed to prove its identity, the time until which no connection is tried.
+        """
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
@@ -82,7 +82,7 @@ class PeerGroup:
             ) from error
 
     async def enter_again(self, deadline: float) -> None:
-        """Reconnect to the rank in the URI if its connection broke; raises errors of `connection`."""
+        """Reconnect to the rank in the URI if its connection broke. Raises what `connection` raises."""
         await self.connection(self._entry, deadline)
 
     def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:

@@ -1,10 +1,10 @@
 """Reads objects from a rank's memory with a transfer engine, into staging memory of this process.
 
 A call of the library cannot be cancelled, so the library never writes to the caller's buffers. It
-writes to a staging area, on a thread that may stay blocked when its caller stops waiting. The area has
-the layout of the rank's answer over the connection. On the event loop's thread the area is copied into
-the caller's buffers and verified there. If the rank reused its memory during the read, verification
-fails as for any damage. Bytes that arrive after their call has returned are discarded.
+writes to a staging area, on a thread that may stay blocked when its caller stops waiting. The objects
+are laid out in the area like in a `ReadReply`. On the event loop's thread the area is copied into the
+caller's buffers and verified there. If the rank reused its memory during the read, verification fails
+as for any damage. Bytes that arrive after their call has returned are discarded.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class OneSidedReads:
         self.settings = settings
         self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
         self._free: dict[int, list[memoryview]] = {}
-        """Free staging areas, by their number of bytes, which is a power of two."""
+        """Free staging areas by size; the size is a power of two, in bytes."""
         self._engine: TransferEngine | None = None
         self.failures: Final = LoggedError()
         """Rate-limited log of failed reads."""
@@ -72,8 +72,8 @@ class OneSidedReads:
     ) -> "StagedReply":
         """Start reading the located pages; `came` is called on the event loop when the read has ended.
 
-        `came` must return the staging area by a call of `end`. Raises `StorageError` if no memory can
-        be registered.
+        `came` must call `end`, which frees the staging area. Raises `StorageError` if no memory can be
+        registered.
         """
         assert self._engine is not None
         staged = StagedReply(reading, located, headers, self._area(reading.nbytes))
@@ -106,7 +106,7 @@ class OneSidedReads:
                 self._engine.unregister(areas.pop())
 
     def _area(self, nbytes: int) -> memoryview:
-        """Return a staging area of at least `nbytes`, which is not free until `end`."""
+        """Return a free staging area of at least `nbytes`, or a new one; it is in use until `end`."""
         length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(length, [])
         if free:
@@ -128,8 +128,8 @@ class StagedReply:
     ) -> None:
         """Plan the position of each object in the staging area.
 
-        An object with an invalid header gets no bytes. `area` must have room for the longest possible
-        answer to the request (`PartsRead.nbytes`).
+        An object with an invalid header gets no bytes. `area` must be large enough for the longest
+        possible answer to the request (`PartsRead.nbytes`).
         """
         self.area = area
         self.call: Future[bool] = Future()
@@ -169,7 +169,7 @@ class StagedReply:
 
 
 def fill(parser: Parser, source: memoryview) -> None:
-    """Pass the bytes of `source` to a parser, as if a connection had received them."""
+    """Copy the bytes of `source` to the memory that `parser` yields, as a connection would do."""
     at = 0
     for sinks in parser:
         for sink in sinks:
@@ -194,4 +194,4 @@ def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) ->
 
 
 def _nothing() -> None:
-    """Do nothing when the last thread exits, because `end` unregisters the staging areas."""
+    """Do nothing when the last thread exits: the event loop's thread unregisters the staging areas."""

@@ -129,9 +129,9 @@ class PartsRead(PeerRequest):
     def receive(self, pages: ReadReply, attached_bytes: int) -> Generator[Sinks, None, None]:
         """Yield the memory into which the objects of `pages` are received, and verify each object.
 
-        The outcomes count only after `take`. The memory of a step is not written before the next step,
-        unless the request is abandoned. Raises `StorageError` if these are not the next objects of this
-        request, or have a wrong length.
+        The outcomes count only after `take`. The caller fills the yielded memory before it resumes this
+        generator, unless the request is abandoned. Raises `StorageError` if these are not the next
+        objects of this request, or have a wrong length.
         """
         first, count = pages.first, len(pages.states)
         whole, bare = pages.states.count(State.WHOLE), pages.states.count(State.BARE)

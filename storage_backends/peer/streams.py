@@ -133,7 +133,7 @@ class Sender:
         self._views: deque[memoryview] = deque()
 
     def put(self, *views: memoryview | bytes) -> None:
-        """Queue views to send. The caller must not change their memory until it is sent."""
+        """Queue views to send. The caller must not change the memory of a view until it is sent."""
         self._views.extend(memoryview(view) for view in views if len(view))
 
     def is_empty(self) -> bool:

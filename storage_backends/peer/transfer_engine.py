@@ -17,7 +17,8 @@ from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
-"""Placeholder for a metadata server, because engines exchange their registrations directly."""
+"""Value for the metadata server if there is none: engines then exchange their registrations directly.
+"""
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
@@ -35,7 +36,7 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # The import may fail in one of two threads that import the package at the same time.
+            # Expect an `ImportError`, also if two threads import the package at the same time.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
@@ -45,7 +46,7 @@ class TransferEngine:
         if made.initialize(host, _METADATA, protocol, device):
             raise StorageError(f"Mooncake's transfer engine does not start at {host}")
         if protocol == "rdma" and not _devices(made.get_local_topology()):
-            # Refuse, because without a device the library would silently use TCP.
+            # Raise an error, because without a device the library would silently use TCP.
             named = f" called {device!r}" if device else ""
             raise StorageError(
                 f"Mooncake's transfer engine finds no RDMA device{named} on this host; use tcp"
@@ -96,7 +97,7 @@ class TransferEngine:
     def close(self) -> None:
         """Stop the engine; afterwards it does not touch the registered memory. Idempotent.
 
-        Do not call this for an engine that reads, because one of its calls may hang.
+        Do not call this for an engine that was used for reads, because a read may hang.
         """
         if self._engine is not None:
             self.unregister(*self._registered.values())

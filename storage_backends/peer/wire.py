@@ -70,7 +70,7 @@ States: TypeAlias = Annotated[bytes, Meta(max_length=NAMES_MAX)]
 
 
 class State(IntEnum):
-    """For one key of a request: how much of its object is attached to the answer."""
+    """How much of an object is attached to the answer; stated for each key of a request."""
 
     ABSENT = 0
     BARE = 1
@@ -85,8 +85,8 @@ class PeerRank(Record, frozen=True, tag=False):
     address: Address
     """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """(pool, shard) of the objects on this rank. One pair is that of the marker, the object by which
-    groups of other TP sizes find pages."""
+    """(pool, shard) of the objects on this rank, its marker included. Groups of other TP sizes find
+    pages by the marker."""
     engine: Address = ""
     """Address of the rank's transfer engine; empty if the rank has none."""
 
@@ -155,7 +155,7 @@ class ReadReply(Record, frozen=True, tag=6):
 
 
 class LocateRequest(PartsRequest, frozen=True, tag=7):
-    """Asks a rank for the memory addresses of pages. The rank must not overwrite them until `Done`."""
+    """Asks a rank for the memory addresses of pages; these must not change until `Done`."""
 
 
 class LocateReply(Record, frozen=True, tag=8):

@@ -1,4 +1,4 @@
-"""A summary of a store's objects by model and weights, namespace, pool and shard.
+"""Totals of a store's objects, grouped by model and weights version, namespace, pool and shard.
 
 The name of an object contains its namespace, pool and shard. The manifests in the store (see
 `manifest`) map namespaces to models. The caller first adds each listed object to a catalogue. Then it
@@ -26,11 +26,11 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""(bytes of a marker, bytes of a manifest), including the objects' headers."""
+"""The lengths in bytes of the object of a marker and of the object of a manifest, headers included."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
-"""Maximum layers and heads in a manifest. A manifest with more is ignored, because computing its shards
-would take too long."""
+"""Maximum number of layers and of heads in a manifest. A larger manifest is ignored, because computing
+the shards of such a model would take too long."""
 
 
 class GroupKey(NamedTuple):
@@ -97,7 +97,7 @@ class NamespaceContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContents:
-    """Totals of a store's objects of one model and weights version, or of all unknown models."""
+    """Totals of the objects of one model and weights version, or of all objects of unknown models."""
 
     manifest: Manifest | None
     namespaces: tuple[NamespaceContents, ...]
@@ -117,8 +117,8 @@ class Catalogue:
     manifests: dict[ObjectName, Manifest | None] = field(
         default_factory=dict[ObjectName, Manifest | None]
     )
-    """Each listed manifest by the name of its object. The value is None before `learn` is called for
-    it, and if this version cannot decode the manifest."""
+    """The content of each listed manifest, by the name of its object. The value is None until `learn`
+    is called for the manifest. It stays None if this version cannot decode the manifest."""
     _groups: dict[GroupKey, Totals] = field(default_factory=dict[GroupKey, Totals])
     _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
 
@@ -143,9 +143,9 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Record the manifest stored as `name`; None if it cannot be read or decoded."""
-        # Ignore a manifest with too many layers or heads, or that names another model than its object's
-        # name does.
+        """Record the manifest stored under `name`; `manifest` is None if it is unreadable."""
+        # Ignore a manifest with too many layers or heads, or with another model than the one in the
+        # object's name.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
             said = None
@@ -221,7 +221,7 @@ def tp_size_of(layout: PageLayout, shard: str) -> int | None:
 
 @lru_cache(maxsize=64)
 def _tp_sizes(layout: PageLayout) -> dict[str, int]:
-    """Return the TP size for each head range, which is the last component of a shard's name."""
+    """Return a mapping from head range (last component of a shard's name) to TP size."""
     sizes = {
         layout.shard(rank, size, absent=layout.optional_names).name.rpartition(".")[2]: size
         for size in layout.tp_sizes()
@@ -234,17 +234,17 @@ def _tp_sizes(layout: PageLayout) -> dict[str, int]:
 def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
     """Return the shape of a listed object with all parts that an object of this name may have.
 
-    The result marks the parts that the object has now. A listing reports only these parts, but another
-    engine may add columns, and unknown columns would make the object look corrupt. Returns None if the
-    layout has no such object.
+    The result marks the parts that the object has now. The listing states only these parts. A reader
+    must know the others too: if another engine adds a column unknown to the reader, the object looks
+    corrupt. Returns None if the layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
     for place in _places(layout, stored.name.shard):
         world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
         try:
-            # Compute the shard without optional columns: if the TP size cannot divide a column, a rank
-            # writes objects without that column.
+            # Compute the shard without optional columns, because a rank does not store an optional
+            # column that its TP size cannot divide.
             lean = layout.optional_names
             shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
         except ConfigError:
@@ -270,8 +270,8 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # Use one TP size for all that exceed the number of units, because their ranks write
-                    # the same objects.
+                    # Let one TP size represent all sizes above the number of units, because ranks of
+                    # all these sizes write the same objects.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 
@@ -308,7 +308,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 
 
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
-    """Return `full` with the parts of `stated` marked as present; None if `full` lacks any of them."""
+    """Return `full` with the parts of `stated` marked as present; None if it lacks any of them."""
     present = stated.present
     held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts

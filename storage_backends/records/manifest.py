@@ -3,8 +3,8 @@
 For each model and weights version a store has one small object, the manifest, which lists the pools and
 the layout of their pages. The first user writes the manifest, and a user with other pools or another
 layout is refused. Without a manifest, groups with different layouts would fill one store with pages
-that miss for each other. The manifest contains neither the TP size nor the optional columns that a
-group stores.
+that the other groups cannot use. The manifest contains neither the TP size nor the optional columns
+that a group stores.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ _SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
-"""Maximum number of attempts of one claim (writing the manifest or comparing with it). An attempt fails
-only if another process wrote the manifest meanwhile, or if a corrupt manifest was removed."""
+"""Maximum number of attempts to claim a store (to write the manifest or compare with it). An attempt
+fails only if another process wrote the manifest meanwhile, or if a corrupt manifest was removed."""
 _CAUSES: Final = {
     "FAILED": "the store refuses it; check the warnings before this error, the store's free space and "
     "its permissions",
@@ -43,7 +43,7 @@ class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     dtype: str
     replicated: bool
     optional: bool = False
-    """Whether the column is optional; encoded only if True."""
+    """Whether the column is optional. The manifest contains this field only if it is True."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(
@@ -115,8 +115,8 @@ async def claim_model(
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
         if not backend.capabilities.writes:
-            # Accept a read-only store without a manifest: pages in another layout have other names, so
-            # reads of them only miss.
+            # Accept a read-only store without a manifest. If its pages have another layout, they also
+            # have other names, so reads of this rank only miss.
             return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
@@ -132,7 +132,7 @@ async def claim_model(
 
 
 def decode_manifest(content: bytes) -> Manifest | None:
-    """Decode a manifest; return None if its bytes are valid but this version cannot decode it."""
+    """Decode a manifest whose bytes are verified; return None if this version cannot decode it."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
         version, model, weights_version, pools = _DECODER.decode(

@@ -23,7 +23,7 @@ from ...page_format.shard_sources import ShardSource, sources_of
 from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
-"""Value in lists of TP sizes that means: read the objects under this rank's own names."""
+"""Stands in lists of TP sizes for the objects under this rank's own names."""
 LOOK_AGAIN_S: Final = 10.0
 ANNOUNCE_AGAIN_S: Final = 60.0
 _MARK: Final = ObjectShape.whole(1)
@@ -54,7 +54,8 @@ class Shardings:
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # Add a TP size larger than every size that divides a column; it represents all such sizes.
+        # Let one TP size represent all that are too large to divide any column. It is larger than all
+        # TP sizes that divide a column.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -70,8 +71,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # Compute whether groups of other TP sizes can read this group's objects. Assume a reading rank
-        # with the fewest columns, because such a rank can use the most objects.
+        # Find out whether groups of other TP sizes can read this group's objects. Assume that the
+        # reading rank has no optional columns, because such a rank can use the most objects.
         self._is_read = any(
             sources_of(
                 layout,
@@ -133,8 +134,7 @@ class Shardings:
         # Write no marker if no group of another TP size can read this group's objects.
         if not self._is_read or now < self._announce_at:
             return
-        # Set the time before the await, so that batches that start meanwhile do not write the marker
-        # too.
+        # Set the time before the await, so that a concurrent call does not write the marker too.
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:
@@ -154,9 +154,9 @@ class Shardings:
         return sorted(sizes, key=lambda size: size != preferred)
 
     def elsewhere(self, pool: str) -> list[int]:
-        """Return the other known TP sizes at which groups may have stored pages of a pool.
+        """Return the other TP sizes at which, as far as is known, pages of a pool may be stored.
 
-        One of the sizes may represent all TP sizes that divide no column.
+        One of the sizes may represent all TP sizes that are too large to divide any column.
         """
         return [size for size in self._known if self._others[size][pool]]
 

@@ -35,7 +35,7 @@ class S3Address(Settings):
     anonymous: bool = False
     """Whether requests are sent unsigned, without credentials."""
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 32
-    """Maximum requests in flight. Many are needed to fill a network link, because each one mostly
+    """Maximum requests in flight. Many are needed to fill a network link, because a request mostly
     waits."""
     read_only: bool = False
     """Whether the store is read-only: nothing in the bucket is created, replaced or removed."""

@@ -31,8 +31,8 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _TRIALS: Final = "trial"
 _TRIAL_OLD_S: Final = 86400.0
-"""Seconds after which an object of the opening test is surely abandoned, even if the clocks of this
-host and the store differ."""
+"""Age in seconds at which a trial object of the opening test is surely abandoned, even if the clocks of
+this host and the store differ."""
 _TRIALS_REMOVED_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 60.0
 """Timeout in seconds for one batch of a listing, including reading the headers of its objects."""
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 class _DeadlineCalls:
     """Enforces the rules for deadlines and buffers (S2, S3) on the calls of one store.
 
-    All calls are from one event loop. At the deadline, on cancellation and when the store is closed,
-    the unfinished work of a call is cancelled, and has ended when the call returns.
+    All calls are from one event loop. The unfinished work of a call is cancelled at the deadline, when
+    the call is cancelled, and when the store is closed. The work has ended when the call returns.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class S3Backend:
     async def _next_of(
         self, batches: AsyncIterator[list[StoredObject]]
     ) -> list[StoredObject] | None:
-        """Return the next batch of a listing, or None after the last. `close` cancels the wait."""
+        """Return the next batch of a listing, or None after the last. `close` cancels this call."""
         came: list[list[StoredObject] | None] = []
 
         async def work() -> None:

@@ -31,8 +31,8 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 _GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 _READ_TRIES: Final = 6
-"""Maximum attempts of one read. An attempt after the second one fails only if the object was replaced
-meanwhile."""
+"""Maximum attempts of one read. From the third attempt on, an attempt fails only if the object was
+replaced meanwhile."""
 _WRITE_TRIES: Final = 8
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class S3Objects:
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
     ) -> None:
-        """Write the objects that do not exist; `seen` states for each whether it probably exists.
+        """Write the objects that do not exist; `seen` states per object whether it probably exists.
 
         If the existing object lacks a column of the new one, an object with the columns of both
         replaces it.
@@ -137,8 +137,8 @@ class S3Objects:
         found: list[StoredObject | RequestFailed | None] = [None] * len(some)
 
         async def one(number: int) -> None:
-            # Return failures as values, because a task group would wrap exceptions. The first failure
-            # is raised after all tasks have ended.
+            # Return failures as values, because the task group would wrap an exception. The first
+            # failure is raised after all tasks have ended.
             try:
                 found[number] = await self._describe(some[number])
             except RequestFailed as error:
@@ -309,7 +309,7 @@ class S3Objects:
 def _encode(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return a copy of a whole object, which the client may still send after the call returned."""
+    """Return a copy of a whole object, which the client may send even after the call has returned."""
     return b"".join([encode_object(name, digest, buffers, shape), *buffers])
 
 

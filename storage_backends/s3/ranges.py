@@ -21,10 +21,12 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, pieces_of
 
 GAP_BYTES_MAX: Final = 64 << 10
-"""Maximum number of unneeded bytes between two ranges that are joined. A request takes some 20 ms and a
-connection transfers some 100 MB/s, so reading the bytes in between is faster than another request."""
+"""Two ranges are joined if at most this number of unneeded bytes lies between them. A request takes
+some 20 ms and a connection transfers some 100 MB/s, so reading these bytes is faster than another
+request."""
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes of joined ranges. More bytes are faster as several requests on several connections."""
+"""Maximum bytes of joined ranges. Larger reads are faster as several requests on several connections.
+"""
 
 
 class Range(NamedTuple):

@@ -76,7 +76,7 @@ class Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the cause of an error that the client raised, with a summary."""
+    """Return the cause and a summary of an error that the client raised."""
     text = str(error)
     asked = _REQUEST.search(text)
     if asked is None:
@@ -107,7 +107,8 @@ def first_line(error: BaseException) -> str:
 def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
-            # Report a missing bucket for a 404, because callers handle a missing object before this.
+            # A 404 here means that the bucket is missing, because callers handle a missing object
+            # earlier.
             return RefusalCause.NO_BUCKET
         case "401" | "403":
             return RefusalCause.REFUSED

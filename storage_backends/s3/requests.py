@@ -26,8 +26,8 @@ _BACKOFF_MAX: Final = timedelta(milliseconds=500)
 _RETRY_TIMEOUT: Final = timedelta(seconds=10)
 _CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 _REQUEST_TIMEOUT: Final = timedelta(seconds=60)
-"""Timeout in seconds of an S3 request that no caller waits for any more; calls have earlier deadlines.
-"""
+"""Timeout of an S3 request. Calls have earlier deadlines, so the timeout matters only for requests that
+no caller waits for any more."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -115,14 +115,14 @@ class S3Requests:
             return found["size"], found["e_tag"]
 
     async def fetch(self, path: str, ranges: Sequence[Range]) -> Fetched | None:
-        """Return these ascending ranges of an S3 object, or None if there is no object.
+        """Read ranges (ascending) of an S3 object and return their bytes; None if there is no object.
 
-        Ranges end at the object's end at the latest. Raises `Changed` if they are of different
-        versions.
+        A range beyond the object's end is cut off there. Raises `Changed` if the ranges are of
+        different versions.
         """
         async with asyncio.TaskGroup() as group:
-            # Return failures as values, because a task group would wrap exceptions. The first failure
-            # is raised after all tasks have ended.
+            # Return failures as values, because the task group would wrap an exception. The first
+            # failure is raised after all tasks have ended.
             tasks = [group.create_task(self._kept(path, each)) for each in ranges]
         parts = [task.result() for task in tasks]
         for part in parts:
@@ -211,8 +211,8 @@ class S3Requests:
             except FileNotFoundError:
                 return None
             except GenericError as error:
-                # The store refuses a range that starts beyond the object's end with HTTP status 416.
-                # Then query the length of the object, and return it without bytes.
+                # The store answers 416 if a range starts beyond the object's end. In this case return
+                # the object's length without bytes.
                 if "416" not in str(error):
                     raise
             else:

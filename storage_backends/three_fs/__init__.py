@@ -1,1 +1,1 @@
-"""`3fs://`: objects in slots of large files, moved by 3FS's USRBIO rings or by system calls."""
+"""`3fs://`: keeps objects in slots of large files; uses 3FS's USRBIO rings or system calls."""

@@ -44,8 +44,8 @@ from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
 LEASE_S: Final = 60.0
-"""Seconds for which a write reserves its slots, and after which the slots of a dead writer are used
-again; longer than any write takes."""
+"""Seconds for which a write reserves its slots; no write takes that long. After this time, slots
+reserved by a dead writer can be used again."""
 _JOB_BYTES_MIN: Final = 2 << 20
 """Minimum bytes per job. Smaller jobs would cost time, because each job queries the index."""
 _OPEN_TIMEOUT_S: Final = 30.0

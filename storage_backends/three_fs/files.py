@@ -66,7 +66,7 @@ class SlotFiles:
             )
 
     def use(self, settings: SlotSizes, transfers: Transfers) -> None:
-        """Set the length of all slot files from the slot sizes; register opened files.
+        """Set the slot sizes, which determine the length of all slot files, and the `transfers`.
 
         Each file is registered with `transfers` when it is opened.
         """
@@ -161,7 +161,7 @@ class SlotFiles:
 
 @contextmanager
 def made_directory(path: Path, trust: Trust) -> Generator[None]:
-    """Create a directory with its parents for the block; remove the new ones if the block fails.
+    """Create a directory with its parents, and remove the new directories if the block fails.
 
     Directories that existed before, or that are no longer empty, stay. Raises `ConfigError` for a
     directory to which untrusted users can write.

@@ -1,8 +1,8 @@
 """Calls of a `3fs://` store to its page index, on threads that may stay blocked after a timeout.
 
 A call of the index blocks while the database does not answer. The threads of this module never touch
-callers' buffers, so a backend call can return at its deadline although its thread is still blocked. If
-the thread finishes later, the effect is that of a writer that died at that point.
+callers' buffers, so a backend call can return at its deadline although its thread is still blocked. To
+other processes, a call that finishes late looks like the last call of a writer that died.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class IndexCalls:
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # Set the number of slots in the index again: if the database was lost and created
-                # again, it does not know the number.
+                # Set the number of slots in the index again, because the database may have been lost
+                # and created again without the number.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent
@@ -101,8 +101,8 @@ class IndexCalls:
     ) -> Result:
         """Return the result of `work` on the index; the calling thread checks `stop` while it waits.
 
-        If the call times out while the work runs, the work continues, and `too_late` is called with the
-        future of its result.
+        If the call times out while the work runs, the work continues. `too_late` is called with its
+        future when it ends.
         """
         asked = self._submit(partial(work, self._index))
         while not stop.due():

@@ -44,7 +44,7 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
-"""Value for a generation that means: the key has no entry."""
+"""The generation that stands for a key without an entry."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
@@ -55,7 +55,7 @@ _TIMEOUT_S: Final = 5.0
 _KEYS_AT_A_TIME: Final = 500
 _FORMAT: Final = 1
 _KEPT: Final = (1 << 63) - 1
-"""Value for the time of use of a kept entry, that is, one that is never evicted."""
+"""The time of use in a kept entry, that is, one that is never evicted."""
 _COLUMNS: Final = "key, place, offset, length, present, generation"
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -167,8 +167,8 @@ class _Uses:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # Drop the recorded uses. There are so many because writing them failed, and without
-                # them only the order of eviction is less exact.
+                # Drop the recorded uses. They are so many only if writing them fails, and without them
+                # only the order of eviction is less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -241,7 +241,7 @@ class PageIndex:
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
-        """Return the index's identity; if it has none, set it to `proposal`."""
+        """Return the index's identity. An index without one adopts `proposal` as its identity."""
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
@@ -287,9 +287,9 @@ class PageIndex:
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
         """Mark entries as used; each of `keys` is the successor of the key before it.
 
-        The first entry is `distance` steps after the entry `after`, and its time of use is set to just
-        before that of `after`, or to now if `after` has no entry. Each later entry's time is just
-        before that of the entry before it.
+        The first entry is `distance` steps after the entry `after`. Its time of use becomes a little
+        earlier than that of `after`, or now if `after` has no entry. The time of each later entry
+        becomes a little earlier than that of its predecessor.
         """
         with self._change() as database:
             self._note_uses(database)
@@ -449,7 +449,7 @@ class PageIndex:
 
     @contextmanager
     def _use(self, connection: _Connection) -> Generator[sqlite3.Connection]:
-        """Hold the connection's lock during the block, and turn its errors into `StorageError`."""
+        """Hold the connection's lock during the block; turn errors of the block into `StorageError`."""
         if not connection.lock.acquire(timeout=_TIMEOUT_S):
             raise StorageError(f"index {self.text} was busy for {_TIMEOUT_S:g} s")
         try:

@@ -74,7 +74,8 @@ class SlotReads:
     ) -> list[Entry | ReadOutcome]:
         """Look the objects up in the index, with one query; return for each its entry or an outcome.
 
-        The outcome states why there is no entry: MISSING, or TIMED_OUT if the index is late, or FAILED.
+        The outcome is MISSING if there is no entry, TIMED_OUT if the index is late, and FAILED after an
+        error.
         """
 
         def ask(index: PageIndex) -> tuple[list[bytes | None], list[Entry | None]]:
@@ -121,7 +122,7 @@ class SlotReads:
                 fd = self._fd(used.entry)
                 if fd is ReadOutcome.FAILED:
                     raise StorageError(f"{used.entry.place} cannot be opened")
-                # Test for the outcome before using `fd` as a descriptor, because a `ReadOutcome` is an
+                # Check the type of `fd` before using it as a descriptor, because a `ReadOutcome` is an
                 # integer too.
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
@@ -145,8 +146,8 @@ class SlotReads:
     ) -> list[tuple[int, PlacedRead]]:
         """Try once to read objects; return those whose index entry has changed, with the new entry."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # Confirm in reverse order, so that the first object counts as used last: if the objects are the
-        # pages of a prefix, later ones must be evicted before earlier ones.
+        # Confirm in reverse order, so that the first object gets the latest time of use. If the objects
+        # are the pages of a prefix, later ones must be evicted before earlier ones.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
@@ -176,7 +177,7 @@ class SlotReads:
         return again
 
     def _unanswered(self, error: StorageError) -> ReadOutcome:
-        """Return the outcome for reads whose index query raised `error`."""
+        """Return the outcome of a read if the query of the index raised `error`."""
         if isinstance(error, LateError):
             return ReadOutcome.TIMED_OUT
         self._slots.complaints.say("index", "%s", error)
@@ -214,7 +215,7 @@ class SlotReads:
         return outcomes
 
     def _locate(self, entry: Entry, shape: ObjectShape) -> int | ReadOutcome:
-        """Return the descriptor to read from, or the outcome if the entry already decides it."""
+        """Return the descriptor to read from, or the read's outcome if the entry rules out a read."""
         slot_bytes = self._slots.settings.slot_bytes
         fits = HEADER_BYTES + entry.length <= slot_bytes and not entry.offset % slot_bytes
         if not fits or not may_be(entry, shape):
@@ -243,8 +244,8 @@ def _extents(
 ) -> list[Extent]:
     """Return the ranges of a file to read for one object.
 
-    The first contains the header, and the first wanted parts if these are adjacent. The others contain
-    the other wanted parts.
+    The first range contains the header, and the parts that follow it if they are wanted. The other
+    ranges contain the other wanted parts.
     """
     extents = [Extent(fd, offset, (header,))]
     for start, views in zip(starts, targets, strict=True):
@@ -274,5 +275,5 @@ def _is_sound(
 
 
 def may_be(entry: Entry, shape: ObjectShape) -> bool:
-    """Return whether an object of this shape can have the entry's presence bits and length."""
+    """Return whether the entry's presence bits and length are possible for an object of this shape."""
     return shape.knows(entry.present) and shape.payload_bytes(entry.present) == entry.length

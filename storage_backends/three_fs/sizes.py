@@ -29,7 +29,8 @@ class ThreeFsOptions(Settings):
 
     index: str = ""
     slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)] | None = None
-    """Bytes per slot. None uses the size of the existing store, or the default in a new store."""
+    """Bytes per slot. None means the slot size of the existing store, or the default for a new store.
+    """
     file_slots: Annotated[int, Meta(ge=1, le=FILE_SLOTS_MAX)] | None = None
     files: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 4
     rings: Annotated[int, Meta(ge=1, le=64)] = 4

@@ -48,7 +48,7 @@ class Transfers(Protocol):
     lets_go: bool
     """Whether an abandoned write can no longer change the file."""
     objects_at_a_time: int
-    """The number of objects per `move` call at which writes are fastest."""
+    """The number of objects that a caller should pass to one `move` call, for the fastest writes."""
 
     def register(self, fd: int) -> None:
         """Prepare this open file for transfers. Raises OSError."""
@@ -82,8 +82,8 @@ class Transfers(Protocol):
 class Preadv:
     """`Transfers` by `preadv` and `pwritev`; `why` states, for the log, why USRBIO is not used.
 
-    The calling thread does the transfers. Writes are fastest with one object per call, because its
-    bytes were just hashed and are still in the core's cache.
+    The calling thread does the transfers. Writes are fastest with one object per call, because the
+    object was just hashed and is still in the core's cache.
     """
 
     lets_go = True
@@ -94,10 +94,10 @@ class Preadv:
         self._complaints = complaints
 
     def register(self, fd: int) -> None:
-        """Do nothing, because system calls need no registered files."""
+        """Do nothing, because `preadv` and `pwritev` need no registered files."""
 
     def deregister(self, fd: int) -> None:
-        """Do nothing, because system calls need no registered files."""
+        """Do nothing, because `preadv` and `pwritev` need no registered files."""
 
     def move(
         self,

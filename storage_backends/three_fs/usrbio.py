@@ -30,9 +30,9 @@ from ..threaded_backend import Stop
 from .transfers import Extent, MovedObject, Preadv, Transfers
 
 ENTRIES: Final = 128
-"""Maximum I/O requests in a ring. One object always needs fewer (see `PARTS_MAX`)."""
+"""Maximum I/O requests in a ring. No object needs that many (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
-"""Bytes of shared memory per ring; the size of one slot is used instead if that is larger."""
+"""Bytes of shared memory per ring, or the size of one slot if that is larger."""
 _POLL_S: Final = 0.05
 """Seconds after which a wait for completions checks again whether it should stop."""
 _DRAIN_S: Final = 1.0
@@ -40,7 +40,7 @@ _DRAIN_S: Final = 1.0
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
-"""The errnos of a wait that timed out before any I/O request completed."""
+"""The errnos with which a wait reports that no I/O request completed before its timeout."""
 
 
 class SharedSegment:
@@ -168,7 +168,7 @@ class UsrbioTransfers:
                     self._complaints.log_failure(f"{kind} of slots fail", number)
             except OSError as error:
                 self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
-                # Leave the objects that were in the ring LATE, because the failed ring may still
+                # Leave the outcome LATE for the objects in the ring, because the failed ring may still
                 # complete their I/O.
                 self._discard(ring, reads=reads)
                 break

@@ -30,12 +30,13 @@ from .transfers import Extent, MovedObject
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
 _PAGES_MIN: Final = 8
-"""Minimum number of objects in a call that is assumed to contain pages. Markers and manifests are
+"""A call with at least this number of objects is assumed to write pages. Markers and manifests are
 written one per call."""
 _WASTE: Final = 4
 """A warning is logged if a slot is at least this many times as large as the object in it."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""Maximum bytes per thread of objects that are held in memory to combine the columns of two writers."""
+"""Maximum bytes per thread of objects that are held in memory while columns of two writers are
+combined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # Allow one try per object in addition to `_WRITE_TRIES`: other writers make at most
-                # `_WRITE_TRIES` fail, and if few slots are free, a try may write only one object.
+                # Other writers make at most `_WRITE_TRIES` tries fail. If few slots are free, a try may
+                # write only one object, so allow one more try per object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break
@@ -110,7 +111,8 @@ class SlotWrites:
         after = writes[0].after
         digest = None if after is None else name_digest(after.name)
         distance = 0 if after is None else after.distance
-        # Ignore an index that does not answer: the objects keep their earlier times of use.
+        # Ignore the error of an index that does not answer: the objects keep their earlier times of
+        # use.
         with suppress(StorageError):
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
@@ -155,8 +157,8 @@ class SlotWrites:
             return later
         asked_at = time.monotonic()
         lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
-        # Ignore slots that cannot exist, which a damaged index may return. They are not released,
-        # because the index would return them again.
+        # Ignore slots that cannot exist, which a damaged index may return. Do not release them, because
+        # the index would then return them again.
         lent = [
             each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
         ]

@@ -70,7 +70,7 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingCall(Generic[Answer]):
-    """A call to a backend that its wrapper has not forwarded yet."""
+    """A call that a wrapper has received and has not forwarded to the backend yet."""
 
     kind: Call
     keys: Sequence[ObjectName | Read | Write]

@@ -70,8 +70,8 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # Count how often the breaker has opened, so that the result of a call is ignored if the breaker
-        # opened after the call began.
+        # Number of times that the breaker has opened. The result of a call is ignored if the breaker
+        # has opened since the call began.
         self._era = 0
 
     def state(self) -> BreakerState:

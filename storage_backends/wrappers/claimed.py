@@ -1,4 +1,4 @@
-"""A wrapper that claims a store for one model; `open` fails if the store has other layouts for it."""
+"""A wrapper that claims a store for a model; `open` fails if the model has other layouts there."""
 
 import logging
 import time
@@ -35,7 +35,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """`open` also logs a warning if the store has another page layout for the weights `weights`."""
+        """With `weights`, `open` also warns if the store has these weights in another page layout."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version

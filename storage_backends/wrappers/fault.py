@@ -93,11 +93,12 @@ class FaultPlan:
 
 
 class FaultBackend(Wrapper):
-    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` states how others are broken.
+    """Injects the faults of a plan. Rules S1 to S3 of the contract still hold.
 
-    Faults are drawn per key when a call starts, so they depend only on the sequence of calls. A call
-    that starts after its deadline or after `close` gets no fault. A changed byte is counted only when
-    it happens, because it needs a valid object.
+    The members of `Fault` describe how other rules are broken. Faults are drawn per key when a call
+    starts, so they depend only on the sequence of calls. A call that starts after its deadline or after
+    `close` gets no fault. A changed byte is counted only when it happens, because it needs a valid
+    object.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """Wait until the deadline if a key is to time out: S2 forbids an earlier TIMED_OUT."""
+        """Wait until the deadline if a key is to be TIMED_OUT, which S2 forbids before the deadline."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 

@@ -1,7 +1,7 @@
 """`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-If it wraps a retrying wrapper, it counts one outcome per key; inside one, it counts one per attempt.
-`MetricsBackend.log` has the numbers. Memory use is constant.
+Outside a retrying wrapper, `metrics+` counts one outcome per key. Inside a retrying wrapper, it counts
+one outcome per attempt. `MetricsBackend.log` has the numbers. Memory use is constant.
 """
 
 import threading
@@ -20,7 +20,7 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""The outcome of all keys in the record of a call that was cancelled or raised an exception."""
+"""The outcome in a call's record that says: the call was cancelled or raised an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class SeenCall(NamedTuple):
     pool: str
     """The pool that all keys of the call belong to."""
     outcomes: dict[str, int]
-    """Number of keys by outcome, named as in `CallMetrics.outcomes`; or the number of all keys under
-    `INTERRUPTED`."""
+    """Number of keys by outcome, named as in `CallMetrics.outcomes`. After a cancellation or an
+    exception the only outcome is `INTERRUPTED`."""
     nbytes: int
     began_s: float
     """Time at the start of the call, by the backend's clock; the default clock is `time.monotonic`."""

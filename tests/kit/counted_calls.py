@@ -14,8 +14,8 @@ def calls(action: Callable[[], object]) -> int:
         counted += event == "call"
 
     before = sys.getprofile()
-    # Collect garbage first and disable the collector, because the calls of its callbacks would be
-    # counted.
+    # Collect garbage first and disable the collector, because calls from garbage-collection callbacks
+    # would be counted.
     gc.collect()
     gc.disable()
     sys.setprofile(count)

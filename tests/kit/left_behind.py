@@ -17,7 +17,7 @@ LEAVES_S = 30.0
 
 @contextmanager
 def nothing_left_behind() -> Generator[None]:
-    """Fail if a storage thread from the block still runs, or an event loop was closed with tasks."""
+    """Fail if a storage thread of the block still runs, or a closed event loop had pending tasks."""
     before = set(threading.enumerate())
     with tasks_of_closed_loops() as tasks:
         yield
@@ -39,8 +39,8 @@ def tasks_of_closed_loops() -> Generator[list[str]]:
         tasks.extend(repr(each) for each in asyncio.all_tasks(self))
         close(self)
 
-    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # restored in `finally`.
+    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # patches asyncio.
     try:
         yield tasks
     finally:
-        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # restores the original.
+        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # restores asyncio.

@@ -85,11 +85,12 @@ class LoopThread:
 
 async def _end(servers: list[asyncio.Server]) -> None:
     """Close the servers, cancel every other task of this event loop, and wait until all have ended."""
-    # Close the servers only now, when every accepted connection has its transport. An accepted
-    # connection without a transport would leak its socket.
+    # Close the servers after the event loop has stopped. By then every accepted connection has a
+    # transport. An accepted connection without a transport would leak its socket.
     for server in servers:
         server.close()
-    # Let the event loop iterate once, so that connections accepted just now have their tasks.
+    # Let the event loop iterate once, so that it creates the tasks of connections that it has just
+    # accepted.
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:

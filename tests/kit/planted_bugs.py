@@ -16,7 +16,10 @@ SEEDS_MAX = 60
 
 
 def seeds_from(first: int, among: int = SEEDS_MAX) -> pytest.MarkDecorator:
-    """Parametrize a test with `among` seeds from `first` on, because low seeds may miss the bug."""
+    """Parametrize a test with `among` consecutive seeds, starting at `first`.
+
+    Each test chooses `first`, because a bug may not show with low seeds.
+    """
     return pytest.mark.parametrize(
         "seeds", [pytest.param(range(first, first + among), id=f"from {first}")]
     )
@@ -40,7 +43,10 @@ def violations(
 
 
 def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
-    """Return a factory of faulty executors; rank 0 gets a correct one unless `every_rank` is True."""
+    """Return a factory of executors that are faulty on all ranks but 0.
+
+    If `every_rank` is True, rank 0 also gets a faulty executor.
+    """
 
     def make(
         conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
@@ -53,7 +59,7 @@ def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
 
 
 def assert_found(found: Iterator[str], *words: str) -> None:
-    """Assert that some violation contains one of `words`."""
+    """Assert that at least one violation contains one of `words`."""
     seen: list[str] = []
     for finding in found:
         seen.append(finding)

@@ -28,7 +28,7 @@ _LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
 class Mark(Enum):
-    """The mark of a block, given by the comment before its fence."""
+    """How a test treats a code block, as given by the comment before the block's fence."""
 
     PLAIN = ""
     NOT_RUN = "not run"
@@ -101,7 +101,7 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def indented_blocks(page: Path) -> list[str]:
-    """Return the places of indented code blocks, which are errors because they name no language."""
+    """Return the lines with indented code blocks, which are errors because they name no language."""
     found: list[str] = []
     inside, listed, before = False, False, ""
     for at, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):

@@ -18,7 +18,7 @@ class Module:
 
     @property
     def package(self) -> tuple[str, ...]:
-        """Return the folders of the module's package, where a relative import starts."""
+        """Return the folders of the module's package. Relative imports start in this package."""
         return self.path.parent.parts
 
     def parse(self) -> ast.Module:
@@ -133,7 +133,10 @@ def circles(modules: Sequence[Module]) -> list[list[str]]:
 
 
 def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str]]:
-    """Return the groups of modules that import each other directly or indirectly, as sorted paths."""
+    """Return groups of modules that import each other, directly or indirectly.
+
+    Each group is a sorted list of paths.
+    """
     reached = {path: _reached(path, imports) for path in imports}
     groups = {
         tuple(sorted(str(other) for other in reached[path] if path in reached[other]))

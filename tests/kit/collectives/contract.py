@@ -16,10 +16,10 @@ from lockstep.coordinator.collective import Collective, Vector
 from lockstep.errors import GroupError
 
 LANES = 120
-"""Number of int64 lanes in a test vector: as many as a ballot with 32 prefetches has."""
+"""Number of int64 lanes in a test vector. A ballot with 32 prefetches has the same number of lanes."""
 
 Hold = Callable[[], None]
-"""Function that blocks its caller until every rank that is not in `late` has returned."""
+"""Function that delays the calling rank until every rank that the test does not delay has returned."""
 
 Program = Callable[[Collective, Hold], Any]
 """Function that runs on one rank of the group and returns plain data."""
@@ -233,12 +233,12 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Errors kept alive by a reference, as in a real caller, with the objects that their frames reference.
-"""
+"""Errors that this list keeps alive, as a real caller may, together with the objects that their
+traceback frames reference."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:
-    """Return the name of the error that the call raised ("none" if none), and the seconds it took."""
+    """Return the name of the error that the call raised, or "none", and how many seconds it took."""
     started = time.monotonic()
     try:
         call()

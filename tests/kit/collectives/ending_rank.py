@@ -1,11 +1,11 @@
-"""A program for one rank of two, which ends in a chosen way without closing its transport.
+"""A program that runs one rank of a group of two. The rank ends without closing its transport.
 
     ending_rank.py RANK STORE TRANSPORT ENDING TIMEOUT_S
 
 The hierarchical transport treats the two ranks as ranks on two hosts. Both ranks print a line after the
 first round. Rank 0 then ends as ENDING says, and rank 1 prints the error of its second round. Over
-gloo, rank 1 does not start the second round, so that rank 0's call stays pending. Rank 1 then waits
-until its standard input closes.
+gloo, rank 1 does not start the second round, so that rank 0 waits in its second round. Rank 1 then
+waits until its standard input closes.
 """
 
 import gc

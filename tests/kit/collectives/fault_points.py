@@ -43,7 +43,8 @@ ROUNDS = 12
 run."""
 
 HEADSTART_S = 0.03
-"""Seconds that the other ranks wait before a round, so that the victim arrives first on its host."""
+"""Seconds that other ranks wait before a round if the victim must arrive first among its host's ranks.
+"""
 
 
 GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
@@ -93,7 +94,8 @@ class Story(NamedTuple):
     waited_s: float
     """Seconds from the start of the first round to the error or the end of the last round."""
     later: list[tuple[str, str]]
-    """Errors of three calls after the first error: a round, a gather, and a round after `close`."""
+    """After the first error this rank calls a round, a gather, and a round after `close`. These are the
+    errors of the three calls."""
     left: list[str]
     """Resources that still exist after the transport was closed."""
 
@@ -115,7 +117,10 @@ class Wire:
         return self._line if frame.f_code.co_filename in FILES else None
 
     def trace_host_leader(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Trace the host leader's thread (`threading.settrace`); each call of `_carry` is a round."""
+        """Trace the host leader's thread with `threading.settrace`.
+
+        The thread calls `_carry` once for each round.
+        """
         if frame.f_code.co_name == "_carry":
             self.begin_round()
         return self.trace(frame, event, arg)
@@ -165,12 +170,13 @@ def _names_in_shared_memory() -> set[str]:
 
 
 class Opening(NamedTuple):
-    """How a rank creates its transport; each call of `make` creates another one."""
+    """Functions with which a rank creates the transport under test, or an unrelated group."""
 
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Creates and closes a one-rank group, so that torch frees the gloo groups that it can free."""
+    """Creates and closes an unrelated group of one rank. Torch then frees old gloo groups where it can.
+    """
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
@@ -231,8 +237,8 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
             opening.make_another()
             left = before.left_over()
     else:
-        # Ignore gloo's resources, because torch keeps a gloo group whose exchange was never answered
-        # (see `torch_gloo`).
+        # Do not count gloo's resources as leaked. Torch keeps a gloo group if a peer has not answered
+        # its last exchange.
         left = [each for each in left if not GLOOS_OWN.search(each)]
     first = kept[0] if kept else None
     return Story(type(first).__name__, str(first), rounds, wrong, waited_s, later, left)
@@ -283,7 +289,7 @@ def _run_rounds(
 
 
 def _arrive(victim: Victim, collective: Any, number: int) -> None:
-    """Wait as long as needed for the victim to arrive first or last among its host's ranks."""
+    """Wait until the victim may arrive, or has arrived, in the chosen order among its host's ranks."""
     host = collective._host
     if victim.rank not in host.ranks or number < ARMED_ROUND:
         return
@@ -296,13 +302,13 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         others.remove(host.me)
         if mine and not others:
             return
-        # When the victim goes first, the other ranks sleep on their own cells. No rank writes these
-        # cells, so the sleep lasts until its timeout.
+        # When the victim goes first, each other rank sleeps on its own cell in the host's shared
+        # memory. No rank writes to these cells, so the sleep lasts until its timeout.
         host.cells.sleep(others[0] if mine else host.me, number, min(left_s, HEADSTART_S))
 
 
 def lanes_in(number: int, rank: int) -> Vector:
-    """Return random lanes for a rank and round; any rank may have the minimum of a lane."""
+    """Return random lanes for a rank and round; the rank with a lane's minimum varies."""
     return np.random.default_rng([number, rank]).integers(-1000, 1000, size=LANES)
 
 

@@ -53,10 +53,10 @@ def import_all(modules: Sequence[str]) -> str | None:
 
 
 def become(called: str, handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
-    """Run `called` in this fork as leader of a new process group, logging to `log`; never return.
+    """Run the function `called` in this fork, as leader of a new process group; never return.
 
-    `called` names a function as "package.module:function". The function takes `handle`, the file
-    descriptor of the fork's connection.
+    `called` has the form "package.module:function". The function's argument is `handle`, the file
+    descriptor of the fork's connection. Output goes to the file `log`.
     """
     status = 1
     try:

@@ -30,7 +30,7 @@ class Place:
 
 
 class CannotStartError(Exception):
-    """The parent of the forks could not import its modules in time."""
+    """Raised if the process that is to create the forks cannot import its modules in time."""
 
 
 class Nursery:
@@ -77,7 +77,7 @@ class Nursery:
 
 
 def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
-    """Start a process with one end of a pipe; return it and the other end."""
+    """Start a process with one end of a new pipe; return its process id and the pipe's other end."""
     here, there = Pipe()
     try:
         with there:

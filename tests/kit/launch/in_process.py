@@ -19,9 +19,9 @@ IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.lockstep_command imp
 def run_lockstep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *first: str
 ) -> Generator[Run]:
-    """Yield a function that runs `lockstep` in this process; `first` comes before its arguments.
+    """Yield a function that runs `lockstep` in this process with the arguments `first` and its own.
 
-    Signal handlers are restored afterwards.
+    The signal handlers are restored at the end.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 

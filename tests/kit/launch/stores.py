@@ -76,7 +76,7 @@ async def write_model(
     tp_size: int = 2,
     pages: Sequence[int] = range(3),
 ) -> None:
-    """Write a manifest, the object that records the group's TP size, and pages of all ranks."""
+    """Write a model's objects: its manifest, the record of the group's TP size, all ranks' pages."""
     deadline = time.monotonic() + 60
     await claim_model(backend, model, weights_version, {"kv": layout}, deadline)
     namespace = namespace_of(model, weights_version, layout)
@@ -104,7 +104,7 @@ class Kept(FileStore):
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
-            await write_model(backend, **model)  # type: ignore[arg-type] # set by each test.
+            await write_model(backend, **model)  # type: ignore[arg-type] # tests pass the types.
             await backend.close()
 
         asyncio.run(scenario())
@@ -124,7 +124,7 @@ class Kept(FileStore):
 
 @contextmanager
 def another_process_writes(root: Path) -> Generator[None]:
-    """Run a process that writes pages to the store during the block; fail if it exits by itself."""
+    """Run a process that writes pages to the store during the block; fail if it has exited by then."""
     with subprocess.Popen(
         program("tests.kit.launch.stores", root), stdout=subprocess.PIPE, text=True
     ) as writer:

@@ -1,4 +1,4 @@
-"""Runs ranks as processes that communicate over gloo or pipes, with the transport under test on top."""
+"""Runs ranks as processes. The transport under test uses their connections over gloo or pipes."""
 
 import itertools
 import multiprocessing
@@ -32,8 +32,8 @@ class Member(NamedTuple):
 
 
 Join = Callable[[Member], Any]
-"""Function that connects the ranks. Its result is passed to `Build`, or to the program if there is no
-`Build`."""
+"""Function that connects the ranks. The function `Build` takes its result. Without a `Build`, the
+program takes it."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
 """Function that runs on one rank and takes the result of `Join` or `Build`."""
@@ -46,7 +46,7 @@ class RanksAsProcesses:
     """Runs each rank as a process, and kills all processes at the end of the test."""
 
     def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
-        """`build` creates the transport under test from the result of `join`, the connected ranks."""
+        """`join` connects the ranks. Given its result, `build` creates the transport under test."""
         self._folder = folder
         self._groups = itertools.count()
         self._build = build or as_it_is
@@ -134,7 +134,7 @@ class RunningGroup:
         return result
 
     def release(self) -> None:
-        """Let ranks that wait in `hold` continue, and let finished ranks exit."""
+        """End the waits of ranks in `hold`, and let finished ranks exit."""
         for connection in self.connections:
             try:
                 connection.send(None)
@@ -232,7 +232,7 @@ class Piped:
         raise AssertionError("there are no rounds over pipes")
 
     def close(self) -> None:
-        """Do nothing. The pipes stay open, because the next transport may use them."""
+        """Do nothing on close, because the next transport may use the same pipes."""
 
 
 def _received(link: Connection, timeout_s: float) -> Any:

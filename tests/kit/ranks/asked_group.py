@@ -1,4 +1,4 @@
-"""A group, in threads of this process, whose only work is to answer an operator's control requests."""
+"""A group whose ranks only answer an operator's control requests, in threads of this process."""
 
 import threading
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class AskedGroup:
     def __init__(
         self, config: CacheConfig, ranks: int = 2, *, prepare: Callable[[Cache], None] | None = None
     ) -> None:
-        """`prepare` runs on each rank's cache before the first step."""
+        """Each rank calls `prepare` with its cache before the first step."""
         self._config = config
         self._prepare = prepare
         self._steps = Future[None]()
@@ -67,7 +67,7 @@ class AskedGroup:
 
 
 def computes(request: str, tokens: list[int], namespace: str = "") -> Callable[[Cache], None]:
-    """Return a function that computes and inserts a prompt on a rank, and leaves the request open."""
+    """Return a function that computes and inserts a prompt on a rank, without releasing the request."""
 
     def program(cache: Cache) -> None:
         cache.load_back(request, tokens[:-1], namespace, reserve_tokens=len(tokens))

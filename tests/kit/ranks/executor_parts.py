@@ -47,7 +47,7 @@ NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
 """Seconds to wait for progress. Only a failing test waits this long."""
 LONG_S = 600.0
-"""Seconds until the deadline of an order that must finish long before."""
+"""Seconds from an order to its deadline, for orders that must finish long before the deadline."""
 
 
 def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
@@ -121,7 +121,7 @@ def make_executor(
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
-    """Make an executor with a KV pool and the pools of `components`; open its store if there is one.
+    """Make an executor with a KV pool and the pools of `components`; open the store if one is given.
 
     The caller must close the executor.
     """
@@ -148,7 +148,7 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Send orders and start all copies; collect and return progress until `enough` accepts it."""
+    """Send orders and start all copies; return the progress as soon as `enough` is true for it."""
     executor.carry_out(list(orders))
     for direction in Direction:
         executor.begin_copies(direction)
@@ -156,7 +156,7 @@ def happened(
 
 
 def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
-    """Collect the executor's progress until `enough` accepts it; return the progress."""
+    """Collect the executor's progress; return it as soon as `enough` is true for it."""
     progress = executor.progress()
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):
@@ -248,9 +248,8 @@ def device_page(pool: DevicePool, page: int) -> bytes:
 class HeldStore(MemoryBackend):
     """An in-memory store whose calls block at chosen keys until the test releases them.
 
-    The queue `entered` gets the keys of every read and write when the call starts. Calls of a store
-    with `stubborn` ignore cancellation until they are released, like a client library that cannot
-    abort.
+    When a read or write starts, its keys are put into the queue `entered`. If `stubborn` is true, a
+    blocked call ignores cancellation until it is released, like a client library that cannot abort.
     """
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
@@ -267,7 +266,7 @@ class HeldStore(MemoryBackend):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def hold(self, *held: bytes) -> None:
-        """Block all calls that contain one of these keys."""
+        """From now on, block every call that contains one of these keys."""
         for key in held:
             self._gates[key.hex()] = asyncio.Event()
 

@@ -65,7 +65,7 @@ def prompt(pages: int, *, start: int = 0) -> list[int]:
 
 
 def prompt_of(first: int, pages: int) -> list[int]:
-    """Return tokens that fill `pages` pages; different values of `first` give no common prefix."""
+    """Return tokens that fill `pages` pages. Prompts with different `first` share no prefix."""
     return prompt(pages, start=first * 1000)
 
 
@@ -87,11 +87,12 @@ class ToldExecutor:
         self.begun: list[Direction] = []
         """The directions passed to `begin_copies`, in order."""
         self.begun_after: list[int] = []
-        """Number of recorded orders at each call of `begin_copies`."""
+        """For each call of `begin_copies`: the number of orders recorded before the call."""
         self.said: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
-        """Readiness of each staged proposal by its digest, or the error; set by the test."""
+        """For each proposal's digest: the readiness that this executor reports, or an error. Set by the
+        test."""
         self.waited_s = 0.0
         """Sum of the seconds that callers asked this executor to wait. No real time passes."""
         self.closed = False
@@ -157,7 +158,7 @@ class ToldExecutor:
         self.said += [TransferEnded(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
-        """Report success for every order; `stored` decides which keys a lookup finds in the store."""
+        """Report success for every order. A lookup finds the keys for which `stored(key)` is true."""
         orders, self.orders = self.orders, []
         for order in orders:
             match order:
@@ -200,9 +201,9 @@ class InTurn(Generic[CacheT]):
         logs: bool = False,
         **settings: Any,
     ) -> None:
-        """`settings` go to `CacheConfig`, and `engine_pages` to `ReplicaConfig`.
+        """`settings` go to `CacheConfig`, and `engine_pages` goes to `ReplicaConfig`.
 
-        With `logs`, each rank has a request log, to which the test adds requests.
+        If `logs` is True, each rank has a request log, to which the test can add requests.
         """
         pages = self.default_device_pages if device_pages is None else device_pages
         owned: dict[str, Any] = {"device_pages": pages} if pages else {}
@@ -256,18 +257,21 @@ class InTurn(Generic[CacheT]):
             executor.said += progress
 
     def take_operation(self, kind: type[LookUp | Fetch | Put | CopyToHost | CopyToDevice]) -> int:
-        """Remove the only order of a type from every rank; return its operation, equal on all ranks."""
+        """Remove the only order of a type from every rank; return its operation id.
+
+        All ranks must have the same operation id.
+        """
         (operation,) = {
             order.operation for executor in self.executors for order in executor.take(kind)
         }
         return operation
 
     def free(self, tier: int) -> int:
-        """Return how many full-attention pages are free on a tier; equal on all ranks."""
+        """Return how many full-attention pages are free on a tier; check that all ranks agree."""
         return self.every(lambda cache: cache.inspection.prefixes.allocator.pools[tier][0].free)
 
     def available(self, tier: int) -> list[int]:
-        """Return how many pages of each pool are free or evictable on a tier; equal on all ranks."""
+        """Return each pool's number of free or evictable pages on a tier; check that ranks agree."""
         allocator = self.caches[0].inspection.prefixes.allocator
         pools = range(len(allocator.pools[tier]))
         return self.every(

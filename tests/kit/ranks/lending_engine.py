@@ -82,12 +82,13 @@ class LendingEngine(HostCache):
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
-    """Tokens and device pages of each request's backups that may wait for host pages, oldest first."""
+    """For each request: the tokens and device pages of backups that may wait for host pages, oldest
+    first."""
     _ended: set[str]
     """Finished requests whose backups still wait for host pages."""
     keeps_states = False
-    """Whether `insert` also lends the recurrent state. Set only by tests that leave the state
-    unchanged."""
+    """Whether `insert` also lends the recurrent state. Only a test whose requests do not change the
+    lent state may set this."""
 
     @classmethod
     def start(cls, config: CacheConfig, member: Collective) -> "LendingEngine":
@@ -138,10 +139,9 @@ class LendingEngine(HostCache):
         return super().retract(request, tokens, lent)
 
     def release(self, request: str) -> bool:
-        """Release a request; return whether its device pages were freed.
+        """Release a request; return True if its device pages were freed.
 
-        Pages stay allocated while a copy uses them or while a backup of the request waits for host
-        pages.
+        The pages stay allocated while a copy uses them or a backup of the request waits for host pages.
         """
         if self.waits_for_host_pages(request):
             self._ended.add(request)
@@ -182,7 +182,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush, and flush again as long as a backup that waited for host pages can start."""
+        """Flush the cache repeatedly, until no backup that waited for host pages can start."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()

@@ -51,7 +51,8 @@ class DecidedRanksInTurn(HostRanksInTurn):
                 for at, each in enumerate(self.executors)
             ]
         if rank:
-            # Only rank 0's configuration has a control socket, because only rank 0's cache is kept.
+            # Remove the control socket from the other ranks' configurations, because the group uses
+            # only rank 0's cache.
             config = replace(config, control=None)
         ranks = len(self.executors)
         return decide(Opened(each, ranks, config, replica, "") for each in range(ranks))
@@ -66,7 +67,10 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return self.scheduler_cache.dispatch()
 
     def work(self, sent: bytes, absent: Collection[int] = ()) -> FoldedBallots | None:
-        """Run every worker's part of a step; return the folded ballots, except those of `absent`."""
+        """Run every worker's part of a step; return the folded ballots.
+
+        Ballots of ranks in `absent` are left out.
+        """
         ballots: list[FoldedBallots] = []
         for worker in self.workers:
             worker.apply_dispatch(sent)

@@ -46,7 +46,7 @@ def objects_of(
     pages: int,
     namespace: str = NAMESPACE,
 ) -> RankObjects:
-    """Return one rank's host pages of full attention, without content."""
+    """Return one rank's host pages of full attention; their bytes are not set."""
     shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
     shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
     return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
@@ -55,7 +55,7 @@ def objects_of(
 def in_host_memory(
     shards: Mapping[str, ShardLayout], shardings: Shardings, *, pages: int, namespace: str
 ) -> RankObjects:
-    """Return one rank's host pages of the given pools, without content."""
+    """Return one rank's host pages of the given pools; their bytes are not set."""
     pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
     return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
 
@@ -65,7 +65,7 @@ def no_engine(_: str) -> None:
 
 
 class KeptEngine(TransferEngine):
-    """A transfer engine that `close` keeps for the next test, because closing one takes a second."""
+    """A transfer engine that `close` keeps open for the next test, because closing takes a second."""
 
     def close(self) -> None:
         self.unregister(*self._registered.values())
@@ -84,7 +84,7 @@ def engine_over_tcp(host: str) -> TransferEngine:
 
 
 BY_ENGINE = TransferEngineSettings(insists=True)
-"""Reader settings under which a read fails if it cannot use the transfer engine."""
+"""Settings of a reader that must use the transfer engine. If it cannot, its reads fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +100,16 @@ class ServedGroup:
         return f"peer://{self.servers[0].address}"
 
     def serve(self, keys: Sequence[bytes], operation: int = 1) -> None:
-        """Publish each rank's first pages under these keys, one page for each key."""
+        """Publish the first `len(keys)` host pages of every rank, one page under each key."""
         transfer = ObjectTransfer(KV_POOL, tuple(keys), tuple(range(len(keys))))
         for server in self.servers:
             server.serve(operation, [transfer])
 
     def withdrawn(self, operation: int = 1) -> "SimpleQueue[int]":
-        """Withdraw the pages of `operation` on every rank.
+        """Withdraw the pages of `operation` on every rank; return a queue.
 
-        Each rank puts the operation into the returned queue as soon as no read of its pages is in
-        flight.
+        Each rank puts the operation's id into the queue as soon as no read of the operation's pages is
+        in flight.
         """
         quiet = SimpleQueue[int]()
         for server in self.servers:
@@ -134,7 +134,7 @@ def serving(
     reached_at: str = "",
     by_engine: bool = False,
 ) -> Generator[ServedGroup]:
-    """Run a group whose host pages have reference content. No page is published."""
+    """Run a group whose host pages have reference content. At first no page is published."""
     objects = [
         objects_of(layout, ShardPlace.of(rank, tp_size), absent, pages=pages)
         for rank in range(tp_size)
@@ -171,7 +171,10 @@ def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[Se
 
 
 def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read], list[bytearray]]:
-    """Return reads of rank 0's first `count` pages, and their buffers, filled with the byte `fill`."""
+    """Return reads of rank 0's first `count` pages, and the buffers that the reads fill.
+
+    Initially each byte of the buffers is `fill`.
+    """
     layout = group.objects[0].pools[KV_POOL].layout
     buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
     names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
@@ -208,7 +211,7 @@ class RawReader:
         return self.receive_control(), self.receive_attached()
 
     def receive_control(self) -> Message:
-        """Receive the next frame up to its message; `receive_attached` must receive the rest."""
+        """Receive the next frame's message. Its attached bytes stay for `receive_attached`."""
         raw = self._exactly(PREFIX_BYTES)
         control_bytes, attached_bytes = decode_prefix(memoryview(raw))
         self._attached_bytes = attached_bytes
@@ -224,7 +227,10 @@ class RawReader:
         return attached
 
     def receive_states(self, count: int) -> list[State]:
-        """Receive replies until they report the states of `count` objects; drop the attached bytes."""
+        """Receive replies until they contain `count` states of objects; return the states.
+
+        The attached bytes are dropped.
+        """
         states: list[State] = []
         while len(states) < count:
             message, _ = self.receive()
@@ -255,7 +261,10 @@ class RawReader:
 
 @contextmanager
 def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
-    """Connect a reader and complete the handshake; the first message received is the server's hello."""
+    """Connect a reader and complete the handshake.
+
+    The server's hello is the first message that the reader receives.
+    """
     reader = RawReader(address, secret)
     try:
         yield reader

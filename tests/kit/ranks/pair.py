@@ -45,7 +45,7 @@ class Pair:
         lends: tuple[bool, bool] = (False, False),
         peers: Peers | None = None,
     ) -> None:
-        """`lends` has one flag for each group: whether an engine owns the device pages."""
+        """`lends` says for each of the two groups whether an engine owns its device pages."""
         config = config_of(profile)
         if peers is not None:
             config = replace(config, peers=peers)
@@ -76,7 +76,7 @@ class Pair:
         self.prefill.until(is_served)
 
     def prefetched(self, tokens: KeyedTokens) -> None:
-        """Prefetch the prompt's published pages to the hosts of the decode group."""
+        """Prefetch the prompt's published pages into the host tier of the decode group."""
         self.decode.ask(lambda c: c.prefetch(NAME, tokens.ids, source=self.source))
         self.decode.until(lambda cache: cache.prefetch_done(NAME))
 

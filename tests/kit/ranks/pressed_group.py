@@ -15,12 +15,12 @@ from lockstep.small_engine.scheduler import Scheduler
 
 DEVICE_PAGES = 40
 PAGE_TOKENS = {"llama": 2, "hybrid-all": 4}
-"""Page size in tokens for each profile, small so that few tokens cause many evictions."""
+"""Page size in tokens by profile. Pages are small, so that few tokens cause many evictions."""
 REQUESTS_AT_A_TIME = 12
 """Number of concurrent requests. Each one grows to more than half of the device pool."""
 
 Turn = Callable[[Cache, Scheduler], bool]
-"""Function called on every rank before each step; returns whether to stop the run."""
+"""Function that every rank calls before each step. The run stops if the function returns True."""
 
 
 def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfig:
@@ -56,7 +56,8 @@ class Pressed:
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
-    """Number of free or evictable pages lost during the run, by tier and pool."""
+    """Number of pages that were free or evictable before the run and are not after it, by tier and
+    pool."""
     kept: list[list[int]]
     """Number of the tree's pages that may not be evicted, by tier and component."""
     in_flight: int
@@ -65,7 +66,7 @@ class Pressed:
 def presses(
     cycles: int, turn: Turn = lambda _, __: False
 ) -> Callable[[Cache, ForwardPass], Pressed]:
-    """Return a program for each rank that serves requests until `cycles` retractions have happened."""
+    """Return a program that serves requests on a rank until there were `cycles` retractions."""
 
     def program(cache: Cache, _: ForwardPass) -> Pressed:
         page_tokens, came = cache.config.layout.page_tokens, 0

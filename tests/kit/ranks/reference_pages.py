@@ -33,7 +33,7 @@ def place_of(rank: int, tp_size: int, stage: int = 0, stages: int = 1) -> ShardP
 
 
 def head_bytes(layout: PageLayout, column: Column, layer: int, head: int, page: int) -> bytes:
-    """Return one head's bytes in one layer, for the tokens of a page; the same on every rank."""
+    """Return the bytes of one head in one layer of a page. Every rank computes the same bytes."""
     nbytes = layout.page_tokens * column.elements * DTYPE_BYTES[column.dtype]
     return shake_128(f"{page}/{column.name}/{layer}/{head}".encode()).digest(nbytes)
 
@@ -71,7 +71,7 @@ def unheld(layout: PageLayout, tp_size: int) -> tuple[str, ...]:
 def _units(
     layout: PageLayout, columns: list[Column], units: int, place: ShardPlace, page: int
 ) -> bytes:
-    """Return the bytes of a rank's sharded columns, in order of head units."""
+    """Return the bytes of a rank's sharded columns, one unit of heads after the other."""
     assert units % place.tp_size == 0 or not columns
     each = units // place.tp_size
     content = b""

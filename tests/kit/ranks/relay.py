@@ -15,8 +15,8 @@ PATIENCE_S = 30.0
 class Relay:
     """Forwards each accepted connection to the address `target`.
 
-    `cuts` has a byte count for each of the first connections. The relay cuts the connection after it
-    has forwarded so many bytes, counted over both directions.
+    `cuts[n]` is the number of bytes after which the relay cuts connection n. The bytes of both
+    directions count. Connections without an entry in `cuts` have no such limit.
     """
 
     def __init__(self, target: str, cuts: Sequence[int] = ()) -> None:
@@ -84,7 +84,7 @@ class Relay:
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
 ) -> None:
-    """Forward data until the sender closes or `left`, the number of bytes until the cut, reaches 0."""
+    """Forward data until the sender closes or `left[0]` more bytes are forwarded."""
     while data := await reader.read(min(left[0], 1 << 14)):
         writer.write(data)
         await writer.drain()

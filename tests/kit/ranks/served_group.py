@@ -56,7 +56,7 @@ class ServedGroup:
         return said[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
-        """Step until `work` returns True on every rank; all ranks must need equally many steps."""
+        """Step every rank until `work` is True on it; all ranks must need the same number of steps."""
 
         def step(cache: Cache) -> int:
             for number in range(STEPS_MAX):
@@ -77,7 +77,7 @@ class ServedGroup:
         return answer.cached_tokens
 
     def compute(self, name: str, tokens: KeyedTokens, start: int, stop: int) -> None:
-        """Compute tokens `start` to `stop` of a request, and insert them with the partial page."""
+        """Compute tokens `start` to `stop` of a request; insert its pages, even a partial one."""
 
         def chunk(forward: ForwardPass) -> None:
             span = TokenSpan(request=name, tokens=tokens, start=start, stop=stop)

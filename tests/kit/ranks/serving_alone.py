@@ -8,7 +8,7 @@ PAGE_TOKENS = 4
 IDLE_S = 0.001
 
 Prompt = Sequence[int]
-"""A prompt as a sequence of numbers, each of which determines the tokens of one page."""
+"""A prompt as one number per page. The number determines the tokens of the page."""
 
 
 def served(cache: Cache, name: str, prompt: Prompt) -> int:

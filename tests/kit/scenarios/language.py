@@ -49,8 +49,7 @@ _SETTINGS = (
     *("ranks", "depth", "device", "engine", "host", "store", "window", "state", "write_policy"),
     *("eviction", "names_pages", "limit", "bounds", "timeouts", "stop"),
 )
-"""Names of the known settings. Of a dotted setting, only the part before the first dot is checked here.
-"""
+"""Names of the known settings. The parser checks only the part of a name before the first dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Block:
     """One block of a scenario: executor reports, one command, and the expected output."""
 
     lines: tuple[str, ...]
-    """Source lines before the output, unchanged, with remarks."""
+    """Source lines of a block before its expected output, unchanged and including comments."""
     told: tuple[str, ...]
 
 
@@ -153,7 +152,7 @@ class Words:
         return int(self.named.get(name, default))
 
     def runs(self, pools: Sequence[str]) -> list[PageRun]:
-        """Return the engine-owned device pages (lent) that the arguments name, for each pool."""
+        """Return the device pages of each pool that an engine lends, as named in the arguments."""
         return [pages_of(self.named.get(pool, "")) for pool in pools]
 
 
@@ -169,10 +168,10 @@ class Names:
         staged = {line.partition(" staged ")[2] for line in lines if " staged " in line}
         self.proposals = {proposal_of(each).digest: each for each in staged}
         self._pages: dict[bytes, tuple[str, str]] = {}
-        """For each page key: the name of the pages before the page, and the page's letter."""
+        """For each page key: the name of the preceding pages, and the letter of the page."""
 
     def learn(self, place: TreeIdentity) -> None:
-        """Compute the keys of all prompts of the scenario in a namespace, so that they can be named."""
+        """Compute the page keys of the scenario's prompts in a namespace, and remember their names."""
         namespace, generation, version = place
         era = f"@{version}" if version is not None else f"@{generation}" if generation else ""
         start = f"{namespace}{era}/" if namespace or era else ""
@@ -184,7 +183,10 @@ class Names:
                 self._pages[key] = start + prompt[:index], prompt[index]
 
     def keys(self, keys: Sequence[bytes]) -> str:
-        """Return the names of page keys: `AB.CD` is pages C and D after A and B, `_` a missing key."""
+        """Return the names of page keys.
+
+        `AB.CD` stands for pages C and D, which follow pages A and B. `_` stands for a missing key.
+        """
         parts: list[str] = []
         after = None
         for key in keys:
@@ -250,7 +252,7 @@ def _of(settings: Mapping[str, str], pool: str, tier: str, default: int) -> str:
 
 
 def _part(kind: type[T], prefix: str, settings: Mapping[str, str]) -> T:
-    """Return a dataclass of type `kind`, with fields from settings such as `prefix.name=value`."""
+    """Return a dataclass of type `kind`; the settings `prefix.name=value` give its fields."""
     given: dict[str, Any] = {}
     for name, value in settings.items():
         part, _, field = name.partition(".")

@@ -48,14 +48,17 @@ _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
     "quiesced": (Cancel,),
     "deadline": (LookUp, Fetch, Cancel, *_MOVES),
 }
-"""For each word of a report, the types of orders to which the word applies."""
+"""For each word that a report may contain: the types of orders whose progress the word can report."""
 
 
 class Rank(Protocol):
-    """Interface of a scenario's rank, in this process or another: it takes orders and casts ballots."""
+    """Interface of a scenario's rank, which takes orders and casts ballots.
+
+    The rank runs in this process or in another process.
+    """
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
-        """Take the expectations and orders that a command or verdict produced."""
+        """Process the expectations and orders that the replica has produced."""
         ...
 
     def hear(self, report: str) -> None:
@@ -73,7 +76,7 @@ class ToldRank:
     def __init__(self, rank: int, shape: BallotShape) -> None:
         self._ballot = Ballot(shape, rank)
         self._orders: dict[int, Reported] = {}
-        """The last order of each operation."""
+        """The most recent order of each operation."""
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
@@ -91,7 +94,8 @@ class ToldRank:
     def hear(self, report: str) -> None:
         """Make the rank's executor report progress.
 
-        A report is written as `op 3 landed 7`, or as `landed 7` if the word applies to only one order.
+        In the report `op 3 landed 7`, 3 is the operation. The report `landed 7` is enough if `landed`
+        fits only one order.
         """
         words = report.split()
         match words:
@@ -169,7 +173,7 @@ class ToldRank:
 
 
 def _best(order: Reported) -> Progress:
-    """Return an order's progress on complete success, when the store has every key."""
+    """Return the progress of an order that succeeds completely, on a store that has every key."""
     operation = order.operation
     match order:
         case LookUp(needs=needs):

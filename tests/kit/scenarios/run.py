@@ -31,7 +31,7 @@ def _pools(replica: Replica) -> list[str]:
 
 
 def _limit(words: Words) -> NamespaceLimit:
-    """Return a namespace limit. A field is unlimited if its argument is missing."""
+    """Return a namespace limit from a command's arguments. A missing argument means no limit."""
     named = words.named
     return NamespaceLimit(
         namespace=words.name,
@@ -106,7 +106,7 @@ _QUESTIONS: Mapping[str, Question] = {
     ),
     "done": lambda r, w: "yes" if r.prefetch_done(w.name) else "no",
 }
-"""Queries that do not change the replica, by the name that scenarios use."""
+"""Queries that do not change the replica. The keys are the names of the queries in scenarios."""
 
 
 class Run:
@@ -127,7 +127,8 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # Discard the output of the first round, which would list every lane's value as new.
+        # Run a first round here and discard its output, because it would list every lane's value as
+        # new.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:
@@ -176,7 +177,7 @@ class Run:
         raise AssertionError(f"something is in flight after {_SETTLED_AFTER} rounds")
 
     def _compute(self, words: Words) -> list[str]:
-        """Compute, insert and release a request, complete its I/O, and return a final match."""
+        """Compute, insert and release a request; then match its prompt, and return the output."""
         name, place, prompt = words.name, f"in={words.namespace}", words.places[-1]
         pages = f"0-{len(prompt) - 1}"
         if self._replicas[0].config.device_pages:
@@ -226,7 +227,7 @@ class Run:
         return [*told, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
-        """Commit messages up to number `through` on each replica, the same messages on all ranks."""
+        """Commit messages up to number `through`. All ranks must have received the same messages."""
         told: list[str] = []
         for number in range(self._replicas[0].hearing.heard + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]
@@ -242,7 +243,7 @@ class Run:
         return list(self._write.effects(effects))
 
     def _every(self, ask: Callable[[Replica], T]) -> T:
-        """Run `ask` on every replica; return its result, which must be equal on all replicas."""
+        """Run `ask` on every replica; check that all results are equal, and return the result."""
         said: list[T] = []
         refused: list[UsageError] = []
         for replica in self._replicas:

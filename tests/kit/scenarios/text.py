@@ -37,7 +37,8 @@ class Writer:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._time_ms = 1000
-        """The time printed last, in milliseconds; at the start, the time of all ranks' clocks."""
+        """The last time that the output shows, in milliseconds. Before any output, the start time of
+        the clocks."""
         self._messages = 0
 
     def answer(self, answer: object) -> Iterator[str]:
@@ -82,7 +83,7 @@ class Writer:
             yield f"messages: up to {effects.requests}"
 
     def _text(self, value: Any) -> str:
-        """Return a named tuple or dataclass as the name of its type and its non-empty fields."""
+        """Return a named tuple or dataclass as text: its type's name and its non-empty fields."""
         match value:
             case CopyTransfer():
                 copied = f"{pages_text(value.sources)} -> {pages_text(value.destinations)}"

@@ -1,8 +1,9 @@
-"""Runs scenarios with the replica in this process, and each rank's ballot and executor in another.
+"""Runs scenarios with the replica in this process, and with one worker process for each rank.
 
-The processes exchange only bytes (`lockstep.coordinator.codec`). The replica's process sends
-expectations and orders to a rank. The rank sends them back for comparison, and on request sends its
-ballot's vector. Ranks receive no verdicts.
+A worker process has the rank's ballot and executor. The processes exchange only bytes
+(`lockstep.coordinator.codec`). This process sends expectations and orders to a worker. The worker sends
+them back, so that this process can compare them. On request a worker sends its ballot's vector. Workers
+receive no verdicts.
 """
 
 import multiprocessing
@@ -32,7 +33,7 @@ Plain = tuple[Any, ...]
 _NOTHING: Followed = (), ()
 _QUESTIONS: Codec[tuple[str, Followed, Plain]] = Codec(tuple[str, Followed, Plain])
 _ANSWERS: Codec[tuple[Followed, Plain] | str] = Codec(tuple[Followed, Plain] | str)
-"""Codec of a worker's answers. A text is the traceback of an error."""
+"""Codec of a worker's answers. An answer of type `str` is the traceback of an error."""
 
 _processes = multiprocessing.get_context("spawn")
 
@@ -53,7 +54,7 @@ class WorkerRank:
         self._ask("hear", report)
 
     def vote(self, layout: LaneLayout) -> Vector:
-        """Return the rank's ballot as a vector, and check that the vector has this rank and round."""
+        """Return the rank's ballot as a vector; check that it comes from the right rank and round."""
         prefetch_slots = layout.prefetch_slots
         frozen = (
             layout.epoch,

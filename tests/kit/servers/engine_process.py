@@ -1,8 +1,8 @@
-"""A process whose pages other processes read with a transfer engine; its argument is their number.
+"""A process whose pages other processes read with a transfer engine.
 
-Each page has 16 KiB, with the content that the function `page` returns. The process registers the
-pages, prints the transfer engine's address and every page's address, and ends when its standard input
-closes. It does not import torch, which takes seconds.
+The argument is the number of pages. Each page has 16 KiB, with the content that the function `page`
+returns. The process registers the pages, prints the transfer engine's address and every page's address,
+and ends when its standard input closes. It does not import torch, because that import takes seconds.
 """
 
 import sys

@@ -137,8 +137,8 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # This client contributes no memory, so use it as a pooled client, too. Then one client
-                # fewer has to disconnect at the end.
+                # This client stores no objects in its memory, so add it to the pool as a first client.
+                # Fewer other clients are then created, and fewer have to disconnect at the end.
                 self._idle.append(self.owner)
         except BaseException:
             self.master.kill()
@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the key of the stored object, or the key of its first write if it is not stored."""
+        """Return the object's current key, or the key of its first write if it has none."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -201,7 +201,7 @@ class MooncakeStore:
         """Wait until every lease that the master has granted has expired."""
         assert self.owner.put("read last", b"x") == 0
         assert self.owner.get("read last") == b"x"
-        # The master refuses to remove an object without force as long as its lease lasts.
+        # While an object's lease lasts, the master refuses a removal that is not forced.
         until(lambda: self.owner.remove("read last") == 0)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ def mooncake_store() -> Generator[MooncakeStore]:
 
 @pytest.fixture
 def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
-    """The module's Mooncake store, without objects."""
+    """The Mooncake store that a module's tests share, emptied for the current test."""
     mooncake_store.clear()
     return mooncake_store
 
@@ -273,7 +273,7 @@ def process(
 
 @contextmanager
 def brought_back(folder: Path) -> Generator[MooncakeStore]:
-    """Run a store that recovers pages 0 and 1 from disk, both with the content of page 1."""
+    """Run a store that recovers pages 0 and 1 from disk. Both pages have the content of page 1."""
     with _on_disk(folder):
         pass
     with _on_disk(folder) as store:

@@ -1,4 +1,4 @@
-"""A process that joins a Mooncake store, for tests that share the store with it or kill it.
+"""A process that joins a Mooncake store; tests share the store with the process or kill it.
 
 Arguments, one of:
 

@@ -12,7 +12,8 @@ from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Minutes for which series stay constant, and again minutes for which they change as in the window."""
+"""Length in minutes of the period in which metrics are constant, and of the next period, in which they
+change."""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -24,7 +25,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless exactly the alerts in `expected` fire when metrics change as in `window`."""
+    """Fail unless exactly the alerts in `expected` fire after the changes of metrics in `window`."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",
@@ -45,7 +46,10 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
 
 
 def _series(window: Window) -> Iterator[dict[str, str]]:
-    """Yield promtool's series: first constant; then counters grow and gauges have the new value."""
+    """Yield the window's metrics as promtool's series.
+
+    Values are constant in the first period. In the second, counters grow and gauges have the new value.
+    """
     assert window.before is not None
     for rank, before in window.before.ranks.items():
         now = window.now.ranks.get(rank, {})

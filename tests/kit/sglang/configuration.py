@@ -1,4 +1,4 @@
-"""Objects with the fields of SGLang's configuration that the plug-in reads; need no SGLang.
+"""Objects with the fields of SGLang's configuration that the plug-in reads, for tests without SGLang.
 
 The classes carry the names of SGLang's modules, because the plug-in finds settings by these names.
 """

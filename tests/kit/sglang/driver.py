@@ -1,7 +1,7 @@
 """The process in which SGLang runs for a test, forked from a process that has imported SGLang.
 
-Over the connection come first the engine's arguments, then commands: `(number, name, keywords)`.
-Commands run concurrently. The reply to a command is `(number, error or None, value)`.
+The test first sends the engine's arguments over the connection, and then commands, each as `(number,
+name, keywords)`. Commands run concurrently. The reply to a command is `(number, error or None, value)`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.kit.sglang.requests import Answer, Request
 
 POLL_S = 0.001
 POLLED_S = 60.0
-"""Seconds after which a wait in this process fails, before the test's own timeout expires."""
+"""Timeout in seconds of waits in this process. It is shorter than the timeout of the test."""
 STARTED = 0
 """Number of the reply that reports that the engine has started."""
 
@@ -122,7 +122,7 @@ class Driver:
         return self._is_dispatched(sent) and sent.streamed >= tokens
 
     def _is_dispatched(self, sent: Sent) -> bool:
-        """Return whether the request has reached the scheduler. An abort before that would be lost."""
+        """Return whether the scheduler has the request. SGLang would ignore an earlier abort."""
         state = self._tokenizer.rid_to_state.get(sent.name)
         return state is not None and state.dispatched
 

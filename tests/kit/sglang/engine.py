@@ -55,10 +55,10 @@ class RunningEngine:
     """One SGLang engine with its ranks, running for the duration of a `with` block.
 
     `plugins` names the SGLang plug-ins to load, `faults` goes to the probe
-    (`tests/kit/sglang/plugins/probe.py`), and `arguments` override `ARGUMENTS`. The processes are
-    forked from one that has imported SGLang, and run and log in `folder`. An engine that cannot start,
-    dies, or does not answer in time is killed, and the call raises `EngineEndedError`. If a command
-    fails, the call raises `CommandError` and the engine continues.
+    (`tests/kit/sglang/plugins/probe.py`), and `arguments` override `ARGUMENTS`. The processes are forks
+    of a process that has imported SGLang. Their working folder is `folder`, which also gets their log.
+    An engine that cannot start, dies, or does not answer in time is killed, and the call raises
+    `EngineEndedError`. If a command fails, the call raises `CommandError` and the engine continues.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Prints the names of SGLang's settings and environment variables as JSON.
 
-This is a separate program because importing SGLang changes logging, warnings and the exit of a process.
+This is a separate program because importing SGLang changes how a process logs, warns and exits.
 """
 
 import json
@@ -19,7 +19,7 @@ READ = re.compile(
 )
 
 OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/test")
-"""Path fragments of SGLang's sources that run only in processes without a KV cache."""
+"""Parts of the paths of SGLang's source files that only processes without a KV cache run."""
 
 
 def settings() -> dict[str, list[str]]:

@@ -99,7 +99,7 @@ def keys_of(numbers: list[int]) -> list[str]:
 
 
 def states(pool: Any, numbers: list[int], pages: list[int]) -> PoolTransfer:
-    """Return a transfer between the objects `numbers` and the given pages of the state pool."""
+    """Return a transfer between these pages of the state pool and the objects with these numbers."""
     indices = slots(pool, pages)
     return PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=keys_of(numbers))
 
@@ -112,7 +112,7 @@ def write(storage: Any, kv: Any, mamba: Any) -> list[Any]:
 
 
 def read(storage: Any, kv: Any, mamba: Any) -> list[Any]:
-    """Query the objects, read them into other pages, and clear the store; return all results."""
+    """Look up the objects, read them into new pages, and clear the store; return all results."""
     keys = keys_of([*FIVE, 5])
     last = PoolTransfer(
         name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES

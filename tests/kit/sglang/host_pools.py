@@ -1,4 +1,4 @@
-"""Host pools with HiCache's memory layouts, in plain torch, and a rank's place in the group."""
+"""Host pools with HiCache's memory layouts in plain torch, and the TP, PP and CP position of a rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class LayerFirst(PageFirst):
 
 
 class Anchor(PageFirst):
-    """A host pool without bytes; its slots only number the pages for other pools."""
+    """A host pool that stores no bytes. Its slots give pages the numbers that other pools use."""
 
     layout = "layer_first"
 
@@ -92,7 +92,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The pages of one pool that a storage call requests, with the fields of SGLang's transfers."""
+    """The pages that a storage call requests from one pool; the fields are those of SGLang's class."""
 
     name: str
     keys: Sequence[str] | None = None

@@ -29,7 +29,7 @@ INITIAL = "files 0"
 
 @dataclass
 class KnownAdapters:
-    """Identities of adapters' weights, by the adapter ids that SGLang assigns."""
+    """Maps the adapter ids that SGLang assigns to the identities of the adapters' weights."""
 
     names: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
@@ -71,7 +71,7 @@ class RankBelow:
         items: SentItems | None = None,
         held_by: str | None = None,
     ) -> None:
-        """Add a waiting request that uses the current weights; `tokens` are those of its full pages."""
+        """Add a waiting request that uses the current weights; `tokens` fill full pages."""
         request = Sent(handle, tokens, multimodal_inputs=items)
         namespace, prompt = self.namespaces.of(request), self.namespaces.items_of(request)
         assert namespace is not None
@@ -90,11 +90,14 @@ class RankBelow:
         return waiting
 
     def waits(self, handle: str) -> bool:
-        """Return whether the scheduler should skip a request until other requests' loads end."""
+        """Return True if a request must wait for loads of other requests."""
         return self.waiting.waits_for_others(self.known(handle))
 
     def after(self, handle: str, queue: Sequence[str]) -> list[str]:
-        """Return the names of the requests after `handle`, in the order of the scheduler's queue."""
+        """Return the names of the waiting requests that SGLang visits after the request `handle`.
+
+        SGLang visits requests in the order of `queue`.
+        """
         return [each.name for each in self.waiting.after(self.known(handle), queue)]
 
     def hit(self, handle: str, device_tokens: int = 0) -> int:
@@ -145,7 +148,7 @@ class RankBelow:
 
 
 def named_by_version(update: Update) -> str | None:
-    """Return the version that the user gave to the weights, as their name."""
+    """Use the version that the user gave to the weights as the weights' name."""
     return update.version
 
 
@@ -177,7 +180,7 @@ class RanksBelow:
         self.every(lambda rank: rank.running.ended(handle))
 
     def check_copied_before_it_went_on(self) -> None:
-        """Check that each rank started one copy to the host and waited for it in a fence."""
+        """Check that each rank started one copy to the host, and then waited for it in a fence."""
         for executor in self.ranks.executors:
             [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
             assert executor.begun == [Direction.TO_HOST]

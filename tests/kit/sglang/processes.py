@@ -1,6 +1,6 @@
-"""Forks test processes that run SGLang from a process that has imported it.
+"""Runs SGLang for tests in forks of a process that has already imported SGLang.
 
-It also runs programs that import SGLang and start no engine.
+The module also runs programs that import SGLang and start no engine.
 """
 
 import os

@@ -19,8 +19,8 @@ class Request:
     """Whether the answer has log-probabilities. If so, SGLang recomputes decoded tokens after a
     retraction."""
     abort_after: int | None = None
-    """Number of output tokens after which the request is aborted. 0 aborts it once the scheduler has
-    it."""
+    """Number of output tokens after which the request is aborted. With 0 it is aborted as soon as the
+    scheduler has received it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,10 @@ class RankReport:
 def differences(
     expected: Sequence[Answer], found: Sequence[Answer], *, tolerance: float = 0.0
 ) -> list[str]:
-    """Return a line for each request with other tokens or with log-probabilities beyond `tolerance`."""
+    """Return a line for each request whose answers differ.
+
+    Tokens must be equal. Log-probabilities may differ by up to `tolerance`.
+    """
     told: list[str] = []
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.tokens != other.tokens:
@@ -77,7 +80,10 @@ def by_tier(answers: Sequence[Answer], tier: str) -> int:
 def rounds_beyond_iterations(
     before: Sequence[RankReport], after: Sequence[RankReport]
 ) -> list[int]:
-    """Return, for each rank, the number of rounds minus the number of iterations."""
+    """Return for each rank the number of its rounds minus the number of its scheduler iterations.
+
+    Only rounds and iterations between the two reports count.
+    """
     return [
         (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
         for begin, end in zip(before, after, strict=True)

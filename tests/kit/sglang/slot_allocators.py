@@ -22,7 +22,7 @@ class SlotAllocator:
         return torch.cat([slots[:0], *(page * self._page_tokens + slots for page in taken)])
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Free slots; fails on a double free or a page that was never allocated."""
+        """Free slots. Fails if a page is already free or has a number below the pool's first page."""
         pages = sorted({int(slot) // self._page_tokens for slot in free_index})
         assert min(pages) >= self._first
         assert not {*pages} & {*self.free_pages}
@@ -30,7 +30,7 @@ class SlotAllocator:
 
 
 class WindowedAllocator:
-    """Allocates full-attention slots, each with a window slot that can be freed earlier."""
+    """Allocates full-attention slots. Each gets a window slot, which can be freed before it."""
 
     def __init__(self, full_pages: int, window_pages: int, page_tokens: int) -> None:
         self.full_attn_allocator = SlotAllocator(full_pages, page_tokens)
@@ -57,6 +57,6 @@ class WindowedAllocator:
         return slots
 
     def free_windows(self, slots: torch.Tensor) -> None:
-        """Free the window slots of these full-attention slots, whose tokens the window has passed."""
+        """Free the window slots of full-attention slots. Their tokens are outside the window."""
         self.swa_attn_allocator.free(self.full_to_swa_index_mapping[slots])
         self.clear_full_to_swa_mapping(slots)

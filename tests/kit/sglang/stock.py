@@ -23,7 +23,10 @@ def mixed_requests(count: int = REQUESTS) -> list[Request]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """Stock SGLang's answers to `mixed_requests()`, sent one by one except in `together`."""
+    """Stock SGLang's answers to `mixed_requests()`.
+
+    Requests are sent one by one for `cold` and `warm`.
+    """
 
     cold: list[Answer]
     warm: list[Answer]

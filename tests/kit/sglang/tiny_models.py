@@ -36,7 +36,10 @@ def make_lfm2(folder: Path) -> None:
 
 
 def make_llama_adapter(folder: Path, *, seed: int, layers: int = 2, hidden: int = 128) -> None:
-    """Write a LoRA adapter for the query and value projections of a `tiny_llama` of this size."""
+    """Write a LoRA adapter for the query and value projections of a `tiny_llama`.
+
+    `layers` and `hidden` must be those of the model.
+    """
     safetensors: Any = import_module("safetensors.torch")
     random = torch.Generator().manual_seed(seed)
     rank = 4

@@ -1,1 +1,1 @@
-"""KV sharing between vLLM and SGLang: each engine's description of a model, compared."""
+"""Compares how vLLM and SGLang describe the KV of a model, for stores that both engines share."""

@@ -1,7 +1,7 @@
 """Prints the KV descriptions of SGLang's model configurations, and saves their rotary caches.
 
-This is a separate program because importing SGLang changes logging, warnings and the exit of a process.
-It starts no engine. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for
+This is a separate program because importing SGLang changes how a process logs, warns and exits. It
+starts no engine. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for
 the rotary caches.
 """
 

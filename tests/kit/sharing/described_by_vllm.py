@@ -1,8 +1,8 @@
 """Prints the KV descriptions of vLLM's model configurations, and saves their rotary caches.
 
-This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
-It starts no engine. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for
-the rotary caches.
+This is a separate program because importing vLLM changes how a process logs, warns and exits. It starts
+no engine. Arguments: the file of models (`tests.kit.sharing.models`), and the output file for the
+rotary caches.
 """
 
 import json

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lockstep.integrations.sharing import Exclusions
 
 Fields = Mapping[str, Sequence[str]]
-"""Names of settings by their class or namespace. The name of a class is capitalised."""
+"""Names of settings by the engine's class or argument group. Only class names begin with a capital."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Compared:
 
 
 def compare(exclusions: Exclusions, found: Fields, known: Mapping[str, str]) -> Compared:
-    """Compare the engine's settings `found` with the excluded and the `known` settings."""
+    """Compare an engine's settings, `found`, with Lockstep's excluded and known settings."""
     names = {*found}
     for owner, each in found.items():
         names |= {f"{owner}.{name}" if owner[0].isupper() else name for name in each}

@@ -52,7 +52,7 @@ def write_adapter(
     sides: str = "AB",
     **fields: Any,
 ) -> Path:
-    """Write an adapter with weights for these modules and these config fields; return its folder."""
+    """Write an adapter for these modules, with these fields in its configuration; return its folder."""
     shapes = {"A": [rank, HIDDEN], "B": [HIDDEN, rank]}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -28,23 +28,23 @@ Found = tuple[ReadOutcome, bytearray]
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
-"""Sizes of the optional columns in bytes. Two are equal, so that the size does not identify a column.
-"""
+"""Sizes of the optional columns in bytes. Two columns have the same size, so that the size alone does
+not identify a column."""
 HEALTHY_S = 60.0
 """Seconds within which every healthy call completes."""
 EVERY = (1 << len(OPTIONAL_BYTES)) - 1
-"""Presence bits of a page that has all optional columns."""
+"""The presence bits of all optional columns, one bit for each column."""
 
 
 class StoreUnderTest(Protocol):
-    """A store for the contract suite, whose objects a test can also change without the backend."""
+    """A store for the contract suite; tests can also change its objects directly, without a backend."""
 
     def backend(self) -> StorageBackend:
         """Return a new, unopened backend on this store."""
         ...
 
     def spoil(self, name: ObjectName, at: int = 0) -> None:
-        """Flip one bit of byte `at` of the object's stored payload."""
+        """Flip one bit of the object's stored payload, in the byte at offset `at`."""
         ...
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
@@ -57,7 +57,7 @@ def object_name(number: int, pool: str = "kv") -> ObjectName:
 
 
 def digest_of(name: ObjectName) -> bytes:
-    """Return the digest of a valid object name, under which the store keeps the object."""
+    """Return the digest of a valid object name; the store keeps the object under this digest."""
     digest = name_digest(name)
     assert digest is not None
     return digest
@@ -69,7 +69,7 @@ def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
 
 @lru_cache(maxsize=1024)
 def _drawn(number: int, nbytes: int) -> bytes:
-    """Return cached random bytes, because drawing them is slower than writing them again."""
+    """Return random bytes for a page; a cache keeps them, because drawing them again would be slow."""
     return random.Random(number).randbytes(nbytes)
 
 
@@ -117,14 +117,14 @@ def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
 def reading(
     name: ObjectName, buffer: bytearray | memoryview, shape: ObjectShape | None = None
 ) -> Read:
-    """Return a `Read` into one buffer; the default shape is one part of the buffer's size."""
+    """Return a `Read` into one buffer. The default shape is a single part as large as the buffer."""
     return Read(name, (memoryview(buffer),), shape or ObjectShape.whole(len(buffer)))
 
 
 def writing(
     name: ObjectName, content: bytearray | bytes | memoryview, shape: ObjectShape | None = None
 ) -> Write:
-    """Return a `Write` from one buffer; the default shape is one part of the buffer's size."""
+    """Return a `Write` from one buffer. The default shape is a single part as large as the buffer."""
     return Write(name, (memoryview(content),), shape or ObjectShape.whole(len(content)))
 
 
@@ -141,7 +141,10 @@ async def put(
 async def get(
     backend: StorageBackend, name: ObjectName, shape: ObjectShape | int = 16 * KIB
 ) -> Found:
-    """Read an object; return the outcome and the buffer. A number as `shape` means one part."""
+    """Read an object; return the outcome and the buffer.
+
+    If `shape` is a number, the object has a single part of so many bytes.
+    """
     shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
     buffer = bytearray(shape.nbytes)
     (outcome,) = await backend.read([reading(name, buffer, shape)], deadline=soon())
@@ -164,7 +167,7 @@ async def get_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[Found]:
     buffers = {number: bytearray(nbytes) for number in numbers}
-    # All reads get the same shape object, as in a real read of one pool's pages.
+    # Use one shape object for all reads, because real reads of a pool's pages share theirs.
     shape = ObjectShape.whole(nbytes)
     reads = [reading(object_name(number), buffer, shape) for number, buffer in buffers.items()]
     outcomes = await backend.read(reads, deadline=soon())
@@ -199,7 +202,7 @@ async def listed(backend: StorageBackend) -> list[StoredObject]:
 
 
 async def turns() -> None:
-    """Yield to the event loop 20 times, so that every task that can run has run."""
+    """Let the event loop iterate 20 times, so that every task that is ready can run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -220,7 +223,7 @@ def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
 
 
 def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
-    """Return a page's bytes as writer `author` writes them, with the optional columns in `present`."""
+    """Return a page with the optional columns `present`, with bytes that identify the author."""
     content = page(author, nbytes)
     for number, length in enumerate(OPTIONAL_BYTES):
         content += page(10 * author + number, length) if present >> number & 1 else b""

@@ -142,7 +142,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             mark = bytes([0xEE]) * (1 << 20)
             for buffer in buffers:
                 buffer[:] = mark
-            # Close the backend, which waits for every call that could still write to the buffers.
+            # Close the backend. The close waits for every call that could still write to the buffers.
             await backend.close()
             assert all(buffer == mark for buffer in buffers)
 
@@ -281,8 +281,8 @@ class ListingContract:
         await anext(listing)
         await backend.close()
 
-        # The listing must fail after the close. If it ended without an error, objects that it did not
-        # list would look deleted.
+        # Listing must fail after the close. If it merely ended, objects not yet listed would look
+        # deleted.
         with pytest.raises(StorageError, match="closed while it was listed; open it again"):
             _ = [each async for each in listing]
         assert await listed(backend) == []

@@ -34,7 +34,7 @@ CHOICES = range(EVERY + 1)
 async def seen_during(
     call: Coroutine[Any, Any, WriteOutcome], look: Callable[[], Awaitable[Found]]
 ) -> tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]:
-    """Read with `look` repeatedly during a write; return the write's outcome and all reads' results."""
+    """Call `look` repeatedly during a write; return the write's outcome and all results of `look`."""
     task, seen = asyncio.create_task(call), set[tuple[ReadOutcome, bytes]]()
     while not task.done():
         outcome, content = await look()

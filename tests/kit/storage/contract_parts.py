@@ -34,11 +34,14 @@ from tests.kit.storage.calls import (
 SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
 ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)
 LARGE = (PIECE_BYTES - 1, 2, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 4 * KIB)
-"""Part sizes in bytes whose boundaries are just before and after those of payload pieces."""
+"""Part sizes in bytes. Each part boundary is just before or just after a boundary of payload pieces."""
 
 
 def shape_of(sizes: tuple[int, ...], held: tuple[int, ...] | None = None) -> ObjectShape:
-    """Return a shape with parts of these sizes; the caller holds the parts `held`, or all of them."""
+    """Return a shape with parts of these sizes; `held` are the numbers of the caller's parts.
+
+    By default the caller has all parts.
+    """
     parts = tuple(Part(nbytes) for nbytes in sizes)
     return ObjectShape(parts, tuple(range(len(sizes))) if held is None else held)
 
@@ -56,7 +59,7 @@ def parts_of_page(sizes: tuple[int, ...], held: tuple[int, ...], number: int = 1
 
 
 def somewhere(nbytes: int) -> list[int]:
-    """Return offsets at which to split a buffer, not at part boundaries; two of them are equal."""
+    """Return offsets that split a buffer inside its parts. Two offsets are equal."""
     return sorted([0, nbytes // 3, nbytes // 3, min(nbytes, nbytes // 3 + 1), nbytes * 3 // 4])
 
 
@@ -70,7 +73,7 @@ async def listed_if_it_can(backend: StorageBackend) -> list[StoredObject]:
 
 
 class PartsContract:
-    """A reader gets exactly the parts that it requests, and each part is verified separately."""
+    """A reader gets only the parts that it requests. The store verifies each part separately."""
 
     @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, LARGE], ids=["small", "aligned", "large"])
     async def test_s8_a_read_of_some_parts_gives_exactly_these(
@@ -135,7 +138,7 @@ class PartsContract:
             ]
             spoilt = await read([(number,) for number in numbers])
             assert [outcome for outcome, _ in spoilt] == [ReadOutcome.CORRUPT] * len(sizes)
-            # After a corrupt part was found, the store must not serve the object's valid parts either.
+            # After a read has found a corrupt part, later reads must not get the object's valid parts.
             assert [outcome for outcome, _ in await read(others)] == [ReadOutcome.MISSING] * len(
                 sizes
             )

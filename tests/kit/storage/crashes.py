@@ -3,8 +3,9 @@
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
 A writer makes each kind of change to a store, and reports every change that the store has confirmed. It
-dies before or after a system call, or during a write after half of the last buffer. <deaths> is the
-number of random deaths, or `all` for a death at every system call in every manner.
+dies in one of three manners: before a system call, after it, or in a write after half of the last
+buffer. With `named` the store cannot use O_TMPFILE. <deaths> is the number of random deaths. If
+<deaths> is `all`, a writer dies in each manner at every system call.
 """
 
 import os
@@ -27,7 +28,7 @@ from tests.kit.storage.files import open_without_unnamed_files
 
 SMALL, LARGE = 5000, (300 << 10) + 7
 SPOILT: Final = 77
-"""Length in bytes of a file that the writer has corrupted by truncation."""
+"""Length in bytes to which the writer truncates a file in order to corrupt it."""
 CALLS: Final = (
     "open",
     "close",
@@ -46,7 +47,7 @@ MANNERS: Final = ("before", "after", "torn")
 CALLS_MAX: Final = 400
 """Largest number of system calls of one writer."""
 NAMES: Final = 10
-"""How many object numbers a writer uses. A number's last digit selects the kind of change."""
+"""Number of different objects that a writer uses. An object's number selects the kind of change."""
 WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)
 
 
@@ -118,7 +119,7 @@ def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> No
 def let_one_die(
     root: Path, durability: Durability, first: int, at: int, manner: str
 ) -> tuple[bool, list[int]]:
-    """Run a writer that shall die; return whether it died, and its confirmed changes."""
+    """Run a writer that dies at call number `at`; return whether it died, and its confirmed changes."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

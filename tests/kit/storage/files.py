@@ -35,7 +35,7 @@ class FileStore:
         self.direct = direct
 
     def backend(self, threads: int = 3) -> FileBackend:
-        # Disable the quota, because otherwise the sweep would depend on how full the disk is.
+        # Disable the quota, so that a full disk does not make the sweep delete objects.
         options = FileOptions(
             durability=self.durability, direct=self.direct, threads=threads, quota_bytes=0
         )
@@ -43,7 +43,7 @@ class FileStore:
 
     @contextmanager
     def files(self) -> Generator[ObjectFiles]:
-        """Open the store's files for the block, in the same way as a backend's threads."""
+        """Yield open `ObjectFiles` of the store, opened in the same way as by a backend's threads."""
         files = ObjectFiles(self.root, self.durability, direct=self.direct)
         files.open()
         try:
@@ -113,7 +113,7 @@ def files_open_below(root: Path) -> list[Path]:
 
 @contextmanager
 def no_umask() -> Generator[None]:
-    """Set the umask to 0 for the block, so that a new file is public unless its creator limits it."""
+    """Set the umask to 0 for the block, so that it does not restrict the mode of a new file."""
     before = os.umask(0)
     try:
         yield
@@ -142,7 +142,7 @@ def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
 
 
 def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[..., int]:
-    """Return a replacement for `os.open` that fails with this errno if `refuses(path, flags)`."""
+    """Return a replacement for `os.open` that fails with `error` if `refuses(path, flags)` is true."""
 
     def instead(path: Any, flags: int, *args: Any, **named: Any) -> int:
         if refuses(str(path), flags):
@@ -188,7 +188,7 @@ def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None
 
 
 class Gate:
-    """Blocks the calls of one function of `os` until the test opens the gate."""
+    """Blocks all calls of one function of `os` until the test calls `open`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str = "preadv") -> None:
         self._function: Callable[..., Any] = getattr(os, function)

@@ -24,7 +24,7 @@ def hang(*_: Any, **__: Any) -> Any:
 
 
 async def use(backend: FileBackend, call: str) -> None:
-    """Open a store and read from it; the step that `call` names hangs."""
+    """Open a store and read from it. Either the open or the read hangs, as `call` says."""
     if call == "open":
         os.link = hang
     await backend.open()

@@ -20,7 +20,7 @@ PAGE_BYTES = 512
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector in virtual time: it does not wait, but adds the requested timeout to its clock."""
+    """A selector for an event loop in virtual time: it never waits, but advances its clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def writes_of(*numbers: int) -> list[Write]:
 
 
 def wrapped(wrap: WrapBackend, options: str, backend: StorageBackend) -> StorageBackend:
-    """Return the backend wrapped by `wrap`, with options in URI form."""
+    """Wrap a backend with `wrap`; `options` are the wrapper's options in URI form."""
     name = wrap.__module__.rpartition(".")[2]
     return wrap(parse_uri(f"{name}+memory://{options}"), backend)
 
@@ -119,7 +119,10 @@ class Watched(Wrapper):
 
 
 class Failing(Wrapper):
-    """A backend wrapper that fails each key a given number of times, and every key while `down`."""
+    """A backend wrapper whose calls fail for chosen keys.
+
+    Each key fails as many times as `failures` says. While `down` is true, all keys fail.
+    """
 
     def __init__(self, backend: StorageBackend, failures: dict[int, int] | None = None) -> None:
         super().__init__(backend)

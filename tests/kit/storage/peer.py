@@ -41,12 +41,13 @@ PAGES = 700
 memory."""
 
 Kind = tuple[str, str, str, ObjectShape]
-"""Namespace, pool, shard and shape, which all pages of one host pool have in common."""
+"""The kind of a page: namespace, pool, shard and shape. All pages of one host pool have the same kind.
+"""
 
 
 @dataclass(eq=False)
 class HostOfKind:
-    """A page-serving rank with one host pool, whose pages have the same `Kind`."""
+    """A rank that serves the pages of one host pool. All of these pages have the same `Kind`."""
 
     objects: RankObjects
     server: HostPageServer
@@ -116,7 +117,7 @@ class FedStore:
         self.of_name[name].page(name)[at] ^= 1
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Serve the page of object `name`, whose header names `name`, under the name `other`."""
+        """Serve the page of object `name` as object `other`, with `name` in the page's header."""
         host = self.of_name[other] = self.of_name[name]
         pages = host.server.offers.pages
         pages[other.pool, other.key] = pages[name.pool, name.key]
@@ -127,7 +128,7 @@ class FedStore:
 
 
 class FedBackend:
-    """A backend that reads each object through the `peer://` backend of the rank that holds it."""
+    """A backend that reads each object from the rank that has it, through `peer://`."""
 
     def __init__(self, store: FedStore) -> None:
         self._store = store
@@ -185,7 +186,7 @@ class FedBackend:
             await reader.close()
 
     async def _sorted(self, names: Sequence[ObjectName]) -> list[tuple[PeerBackend, list[int]]]:
-        """Group the positions in `names` by the `peer://` backend that reads them."""
+        """Return the `peer://` backends that read these objects, each with its positions in `names`."""
         positions: dict[int, list[int]] = {}
         for at, name in enumerate(names):
             host = self._store.of_name.get(name, self._store.first)
@@ -213,7 +214,7 @@ class FedBackend:
 
 
 async def read_once(host: HostOfKind, name: ObjectName, shape: ObjectShape) -> None:
-    """Read an object, so that the server computes the object's checksums before a later change."""
+    """Read an object once, so that the server computes its checksums before the test alters it."""
     async with using(PeerBackend(host.server.address)) as reader:
         whole = shape.of_columns(shape.present)
         buffer = memoryview(bytearray(whole.nbytes))

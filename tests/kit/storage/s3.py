@@ -49,7 +49,7 @@ class BucketStore:
 
     @asynccontextmanager
     async def behind_proxy(self, options: str = "") -> AsyncGenerator[tuple[S3Backend, "Proxy"]]:
-        """Open a backend behind a proxy; yield both. The proxy's records start after the opening."""
+        """Open a backend behind a proxy; yield both. The requests of the opening are not recorded."""
         proxy = Proxy(self.endpoint)
         async with (
             proxy.serving() as endpoint,
@@ -97,9 +97,9 @@ class Proxy:
         self.bytes_back = 0
         self.hang = False
         self.refuses: Callable[[str], bool] = lambda _: False
-        """Function of a GET's path and query; if it returns True, the proxy answers with an error."""
+        """Predicate on the path and query of a GET. If it is true, the proxy answers with an error."""
         self.flips = 0
-        """How many of the next long responses get one flipped bit."""
+        """Number of long responses, beginning with the next, in which the proxy flips one bit."""
         self.swells = False
         """Whether the proxy extends long responses by 256 MiB."""
         self.asked = asyncio.Event()
@@ -125,7 +125,10 @@ class Proxy:
             writer.close()
 
     def fall_silent_at(self, words: str) -> asyncio.Event:
-        """Drop all responses from the first GET whose path contains `words`; return an event for it."""
+        """From the first GET whose path contains `words`, drop this and all later responses.
+
+        Return an event that is set when this GET arrives.
+        """
         silent = asyncio.Event()
 
         def hear(path: str) -> bool:

@@ -87,7 +87,7 @@ class SlotStore:
             file.write(bytes([byte ^ 8]))
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Copy the object `name`, with its header, to another slot that the index lists as `other`."""
+        """Copy the object `name` with its header to another slot; index the copy as `other`."""
         entry = self.entry(name)
         index = self.opened_index()
         index.remove([digest_of(other)])
@@ -120,7 +120,7 @@ def small_store(tmp_path: Path, index: Path | None = None, **options: Any) -> Sl
 
 
 def over_usrbio(stand_in: UsrbioStandIn) -> MakeTransfers:
-    """Return a factory of transfers that use a substitute for 3FS's client."""
+    """Return a factory of transfers. The transfers use a substitute for 3FS's client."""
     return lambda _, slot_bytes, complaints: UsrbioTransfers(
         stand_in, "/mnt/3fs", slot_bytes, complaints
     )
@@ -133,7 +133,10 @@ def alter(index: Path, *statements: str) -> None:
 
 
 class WatchedIndex(PageIndex):
-    """An index that counts look-ups, runs a callback before a confirmation, and can block calls."""
+    """An index for tests, which counts look-ups and can block calls.
+
+    `meanwhile` is called once, at the start of the next `confirm`.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

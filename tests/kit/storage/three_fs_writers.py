@@ -1,6 +1,8 @@
 """Processes that are killed while they write to a `3fs://` store.
 
 python -m tests.kit.storage.three_fs_writers <directory> <index>
+
+The arguments are the paths of the store's directory and of its index file.
 """
 
 import asyncio
@@ -49,7 +51,7 @@ def write_a_part_and_die(fd: int, views: Sequence[memoryview], offset: int) -> i
 
 
 def wrap(index: PageIndex, method: str, *, before: bool) -> None:
-    """Kill this process before or after its next call of a method of the index."""
+    """Kill this process when it next calls a method of the index, just before or after the call."""
     call: Callable[..., Any] = getattr(index, method)
 
     def and_die(*arguments: Any) -> Any:
@@ -84,7 +86,7 @@ async def write_and_die(store: SlotStore, phase: str, number: int) -> None:
 
 
 def kill_in_every_phase(store: SlotStore) -> None:
-    """Fork a writer for each phase of a write; each is killed in its phase."""
+    """Fork a writer for each phase of a write. Each writer is killed in its phase."""
     for at, phase in enumerate(PHASES):
         child = os.fork()
         if child == 0:

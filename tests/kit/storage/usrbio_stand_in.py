@@ -106,7 +106,7 @@ class Ioring:
 
 
 class UsrbioStandIn:
-    """The module's functions; all I/O blocks as long as the event `gate` is cleared.
+    """The functions of the substitute module. I/O waits at the event `gate` until the event is set.
 
     Every I/O sets the event `begun` when it reaches the gate.
     """

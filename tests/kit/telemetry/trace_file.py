@@ -57,7 +57,7 @@ class TraceFile:
         return sorted((e for e in self.slices if e.name == name), key=lambda each: each.began)
 
     def rounds(self) -> dict[int, dict[int, Slice]]:
-        """Return each round's slices, by round number and then by process id."""
+        """Return the slices of all rounds, keyed by round number and then by process id."""
         rounds: defaultdict[int, dict[int, Slice]] = defaultdict(dict)
         for each in self.named("round"):
             rounds[each.args["round"]][each.pid] = each
@@ -71,7 +71,7 @@ class TraceFile:
         return [pair for slices in threads.values() for pair in _crossings(slices)]
 
     def operations(self, pid: int) -> dict[str, dict[str, int]]:
-        """Return the number of completed operations on a rank, by kind and then by outcome."""
+        """Return how many operations a rank has completed, keyed by kind and then by outcome."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
             outcome = each.get("args", {}).get(OUTCOME) if each["ph"] == "b" else None

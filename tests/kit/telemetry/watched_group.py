@@ -25,7 +25,7 @@ REQUESTS = 24
 SETTINGS = ReplaySettings(
     ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
 )
-"""Settings with host pages for the whole workload, and device pages for the running requests only."""
+"""Settings of a group. Host pages hold the whole workload, device pages only the running requests."""
 
 
 class WatchedGroup:
@@ -42,7 +42,7 @@ class WatchedGroup:
     ) -> ReplayCounts:
         """Serve `requests` requests, flush the writes, and return rank 0's counters.
 
-        Pass `is_written=False` if the store has failed; then the flush is skipped.
+        If the store has failed, pass `is_written=False` to skip the flush.
         """
         first, self._served = self._served, self._served + requests
 
@@ -68,7 +68,7 @@ class WatchedGroup:
 
 
 def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> GroupSample:
-    """Return the current metrics of these caches' ranks, as a scrape returns them."""
+    """Return the current metrics of these ranks, as a Prometheus scrape would read them."""
     return GroupSample(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
 
 

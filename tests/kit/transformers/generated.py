@@ -12,7 +12,7 @@ from lockstep.integrations.transformers import LockstepCache
 PAGE = 16
 NEW_TOKENS = 8
 NEAR = 1e-4
-"""Largest difference between logits that were summed from the same numbers in another order."""
+"""Largest difference between two logits that are the sums of the same numbers in different orders."""
 
 
 class Said(NamedTuple):
@@ -71,7 +71,7 @@ def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Said:
 def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Said:
     """Generate from a prompt whose first `reused` tokens are in Transformers' own cache.
 
-    Their KV comes from a forward pass over the whole prompt.
+    A forward pass over the whole prompt computes the KV of these tokens.
     """
     whole, past = DynamicCache(), DynamicCache(config=model.config)
     with torch.no_grad():

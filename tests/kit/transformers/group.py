@@ -22,7 +22,7 @@ def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[Phase
         f"--nproc-per-node={RANKS}",
         *("--module", "tests.kit.transformers.rank", folder / "plan.json"),
         timeout_s=START_S,
-        # The ranks import modules from the same paths as this process, and the tests from this
+        # Let the ranks import modules from this process's import paths, and the tests from this
         # checkout.
         PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         HF_HUB_OFFLINE="1",

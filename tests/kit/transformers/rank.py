@@ -33,7 +33,7 @@ def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
 
 
 def main(path: Path) -> None:
-    """Run the plan, and write this rank's results to a file next to it."""
+    """Run the plan, and write this rank's results to a file in the plan's folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

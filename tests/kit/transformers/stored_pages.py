@@ -3,7 +3,7 @@
 from pathlib import Path
 
 RECORD_BYTES_MAX = 8192
-"""Largest size in bytes of a small record in a namespace's folder. Longer files in it are pages.
+"""Largest size in bytes of a record in a namespace's folder. Longer files in this folder are pages.
 
 The manifest can be longer, but it is in another folder.
 """

@@ -1,4 +1,4 @@
-"""A connector that injects a fault on the last rank, for workers in separate processes.
+"""A connector for separate worker processes that injects a fault on the last rank.
 
 vLLM imports this module by name, as it imports the real connector. The fault's name comes from an
 environment variable, which workers inherit from the engine's process.

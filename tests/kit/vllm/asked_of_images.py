@@ -1,9 +1,8 @@
 """Sends requests with images to one vLLM engine, one by one, and writes the answers to a file.
 
-This is a separate program because an engine changes logging, warnings and the exit of a process.
-Arguments: the model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's
-processor cache is off. Otherwise two images to which a client gives the same id would share their
-pixels.
+This is a separate program because an engine changes how a process logs, warns and exits. Arguments: the
+model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is
+off, because it would give two images the same pixels if a client gave them the same id.
 """
 
 import json
@@ -44,7 +43,7 @@ def import_without_torchvision() -> None:
     utils: Any = import_module("transformers.utils")
     known.is_torchvision_available = utils.is_torchvision_available = lambda: False
     sys.path.append(STAND_INS)
-    # Set PYTHONPATH, too, because vLLM inspects a model's class in a subprocess.
+    # Extend PYTHONPATH for subprocesses, because vLLM inspects a model's class in a subprocess.
     os.environ["PYTHONPATH"] = os.pathsep.join((os.environ.get("PYTHONPATH", ""), STAND_INS))
 
 

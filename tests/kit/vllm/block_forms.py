@@ -1,6 +1,7 @@
 """Checks that the plug-in's views of a block read the tokens that vLLM's CPU kernel wrote.
 
-This is a separate program because a process loads vLLM's kernels only once. It prints the differences.
+The program prints the differences. It is a separate program because a process loads vLLM's kernels only
+once.
 """
 
 import json
@@ -25,8 +26,8 @@ CASES = [
         (32, 128),
     ),
 ]
-"""Cases of instruction set, dtype, tokens per block and elements per head. AMX only if the CPU has it.
-"""
+"""Test cases: instruction set, dtype, tokens per block and elements per head. Cases with AMX are
+included only if the CPU has AMX."""
 
 
 def wrong() -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A scripted engine without vLLM that changes its weights while it serves requests.
 
-The plug-in's scheduler side, caches, replicas and rounds are real. Each page records its tokens, and
-the weights that computed it and the pages before it.
+The plug-in's scheduler side, caches, replicas and rounds are real. Each page records the tokens of its
+prefix, and with which weights each page of the prefix was computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,10 +98,11 @@ class Served:
     """Number of weight changes before the request arrived."""
     blocks: list[int] = field(default_factory=list[int])
     steps_left: int = 2
-    """Number of scheduler steps until the request is finished: one for the prompt, one to decode a
-    token."""
+    """Number of scheduler steps until the request is finished. One step computes the prompt, and one
+    step decodes a token."""
     in_flight: int = 0
-    """Number of the request's tokens computed or being loaded at the last weight change."""
+    """Number of the request's tokens that were computed or were being loaded at the last weight change.
+    """
 
 
 @dataclass
@@ -111,9 +112,9 @@ class Counts:
     seed: int = 0
     requests: int = 0
     hits: int = 0
-    """Number of loaded tokens, over requests that saw no weight change between arrival and load."""
+    """Number of loaded tokens of those requests that saw no weight change between arrival and load."""
     stale: int = 0
-    """Number of the tokens in `hits` that were computed with other weights or for other tokens."""
+    """Number of tokens in `hits` whose page was computed with wrong weights or from a wrong prefix."""
     in_flight: int = 0
     """Number of tokens that requests had computed or were loading at weight changes."""
     lost: int = 0
@@ -171,7 +172,10 @@ class ScriptedEngine:
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Change the weights that compute from now on. The plug-in learns of it only by `name`."""
+        """Change the weights that later steps use.
+
+        The plug-in learns of the change only through `name`.
+        """
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):
@@ -193,15 +197,15 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """Run a scheduler pass and a forward pass, and then the I/O of the ranks that are due."""
+        """Run a scheduler pass and a forward pass, and then the I/O of those ranks whose turn it is."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens
             for each in self._running
         }
         tables = {each.sent.request_id: (each.blocks,) for each in self._running}
-        # Schedule a placeholder if there is no request. A pass without requests would wait for the
-        # other ranks, which run in this thread, too.
+        # If there is no request, schedule a placeholder. A pass without requests would wait for the
+        # other ranks. This would block forever, because all ranks run in this thread.
         step = Scheduled(scheduled or {"another": 1}, None, Blocks(lambda name: tables[name]))
         result = self._every(lambda side: side.end_pass(step))
         for each in self._running:
@@ -245,7 +249,7 @@ class ScriptedEngine:
             self._free += self._held.pop(name)
 
     def _check(self, each: Served) -> None:
-        """Count the loaded tokens of a request, and the stale ones among them."""
+        """Count a request's loaded tokens, and those of them that have wrong content."""
         if each.arrived != self.changes:
             return
         loaded = each.sent.num_computed_tokens

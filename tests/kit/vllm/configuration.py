@@ -1,4 +1,4 @@
-"""Objects with the attributes of vLLM's configuration that the plug-in reads; need no vLLM.
+"""Objects with the attributes of vLLM's configuration that the plug-in reads, for tests without vLLM.
 
 The classes carry the names of vLLM's modules, because the plug-in finds settings by these names.
 """
@@ -84,7 +84,7 @@ class Kept:
     cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     next_field: int = 0
-    """A field of a future vLLM, which the plug-in does not know."""
+    """A field that the plug-in does not know, as if a newer vLLM had added it."""
 
 
 @dataclass

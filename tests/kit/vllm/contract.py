@@ -1,7 +1,7 @@
 """Checks that vLLM has the classes and methods that the plug-in uses, and prints the missing ones.
 
-This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
-The output is JSON.
+This is a separate program because importing vLLM changes how a process logs, warns and exits. The
+output is JSON.
 """
 
 import inspect
@@ -59,7 +59,7 @@ def used(protocol: type) -> set[str]:
 
 
 def has(real: type, name: str) -> bool:
-    """Return whether instances of a class have an attribute, judging by the class and its source."""
+    """Look in a class and its source for an attribute; return whether instances have the attribute."""
     fields: Any = getattr(real, "__struct_fields__", ())
     return (
         hasattr(real, name)
@@ -74,7 +74,7 @@ SINCE_0_33 = frozenset({"unregister_kv_caches"})
 
 
 def unlike(ours: type[Any]) -> list[str]:
-    """Return a line for each connector method that vLLM lacks or calls with other arguments."""
+    """Return a line for each connector method that is missing in vLLM or has other arguments there."""
     told: list[str] = []
     base: Any = ours.__mro__[1]
     for name, method in vars(ours).items():
@@ -93,7 +93,7 @@ def unlike(ours: type[Any]) -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return a line for each attribute and method that the plug-in uses and vLLM lacks."""
+    """Return a line for each attribute or method that vLLM lacks but the plug-in needs."""
     told: list[str] = []
     for protocol, place in REAL.items():
         module, name = place.split(":")

@@ -19,7 +19,7 @@ from lockstep.storage_backends.wrappers.base import Wrapper
 
 
 class Down(Wrapper):
-    """A store wrapper that fails every lookup, and after the first lookup every read and write."""
+    """A store wrapper whose lookups find nothing. From the first lookup on, reads and writes fail."""
 
     down = False
 
@@ -39,7 +39,10 @@ class Down(Wrapper):
 
 
 class Poisoned(Wrapper):
-    """A store wrapper that corrupts each object before its first read, except the main pool's pages."""
+    """A store wrapper that corrupts each object before its first read.
+
+    Pages of the main pool are not corrupted.
+    """
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -58,7 +61,7 @@ class Poisoned(Wrapper):
 
 
 def flip_a_byte(path: Path) -> None:
-    """Change the highest byte of the 4-byte number in the middle of an object's payload."""
+    """Change one byte in the middle of an object's payload: the highest byte of a 4-byte number."""
     content = bytearray(path.read_bytes())
     middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
     content[middle] ^= 0x41
@@ -68,8 +71,8 @@ def flip_a_byte(path: Path) -> None:
 def objects(folder: Path, rank: int) -> list[Path]:
     """Return the page files in one rank's file store, sorted by path.
 
-    The store has two folders of objects, one for each namespace. The larger one has the pages and a
-    one-byte object that records the group's TP size. The other one has the manifest.
+    The store has one folder of objects for the pages' namespace and one for the manifest's. The folder
+    with more files has the pages, and a one-byte object that records the group's TP size.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)

@@ -1,6 +1,6 @@
 """Prints the names of vLLM's settings by class, and of its environment variables, as JSON.
 
-This is a separate program because importing vLLM changes logging, warnings and the exit of a process.
+This is a separate program because importing vLLM changes how a process logs, warns and exits.
 """
 
 import json
@@ -23,7 +23,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 def walk(kind: type, found: dict[str, list[str]]) -> None:
-    """Add the settings of a class to `found`, and those of its fields' configuration classes."""
+    """Add a class's settings to `found`, and those of the configuration classes in its fields."""
     if kind.__qualname__ in found or not is_dataclass(kind):
         return
     hints = typing.get_type_hints(kind)

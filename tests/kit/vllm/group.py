@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {
     "stop_policy": {"base_s": 0.5, "per_ki_token_s": 0.25, "cap_s": 5},
     "timeouts": {"lookup_s": 0.5, "persist_s": 5, "quiesce_s": 1},
 }
-"""Lockstep settings with short timeouts, so that a failing store delays no request for long."""
+"""Lockstep settings with short timeouts, so that a failing store delays requests only briefly."""
 
 
 def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]:
@@ -104,7 +104,8 @@ def differences(
 ) -> list[str]:
     """Return a line for each request whose tokens or log-probabilities differ.
 
-    `rounding` is the allowed difference of log-probabilities whose sums were made in another order.
+    Tokens must be equal. Log-probabilities may differ by up to `rounding`, because a sum of floats
+    depends on its order.
     """
     assert len(expected) == len(found)
     told: list[str] = []

@@ -98,5 +98,5 @@ class CacheConfig:
 
 
 def groups(*specs: Any) -> CacheConfig:
-    """Return a model's KV cache groups, one group of two layers for each spec."""
+    """Return a model's KV cache groups. Each spec describes one group of two layers."""
     return CacheConfig([Group([f"{at}.a", f"{at}.b"], spec) for at, spec in enumerate(specs)])

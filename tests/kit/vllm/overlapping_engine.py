@@ -1,8 +1,9 @@
-"""A small engine of a scheduler and a worker that schedules steps before earlier steps have ended.
+"""A small engine that schedules steps before earlier steps have ended.
 
-The bytes of a block are derived from the tokens of its prefix, and are copied to and from host memory.
-Each loaded block is compared with the expected bytes, which reveals wrong blocks and late copies. A
-random generator with a seed selects the requests to schedule, abort and preempt.
+The engine has one scheduler and one worker. The bytes of a block are derived from the tokens of its
+prefix, and are copied to and from host memory. Each loaded block is compared with the expected bytes,
+which reveals wrong blocks and late copies. A random generator with a seed selects the requests to
+schedule, abort and preempt.
 """
 
 import random
@@ -46,7 +47,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: the scheduler's message to the worker, and the result of the scheduler's pass."""
+    """One step: the message from scheduler to worker, and the result of the scheduler pass."""
 
     sent: bytes
     result: PassResult

@@ -1,4 +1,4 @@
-"""An HTTP proxy for a vLLM server that does prefill and one that does decode."""
+"""An HTTP proxy for two vLLM servers, one for prefill and one for decode."""
 
 import json
 import threading

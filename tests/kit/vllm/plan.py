@@ -20,18 +20,19 @@ class Phase:
     name: str = "cold"
     output_tokens: int = 8
     reset_connector: bool = False
-    """Whether the connector's cache is reset before the phase, too."""
+    """Whether the connector's cache is reset before the phase, in addition to vLLM's own prefix cache.
+    """
     aborts: bool = False
     """Whether every second request is aborted while it runs. Only the other requests have outputs."""
     sleeps: int = 0
-    """How often the engine sleeps and wakes up while requests run. If this is not 0, it also sleeps
-    once after all requests have finished."""
+    """How often the engine sleeps and wakes up while requests run. If this is above 0, the engine
+    sleeps once more after all requests have finished."""
     adapter: str = ""
     """Folder of the LoRA adapter that all requests use, or empty. Not combined with `aborts`."""
     weights: str = ""
     """Folder of the model whose weights are loaded before the phase, or empty."""
     weights_version: str = ""
-    """Version that the engine gets for the weights before the phase, or empty."""
+    """Version of the weights that is reported to the engine before the phase, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class Plan:
     fault: str | None = None
     """Name of the fault to inject on the last rank (see `faults`), or None."""
     one_scheduler: bool = False
-    """Whether one scheduler process drives all ranks' workers. If not, every rank has a scheduler."""
+    """Whether one scheduler process serves the workers of all ranks. If False, every rank has a
+    scheduler."""
 
 
 NO_LOGPROB = -1e30

@@ -1,4 +1,4 @@
-"""Runs this package's programs in processes forked from one that has imported vLLM."""
+"""Runs this package's programs in forks of a process that has already imported vLLM."""
 
 import multiprocessing
 import os
@@ -42,7 +42,8 @@ class Ended:
     """The outcome of programs that ran at the same time: which failed, and their output."""
 
     failed: Sequence[int]
-    """Numbers of the programs that failed first, or that were still running at the timeout."""
+    """Indices of the programs that failed by themselves or had not finished at the timeout. After a
+    failure the other programs are killed; they are not listed."""
     said: str
 
     def check(self) -> None:
@@ -97,9 +98,9 @@ def environment() -> dict[str, str]:
 
 
 def run(handle: int) -> None:
-    """Run a program in this fork; the connection sends the program's module and arguments."""
-    # Use a copy of the handle. The parent kills the program when the connection closes, so the original
-    # handle stays open until this process exits.
+    """Run a program in this fork; its module and arguments arrive over the connection."""
+    # Use a copy of the handle, so that the connection stays open after the copy is closed. The parent
+    # kills the program when the connection closes.
     with Connection(os.dup(handle)) as connection:
         module, arguments = connection.recv()
         # Make vLLM fork its CPU workers, because a spawned worker imports all modules again.

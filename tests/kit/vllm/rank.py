@@ -69,8 +69,8 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
     """Return the arguments of `LLM`: small, exact, and equal on every rank."""
     connector = plan.connector
     if connector is not None and plan.fault is not None and plan.one_scheduler:
-        # Select the faulty connector by configuration and environment, because workers get nothing else
-        # from this process.
+        # Pass the faulty connector by configuration and the fault by environment variable, because the
+        # workers are separate processes.
         connector = connector | {"kv_connector_module_path": afflicted.__name__}
         os.environ[afflicted.FAULT] = plan.fault
     arguments: dict[str, Any] = {
@@ -125,13 +125,13 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
 
 
 def adapter_of(folder: str) -> Any:
-    """Return an adapter request. vLLM identifies adapters by a number above 0."""
+    """Return a LoRA request for the adapter in a folder. vLLM requires an adapter number above 0."""
     kind: Any = import_module("vllm.lora.request").LoRARequest
     return kind(Path(folder).name, 1 + zlib.crc32(folder.encode()), folder)
 
 
 def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> list[Any]:
-    """Send all prompts, abort every second request while it runs, and return the other outputs."""
+    """Send all prompts and abort every second request while it runs; return the other outputs."""
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
     for name, prompt in zip(names, prompts, strict=True):
@@ -152,9 +152,9 @@ def generate_between_sleeps(
 ) -> list[Any]:
     """Send all prompts; while they are served, the engine sleeps and wakes up `sleeps` times.
 
-    Before each sleep the engine steps until no finished request holds blocks, but backups of running
-    requests may be in flight. No request is loading then, because vLLM refuses to sleep while a request
-    loads.
+    Before each sleep the engine steps until no finished request holds blocks. Backups of running
+    requests may still be in flight. No request is loading, because vLLM refuses to sleep while a
+    request loads.
     """
     engine = llm.llm_engine
     names = [f"{at:04}" for at in range(len(prompts))]
@@ -192,13 +192,13 @@ def output_of(request: Any) -> Output:
     tokens = list(request.outputs[0].token_ids)
     logprobs = request.outputs[0].logprobs
     chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]
-    # Replace NaN, which wrong bytes in a page can produce, because JSON has no NaN.
+    # Replace NaN, because JSON has no NaN. Wrong bytes in a page can lead to NaN.
     chosen = [NO_LOGPROB if isnan(each) else each for each in chosen]
     return Output(tokens, chosen, request.num_cached_tokens)
 
 
 def main() -> None:
-    """Run the plan named on the command line, and write the result to a file next to it."""
+    """Run the plan named on the command line, and write the result to a file in the plan's folder."""
     path, ranks = Path(sys.argv[1]), int(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
     write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank, ranks))

@@ -54,7 +54,7 @@ class Served:
     model: Path
     blocks: int = 64
     ahead: bool = False
-    """Whether a step is scheduled before the output of the previous step arrives."""
+    """Whether the scheduler schedules a step before it has the output of the previous step."""
     scheduler: Any = field(init=False)
     executors: list[ToldExecutor] = field(init=False)
     failing: set[int] = field(default_factory=set[int])
@@ -100,7 +100,7 @@ class Served:
         self.tell_of_workers()
 
     def tell_of_workers(self, **changed: Any) -> None:
-        """Send the workers' handshake to the scheduler, with the fields in `changed` replaced."""
+        """Send the workers' handshake to the scheduler; `changed` has new values of fields."""
         told = [
             OpenedRank(OPENINGS.encode(structs.replace(each, **changed))) for each in self._opened
         ]

@@ -1,8 +1,8 @@
 """Creates vLLM's configuration from each set of arguments in a file, and prints the errors.
 
-This is a separate program because vLLM changes the logging of a process. Arguments: the model, and a
-file with a JSON list of engine arguments. The output is a JSON list with the last line of each
-traceback, or an empty text if there was no error.
+This is a separate program because vLLM changes how a process logs. Arguments: the model, and a file
+with a JSON list of engine arguments. The output is a JSON list with the last line of each traceback, or
+an empty text if there was no error.
 """
 
 import json
@@ -28,7 +28,8 @@ def main() -> None:
     for each in configurations:
         try:
             config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
-            # Include this call, because every vLLM engine makes it after the configuration.
+            # Choose the executor class as every vLLM engine does next, because this can also raise an
+            # error.
             Executor.get_class(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
             ends.append(traceback.format_exception(error)[-1].strip())

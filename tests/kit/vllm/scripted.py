@@ -34,7 +34,10 @@ BLOCKS = 64
 
 
 class ChainedHasher:
-    """Computes block hashes as vLLM does: each over the previous hash, the tokens and extra keys."""
+    """Computes block hashes as vLLM does.
+
+    A block's hash covers the previous block's hash, the block's tokens, and its extra keys.
+    """
 
     def __init__(self, *, hash_tokens: int = PAGE_TOKENS, block_tokens: int = PAGE_TOKENS) -> None:
         self.hash_tokens = hash_tokens
@@ -69,7 +72,7 @@ class ChainedHasher:
 
 
 class ScriptedEngine:
-    """Serves requests one after the other; each request gets the blocks from `first_block` on."""
+    """Serves requests one after the other. The blocks of every request begin at `first_block`."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class ScriptedEngine:
         return request
 
     def arrive(self, tokens: list[int], **attributes: Any) -> Sent:
-        """Create a request and report its arrival to the scheduler side; `answer_to` serves it."""
+        """Create a request and report its arrival to the scheduler side. Do not serve it yet."""
         self._served += 1
         request = Sent(tokens, request_id=str(self._served), **attributes)
         self.side.arrived(request)

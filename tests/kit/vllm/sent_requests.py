@@ -93,7 +93,7 @@ class Sent:
 
 @dataclass
 class Blocks:
-    """Returns the block table of each scheduled request by the request's name."""
+    """Maps the name of each scheduled request to the request's block table."""
 
     resolve_block_ids: Callable[[str], tuple[Sequence[int], ...]]
 
@@ -120,12 +120,12 @@ class CountedBlocks:
             self.users[block] -= 1
 
     def unpin_blocks(self, blocks: Sequence[int], on_reuse: Callable[[Any], None]) -> None:
-        """Decrement refcounts; when one of the blocks is allocated again, call `on_reuse`."""
+        """Decrement refcounts of blocks. A later allocation of such a block calls `on_reuse`."""
         self.free_blocks(blocks)
         self.watched |= dict.fromkeys(blocks, on_reuse)
 
     def hand_out(self, *blocks: int) -> None:
-        """Allocate blocks to another request, as vLLM does, and call their `on_reuse` callbacks."""
+        """Allocate blocks to another request; call the `on_reuse` callbacks of unpinned blocks."""
         for block in blocks:
             on_reuse = self.watched.pop(block, None)
             if on_reuse is not None:

@@ -1,8 +1,8 @@
 """A CPU worker that sleeps like vLLM's GPU worker, and that runs backups as late as allowed.
 
-vLLM loads this class by `worker_cls`. A sleep overwrites the KV cache with numbers that would change
-all results. A backup reads its pages only at the next step, or when the engine waits for the backup. If
-the engine sleeps without waiting for a backup, the backup therefore copies these numbers.
+vLLM loads this class by `worker_cls`. A sleep overwrites the KV cache with wrong numbers, which would
+change all results. A backup reads its pages only at the next step, or when the engine waits for the
+backup. If the engine sleeps without waiting for a backup, the backup therefore copies wrong numbers.
 """
 
 import threading
@@ -32,7 +32,7 @@ class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUnty
         delay_backups()
 
     def sleep(self, level: int = 1) -> None:
-        """Call the connector, then overwrite the KV cache."""
+        """Tell the connector to stop using the KV caches, and then overwrite the caches."""
         kv_transfer.get_kv_transfer_group().unregister_kv_caches()
         runner: Any = self.model_runner
         caches: list[torch.Tensor] = runner.kv_caches

@@ -34,7 +34,8 @@ class Handing:
     model: str
     prompts: list[Prompt]
     store: str
-    """URI of the prefill engine's store, from which a final one-rank engine reads all pages."""
+    """URI of the prefill engine's store. After the decode engines, a one-rank engine reads all pages
+    from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ class Found:
 
 
 def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
-    """Run all engines; return each decode engine's result by its number of ranks, as text.
+    """Run all engines; return the results of the decode engines.
 
-    The key "store" has the result of a one-rank engine that reads from the prefill engine's store.
+    The key of a result is the engine's number of ranks as text. The key "store" has the result of a
+    one-rank engine that reads from the prefill engine's store.
     """
     path = folder / "handing.json"
     path.write_bytes(msgspec.json.encode(handing))
@@ -141,7 +143,7 @@ def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
 
 
 def main() -> None:
-    """Run the engines with the settings file named on the command line; write the result next to it."""
+    """Run the engines with the settings file named on the command line; write the result beside it."""
     path = Path(sys.argv[1])
     found = _run(msgspec.json.decode(path.read_bytes(), type=Handing))
     path.with_suffix(".found").write_bytes(msgspec.json.encode(found))

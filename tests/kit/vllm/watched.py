@@ -1,8 +1,7 @@
 """Serves prompts twice with one vLLM engine, and prints its events, metrics and statistics.
 
-This is a separate program because an engine changes logging, warnings and the exit of a process.
-Arguments: the model, and a folder for sockets and pages. After the engine's log it prints a JSON
-object.
+This is a separate program because an engine changes how a process logs, warns and exits. Arguments: the
+model, and a folder for sockets and pages. The program prints one JSON object after the engine's log.
 """
 
 import json
@@ -25,7 +24,6 @@ PROMPTS = [
 ]
 PATIENCE_S = 10.0
 
-# Modules of vLLM and of packages that are installed with vLLM.
 msgspec: Any = import_module("msgspec")
 zmq: Any = import_module("zmq")
 loggers: Any = import_module("vllm.v1.metrics.loggers")
@@ -97,11 +95,11 @@ def main() -> None:
         cache.flush()
         llm.reset_prefix_cache()
     for _ in range(2):
-        # In the second pass vLLM's own prefix cache holds the whole prompt.
+        # During the second serving, vLLM's own prefix cache has the whole prompt.
         llm.generate([{"prompt_token_ids": PROMPTS[0][0]}], sampling, use_tqdm=False)
     llm.generate([{"prompt_token_ids": [9, 9, 9]}], sampling, use_tqdm=False)
     llm.llm_engine.do_log_stats()
-    # Wait until the publisher's thread has published all events, because only published events are
+    # Wait until the publisher's thread has published all events, because unpublished events are not
     # replayed.
     llm.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher._event_queue.join()
     seen = {
@@ -115,8 +113,8 @@ def main() -> None:
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()
-    # Create a second logger, as a second engine in this process would. It makes vLLM unregister the
-    # first engine's metrics.
+    # Create a second logger, because a second engine in this process would create one. vLLM then
+    # unregisters the first engine's metrics.
     loggers.PrometheusStatLogger(llm.llm_engine.vllm_config)
     print(json.dumps(seen, default=str))  # noqa: T201 - the test reads it.
 

@@ -43,7 +43,10 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Convolve one token of each request, of shape [requests, channels], from the request's state."""
+    """Convolve one token of each request, starting from the request's state.
+
+    `x` has shape [requests, channels].
+    """
     assert activation is None
     inputs = torch.cat([conv_state[conv_state_indices].to(x.dtype), x[:, :, None]], dim=-1)
     conv_state[conv_state_indices] = inputs[:, :, 1:]

@@ -54,12 +54,12 @@ STORE_FAULTS = (
     "fault.seed=2&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
     "&fault.flip=0.09"
 )
-"""URI options that make a store fail at random. The seed is one with which the store's manifests are
-written, because the store cannot open without them."""
+"""URI options that make a store fail at random. With this seed the writes of the store's manifests
+succeed. Without manifests the store could not open."""
 
 LATE_S = 0.3
-"""Seconds by which the late rank delays reading adapters, so that a test can overwrite their files
-first."""
+"""Seconds for which the late rank waits before it reads adapters. In this time a test overwrites their
+files."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """Method of SGLang that runs a collective at the end of each RPC. The collective is not counted,
@@ -87,8 +87,8 @@ class Probe:
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
         if "retract_every" in self.faults:
-            # Set SGLang's own test switch here, because SGLang reads its environment variable only at
-            # import.
+            # Set the scheduler module's constants directly. SGLang reads the environment variable for
+            # them only at import.
             module: Any = import_module("sglang.srt.managers.scheduler")
             module.TEST_RETRACT = True
             module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
@@ -97,7 +97,7 @@ class Probe:
         return self.rank is not None and self.faults.get(fault) == self.rank
 
     def collective(self, name: str, launch: Callable[..., Any]) -> Any:
-        """Launch a collective, and count it by name and caller."""
+        """Launch a collective, and add it to the count for its name and caller."""
         if self.rank is None or getattr(self._inside, "one", False):
             return launch()
         caller = _caller()

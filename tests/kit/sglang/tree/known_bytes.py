@@ -14,7 +14,7 @@ from tests.kit.sglang.tree import here
 HEADS = 4
 LAYERS = 3
 PRIME = 8191
-"""Upper bound of tokens' numbers, so small that float32 represents them exactly."""
+"""Upper bound of the numbers that identify tokens. float32 represents numbers below it exactly."""
 INDEX_BYTES = 128
 """Bytes of one token's index key in DeepSeek's sparse attention, without the scale's four bytes."""
 
@@ -37,7 +37,7 @@ class Kind:
 
     page_tokens: int
     make: Callable[[int, int], Any]
-    """Function that creates a pool for a number of slots and a number of ranks."""
+    """Function that creates a pool. Its arguments are the number of slots and the number of ranks."""
     held: Callable[[Any, torch.Tensor], Held]
     """Function that returns the content of a pool's slots, as views or copies."""
     expected: Callable[[torch.Tensor, int, int], Held]
@@ -145,7 +145,7 @@ def _index_of(pool: Any, slots: torch.Tensor) -> Held:
 
 
 def _parts(buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of index keys and their scales; a page has all keys first, then all scales."""
+    """Return views of the index keys and of their scales; in a page, all keys precede all scales."""
     split = 64 * INDEX_BYTES
     pages = len(buffer)
     return buffer[:, :split].view(pages, 64, -1), buffer[:, split:].view(pages, 64, -1)

@@ -34,10 +34,10 @@ class StateKind:
     matrix: tuple[int, int] = (1, 0)
     """Shape of each head's recurrent state."""
     inputs_first: bool = False
-    """Whether a slot is stored as [input, channel], with the channels of each input contiguous."""
+    """Whether the convolution part of a slot has shape [input, channel] and not [channel, input]."""
 
     def params(self, ranks: int) -> Any:
-        """Return SGLang's parameters of the states on one of `ranks` ranks."""
+        """Return SGLang's parameters of the states on a rank of a group with `ranks` ranks."""
         dtype = here.of(UTILS, "Mamba2StateDType")(conv=torch.float32, temporal=torch.float32)
         kind = "KimiLinearCacheParams" if self.inputs_first else "Mamba2CacheParams"
         return here.of(UTILS, kind)(shape=self.shape(ranks), layers=list(LAYERS), dtype=dtype)

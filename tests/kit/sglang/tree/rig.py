@@ -31,7 +31,7 @@ OURS = "lockstep.integrations.sglang"
 
 
 class Rig:
-    """One rank with `pages` device pages. All ranks of a group must be created concurrently."""
+    """One rank with `pages` device pages. Create all ranks of a group concurrently."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Rig:
     def admit(self, request: Any, *, promised: int = 0) -> bool:
         """Try to admit a request to the batch; return False if the test must retry in a later step.
 
-        `promised` is the number of tokens that are reserved for other requests of the batch.
+        `promised` tokens of the device pool are reserved for other requests of the batch.
         """
         handle, cache = request.cache_request_handle, self.cache
         if not cache.check_prefetch_progress(handle):
@@ -209,7 +209,10 @@ class Rig:
         self.write(slots, numbers_of(known)[start:])
 
     def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
-        """Allocate slots for tokens `start` to `end`; use the rest of the page of slot `last` first."""
+        """Allocate slots for tokens `start` to `end`.
+
+        The first slots are the rest of the page that has slot `last`.
+        """
         unit = self.page_tokens
         rest = min(-start % unit, end - start)
         continued = torch.arange(1, rest + 1) + (0 if last is None else int(last))
@@ -285,7 +288,7 @@ class Rig:
     def copies_failing(
         self, direction: Direction, fails: Callable[[], bool] = lambda: True
     ) -> Generator[None]:
-        """Until the block ends, each copy in a direction fails on this rank if `fails()` is true."""
+        """Make this rank's copies in a direction fail during the block, each if `fails()` is true."""
 
         def fail() -> None:
             if fails():
@@ -311,7 +314,7 @@ class Rig:
         finally:
             copies._copy = copy
 
-    # Methods that query the tree, the allocator, and the content of slots.
+    # Methods that look at the tree, the allocator, and the content of slots.
 
     def match(self, tokens: Sequence[int]) -> Any:
         """Match a sequence of tokens without a request; return SGLang's result."""
@@ -339,15 +342,15 @@ class Rig:
         return slots
 
     def write(self, slots: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Write the KV of tokens with these numbers to slots, in place of a forward pass."""
+        """Write KV to slots in place of a forward pass; `numbers` identify the tokens."""
         self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
 
     def wrong(self, tokens: Sequence[int]) -> list[str]:
-        """Return the columns and layers whose content is wrong in the tree's slots of these tokens."""
+        """Check these tokens' slots in the tree; return the columns and layers that are wrong."""
         return self._wrong(self.slots_of(tokens), tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
-        """Return the columns and layers whose content is wrong in the slots of a running request."""
+        """Check the slots of a running request; return the columns and layers that are wrong."""
         count = request.kv.kv_committed_len
         slots = self.rows.req_to_token[request.kv.req_pool_idx][:count].long()
         return self._wrong(slots, [*request.origin_input_ids, *request.output_ids][:count])
@@ -365,7 +368,7 @@ class Rig:
         self.write(slots, torch.full((len(slots),), 4711))
 
     def sizes(self) -> tuple[int, int, int]:
-        """Return the numbers of device tokens that are free, evictable, and protected from eviction."""
+        """Return how many device tokens are free, evictable, and protected, in this order."""
         cache = self.cache
         return (
             self.allocator.available_size(),
@@ -374,7 +377,7 @@ class Rig:
         )
 
     def lost(self) -> int:
-        """Return how many slots are neither free nor in the tree, running requests' slots included."""
+        """Return how many slots are neither free nor in the tree. Slots of running requests count."""
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:
@@ -386,5 +389,5 @@ class Rig:
         self.cache.release_host_resources()
 
     def key(self, tokens: Sequence[int]) -> Any:
-        """Return the tree key of tokens without a salt."""
+        """Return the key that the tree uses for these tokens; the key has no salt."""
         return here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")(array("q", tokens), None)

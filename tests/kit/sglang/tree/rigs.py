@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 class Rigs:
-    """All ranks of a group, closed at the end of a `with` block; `settings` go to the class `rig`."""
+    """All ranks of a group, closed at the end of a `with` block.
+
+    `rig` is the class of the ranks, and `settings` are its keyword arguments.
+    """
 
     def __init__(self, ranks: int = 1, rig: type[Rig] = Rig, **settings: Any) -> None:
         here.begin()

@@ -23,7 +23,7 @@ POOLS = f"{MEM_CACHE}.memory_pool"
 
 
 class StatefulRig(Rig):
-    """One rank; `states` names the kind of recurrent state, `slots` is the number of state slots.
+    """One rank with `slots` state slots for recurrent states of the kind `states`.
 
     If `tracked` is True, SGLang keeps a copy of a request's state at each page end. Otherwise a page
     has one token.
@@ -126,7 +126,7 @@ class StatefulRig(Rig):
         kv.mamba_last_track_seqlen = tokens
 
     def insert(self, tokens: Sequence[int]) -> None:
-        """Insert full pages of tokens into the tree, in new slots, with the state at their end."""
+        """Insert full pages of tokens and their final state into the tree, in new slots."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
@@ -142,7 +142,7 @@ class StatefulRig(Rig):
     # Methods that query matches and the content of slots.
 
     def pages(self, first: int, count: int) -> list[int]:
-        """Return consecutive tokens from `first` on that fill `count` pages."""
+        """Return consecutive tokens that fill `count` pages; the first token is `first`."""
         return list(range(first, first + count * self.page_tokens))
 
     def found(self, *sequences: Sequence[int]) -> list[bool]:
@@ -209,6 +209,6 @@ def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[Sta
 
 @pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
 def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
-    """One rank, first without and then with tracked states. Test modules import this fixture."""
+    """One rank, once without and once with tracked states. Test modules import this fixture."""
     with one_stateful(tracked=request.param) as rig:
         yield rig

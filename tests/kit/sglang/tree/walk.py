@@ -36,7 +36,7 @@ class Walker:
 
 @dataclass(slots=True)
 class Walk:
-    """A random walk over a group's actions. `wrong` collects violations and must stay empty."""
+    """A random sequence of actions on a group. `wrong` collects violations and must stay empty."""
 
     rigs: Rigs
     seed: int
@@ -148,7 +148,7 @@ class Walk:
         self.running.remove(walker)
 
     def _retract(self, drawn: Random) -> None:
-        # Unblock copies first, because a retraction waits for its own copy.
+        # Unblock copies first, because the retraction of a request waits for the request's copy.
         self._let_go(drawn)
         walker = self._drawn(drawn, _has_computed)
         if walker is None:
@@ -175,12 +175,12 @@ class Walk:
         self._let_go(drawn)
         self._every(lambda rig: rig.cache.reset())
         self._every(lambda rig: rig.allocator.clear())
-        # Clear the request table, too, because its rows own the state slots.
+        # Clear the request tables, because their rows own the state slots.
         self._every(lambda rig: rig.rows.clear())
         self._every(lambda rig: rig.spoil())
 
     def _hold(self, drawn: Random) -> None:
-        """Block rank 0's copies in a random direction, so that all ranks have to wait for rank 0."""
+        """Block rank 0's copies in a random direction. The other ranks then have to wait for rank 0."""
         self._let_go(drawn)
         direction = drawn.choice(list(Direction))
         self._held.enter_context(self.rigs.ranks[0].copies_held(direction))

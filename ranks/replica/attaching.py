@@ -36,11 +36,11 @@ class StoreState(StrEnum):
     DRAINING = "draining"
     """The store gets no new I/O, but still has I/O in flight."""
     LOST = "lost"
-    """No store is attached: the group detached the last one because its calls did not return."""
+    """No store is attached: the group detached the last store, because calls to it did not return."""
 
 
 class Attaching:
-    """Attaches and detaches the store by proposals that all ranks have staged."""
+    """Attaches or detaches the store once all ranks have staged the same proposal."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -61,7 +61,8 @@ class Attaching:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self.proposal: int | None = None
-        """The digest of the proposal that some rank has staged, or None; set by a verdict."""
+        """The digest of the proposal that some rank has staged, as of the last verdict; None if no rank
+        has staged one."""
         self.proposed_ms = 0
         """Agreed time (ms) of the first verdict that reported the proposal; its timeout starts then."""
 
@@ -96,7 +97,8 @@ class Attaching:
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
-            # If the ranks staged different proposals, withdraw all of them, naming none.
+            # If the ranks staged different proposals, withdraw all of them; the decision then names no
+            # proposal.
             told, refused = (
                 (None, None) if proposed.differs else (proposed.proposal, proposed.refused_rank)
             )
@@ -120,7 +122,7 @@ class Attaching:
             self._persisting.abandon()
 
     def _end_draining(self) -> None:
-        """Finish the detach of a draining store once its only I/O in flight is in quarantine."""
+        """Finish a detach once the draining store has no I/O in flight other than quarantined I/O."""
         if self._store.draining and not self._operation_table.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())
@@ -151,7 +153,7 @@ class Attaching:
         )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
-        """Return whether the proposal is a detach although no store is attached.
+        """Return whether the proposal asks to detach a store while no store is attached.
 
         Such a proposal was sent twice, or reached one rank late. It is completed at once, so that it
         does not block other proposals.

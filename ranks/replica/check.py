@@ -89,7 +89,7 @@ def _check_node(tree: Tree, node: Node) -> None:
 
 
 def _check_whole(allocator: PageAllocator, node: Node) -> None:
-    """Check that a node is merged with its only child unless both must stay separate (rule R15)."""
+    """Check that a node and its only child are merged, unless the two must stay separate (rule R15)."""
     parent = node.parent
     if parent is not None and parent.parent is not None and len(parent.children) == 1:
         divided = allocator.are_divided(parent, node)
@@ -127,7 +127,8 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
 def _check_locked(node: Node) -> None:
     """Check that a node locked on the device has pages there, or that a copy in flight fills it.
 
-    Callers skip nodes covered by a named pin, which may lock a node before its pages are on the device.
+    Callers skip nodes that a named pin covers, because a pin may lock a node before its pages are on
+    the device.
     """
     if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not node.is_to_have(DEVICE, 0):
         _violated(5, node, DEVICE, "is locked without pages, and no copy in flight fills it")

@@ -54,7 +54,10 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Remove the named pins of a namespace (None: of all) and evict its pages not in use."""
+        """Remove the named pins of a namespace and evict its pages that are not in use.
+
+        If `namespace` is None, do so for all namespaces.
+        """
         self._journal.record("drop", namespace)
         for pin in list(self._pinning.pins.values()):
             if namespace in {None, pin.node.place.namespace}:
@@ -67,14 +70,14 @@ class Clearing:
         return Dropped(before - held, held)
 
     def limit(self, limit: NamespaceLimit) -> None:
-        """Set a namespace's limit; the next verdict evicts the pages beyond the limit."""
+        """Set a namespace's limit; the next verdict evicts the pages that exceed the limit."""
         self._journal.record(
             "limit", limit.namespace, limit.device_pages, limit.host_pages, limit.ttl_s
         )
         self._prefixes.allocator.limit(limit)
 
     def _nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return all nodes below `roots`, children before parents, which is the eviction order."""
+        """Return all nodes below `roots` in eviction order: children before parents."""
         return list(self._prefixes.tree.nodes(roots))[::-1]
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:

@@ -1,7 +1,7 @@
 """A digest of the whole replicated state, computed from the state alone.
 
-Rounds compare the journal's rolling digest, because it is cheap. Simulation and tests compare this slow
-digest, too, to verify that the journal covers the state.
+Computing this digest is slow, so rounds compare the journal's rolling digest instead. Simulation and
+tests compare both, to verify that the journal covers the state.
 """
 
 import xxhash

@@ -30,9 +30,10 @@ class MessageCommit:
             self.agreed = self._outbox.requests = number
 
     def hear(self, number: int, content: bytes | None) -> None:
-        """Apply a message as a command by recording its hash; `content` is None without an inbox.
+        """Apply an external message as a command by recording its hash.
 
-        Raises `UsageError`, and changes nothing, unless it is the next message and every rank has it.
+        `content` is None on a rank that does not receive messages. Raises `UsageError`, and changes
+        nothing, unless the message is the next one and every rank has it.
         """
         if number != self.heard + 1:
             raise UsageError(f"message {number} does not follow message {self.heard}")

@@ -35,7 +35,7 @@ class PinnedPrefix:
 
 
 class Pinning:
-    """The named pins; a step costs in proportion to the pins that end in it (rule R15)."""
+    """The named pins. The cost of a step depends on the pins that end in it only (rule R15)."""
 
     def __init__(
         self, basis: ReplicaParts, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
@@ -51,8 +51,8 @@ class Pinning:
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: the number of pages that all pins keep."""
         self._awaiting: dict[Node, dict[str, PinnedPrefix]] = {}
-        """By node that still has to be copied to host memory: the pins, by name, that lock device pages
-        until then."""
+        """By node that host memory lacks: the pins, by name, that lock device pages until the node has
+        been copied."""
         self._came: list[PinnedPrefix] = []
         """Pins whose awaited node was copied to host memory since the last `look_after`."""
         self._deadlines: AgreedDeadlines[PinnedPrefix] = AgreedDeadlines()
@@ -110,7 +110,7 @@ class Pinning:
         return True
 
     def drop_all(self) -> None:
-        """Remove every pin, because a cache reset ensures that their prefixes are matched no more."""
+        """Remove every pin, because after a cache reset no request can match their prefixes."""
         for name in list(self.pins):
             self.unpin(name)
 
@@ -157,7 +157,7 @@ class Pinning:
             self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
-        """Return whether pins may keep `pages` (by component) more within the bounds for pins."""
+        """Return whether pins may keep `pages` more pages (by component) within their bounds."""
         config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:

@@ -133,12 +133,12 @@ class Replica:
 
     @property
     def leaving(self) -> list[str]:
-        """Names of released requests whose lent pages copies still use, perhaps forever."""
+        """Names of released requests whose lent pages are still in use by copies, perhaps forever."""
         return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
-        """Whether copies use lent pages of a released request and a later verdict will free them."""
+        """Whether a later verdict will free lent pages of a released request that copies still use."""
         return self._lent.waits
 
     def prefetch_slots(self) -> PrefetchSlotTable:
@@ -195,9 +195,10 @@ class Replica:
         return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the ids of copies in flight that touch lent pages of a request; None means any.
+        """Return the ids of the copies in flight that touch lent pages of a request.
 
-        With `awaited`, leaves out quarantined copies, which may never end. Changes nothing.
+        If `name` is None, returns those of all requests. With `awaited`, leaves out quarantined copies,
+        which may never end. Changes nothing.
         """
         return self._lent.touching(name, awaited=awaited)
 
@@ -232,7 +233,7 @@ class Replica:
     def load_back(
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
-        """Admit a request; its prefetch ends and keeps the pages that have landed."""
+        """Admit a request; its prefetch ends, and the pages that have landed stay cached."""
         owned, requests = self._owned, self.requests
         owned.require_possible(name, requests.place(namespace), tokens, reserve_tokens)
         request = requests.enter(name, namespace)
@@ -245,12 +246,12 @@ class Replica:
 
     @command
     def extend(self, name: str, total_tokens: int) -> bool:
-        """Reserve pages so that a request has room for `total_tokens`; return False if it has not."""
+        """Reserve pages for `total_tokens` tokens of a request; return False if too few are left."""
         return self._owned.extend(self._owned_request(name), total_tokens)
 
     @command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
-        """Insert a request's computed pages into the tree; return how many tokens are in it."""
+        """Insert a request's computed pages into the tree; return how many tokens are in the tree."""
         return self._owned.insert(self._owned_request(name), tokens, final=final)
 
     @command
@@ -265,10 +266,10 @@ class Replica:
 
     @command
     def release(self, name: str) -> bool:
-        """Forget a request and free its pages; its prefetch keeps the pages that have landed.
+        """Forget a request and free its pages; pages that have landed for its prefetch stay cached.
 
-        Returns True if its lent device pages are free. If a copy on some rank still touches them,
-        returns False, and the effects of a later verdict name the request as freed.
+        Returns True if the request's lent device pages are free. If a copy on some rank still touches
+        them, returns False, and the effects of a later verdict name the request as freed.
         """
         request = self.requests.known(name)
         self.prefetching.stop(request)
@@ -292,7 +293,7 @@ class Replica:
 
     @command
     def match_host(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens host memory can restore beyond `device_tokens`."""
+        """Return how many tokens after the first `device_tokens` host memory can restore."""
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
@@ -318,7 +319,7 @@ class Replica:
 
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Copy from lent device pages those pages of `tokens` that host memory lacks."""
+        """Back up `tokens` from lent device pages: copy those pages that host memory lacks."""
         lent = self._lent
         lent.require_lent(name, tokens, runs)
         request = self._enter(name, namespace)
@@ -365,7 +366,7 @@ class Replica:
 
     @command
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict the pages of one namespace, or of all if None, that are not in use."""
+        """Evict the pages of a namespace that are not in use; if None, those of all namespaces."""
         return self.clearing.drop(namespace)
 
     @command
@@ -449,8 +450,8 @@ class Replica:
             self.prefetching.quarantined(operation)
         if operation.is_for_store:
             if self.quarantine.store_keeps_too_much():
-                # Detach a store whose I/O never ends, because it would use up the host pool page by
-                # page.
+                # Detach a store whose I/O never ends, because such I/O would use up the host pool page
+                # by page.
                 self.attaching.detach(KEEPS_TOO_MUCH)
         elif excess := self.quarantine.exceeds_budget():
             what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"

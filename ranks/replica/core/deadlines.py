@@ -7,19 +7,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 _STALE_SPARE = 64
-"""The heap is compacted when its superseded entries exceed the current ones by more than this number.
-"""
+"""The heap is compacted when it has this many more superseded entries than current ones."""
 
 
 class AgreedDeadlines(Generic[T]):
-    """One deadline per key; a step costs in proportion to the deadlines that pass in it (rule R15)."""
+    """A set of deadlines, at most one per key.
+
+    The cost of a step is proportional to the number of deadlines that pass in it (rule R15).
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, T]] = []
         """A heap of (deadline in ms, entry number, key)."""
         self._current: dict[T, int] = {}
-        """By key: the number of the heap entry that holds its deadline; 0 while no time has been agreed
-        on."""
+        """By key: the number of the heap entry with the key's deadline; 0 if the key has no heap entry
+        yet, because no time has been agreed on."""
         self._undated: dict[T, int] = {}
         """By key: the duration (ms) of a deadline that starts at the first agreed time."""
         self._number = 0

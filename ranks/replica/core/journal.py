@@ -34,8 +34,8 @@ class Journal(Recorder):
     def record(self, *entry: object) -> None:
         """Append one change of the replica: a word for its kind, then the values that determine it.
 
-        Raises `UsageError`, and appends nothing, for a value from the engine whose encoding may differ
-        between processes, such as an arbitrary object. Sets and mappings are encoded in sorted order.
+        If the encoding of an engine's value may differ between processes, as for an arbitrary object,
+        raises `UsageError` and appends nothing. Sets and mappings are encoded in sorted order.
         """
         try:
             # Encode the values now, because the caller may change them later.
@@ -55,7 +55,7 @@ class Journal(Recorder):
 
 
 def _culprit(entry: tuple[object, ...]) -> str:
-    """Return a short text with type and value of the first part of an entry that cannot be encoded."""
+    """Return a short text with type and value of the first part of an entry without an encoding."""
     for part in entry:
         try:
             _ENCODER.encode(part)

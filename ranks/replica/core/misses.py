@@ -68,8 +68,8 @@ class Misses:
     ) -> tuple[MissedTokens, Sequence[Digests]]:
         """Return (missed tokens by cause, digests of the missed pages) of one request.
 
-        Counts those of `tokens` after the first `cached_tokens`. The caller passes the digests to
-        `asked` once the request computes.
+        The first `cached_tokens` of `tokens` are not missed. The caller passes the digests to `asked`
+        once the request computes.
         """
         asked, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
         first, last = cached_tokens // page_tokens, asked // page_tokens
@@ -92,7 +92,8 @@ class Misses:
     def asked(self, digests: Sequence[Digests]) -> None:
         """Record digests that `count` returned; the next verdict adds them to the table.
 
-        Because of this delay, requests that arrive together get the same cause for a missed page.
+        Because the table changes only then, requests that arrive together get the same cause for a
+        missed page.
         """
         self._asked += digests
 

@@ -10,7 +10,7 @@ from .misses import Misses
 
 @dataclass(slots=True)
 class Clock:
-    """Two replicated clocks: logical time, which orders uses of pages, and agreed time, for deadlines.
+    """Two replicated clocks: logical time orders the uses of pages, and agreed time measures deadlines.
 
     Neither clock reads the rank's wall clock.
     """

@@ -26,15 +26,15 @@ class Follows(NamedTuple):
     ended: Callable[[Any], None] = _never
     """Called when the operation has succeeded on every rank."""
     failed: Callable[[Any], None] = _never
-    """Called when the operation failed on some rank; `quiet` is called later, when its I/O has ended.
-    """
+    """Called when the operation has failed on some rank. When the operation's I/O has ended, `quiet` is
+    called, too."""
 
 
 class Device(Protocol):
     """The interface of owned and lent device pages to the rest of the replica."""
 
     def follows(self) -> dict[OperationKind, Follows]:
-        """Return, by kind of copy, the functions that apply its outcomes."""
+        """Return the functions that apply the outcomes of copies, by kind of copy."""
         ...
 
     def load_state(self, request: Request) -> LoadState:
@@ -42,7 +42,7 @@ class Device(Protocol):
         ...
 
     def release(self, request: Request) -> bool:
-        """Forget a request; return False if a copy in flight still touches pages that it lent."""
+        """Forget a request; return False if a copy in flight touches pages that the request lent."""
         ...
 
     def quarantined(self, operation: Copy) -> None:
@@ -50,5 +50,5 @@ class Device(Protocol):
         ...
 
     def after_verdict(self) -> None:
-        """Report in the effects the released requests whose lent pages no copy touches any more."""
+        """Report released requests in the effects once no copy touches their lent pages any more."""
         ...

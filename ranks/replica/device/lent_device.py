@@ -96,13 +96,13 @@ class LentDevice:
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # Report SAVING although the pages are saved, because a backup that started earlier still
-            # reads the request's device pages.
+            # The pages are saved, but an earlier backup still reads the request's device pages. Report
+            # SAVING until that backup ends.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
     def match_host(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens host memory can restore beyond `device_tokens`.
+        """Return how many tokens after the first `device_tokens` host memory can restore.
 
         Returns 0 after a failed load: the request computes instead of retrying forever.
         """
@@ -156,7 +156,7 @@ class LentDevice:
     def load(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Load the whole pages of `tokens` from `start_tokens` on into the lent device pages `runs`."""
+        """Load the whole pages of `tokens` after `start_tokens` into the lent device pages `runs`."""
         self._requests.digest_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
@@ -283,7 +283,7 @@ class LentDevice:
         return not copies
 
     def quarantined(self, operation: Copy) -> None:
-        """Let a request stop waiting for its quarantined `Retract`, which only reads lent pages."""
+        """Let a request stop waiting for a quarantined `Retract`: a retract only reads lent pages."""
         if isinstance(operation, Retract):
             self._wait_no_more(operation)
 
@@ -293,9 +293,10 @@ class LentDevice:
             self._outbox.freed.append(name)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the ids of copies in flight that touch lent pages of a request; None means any.
+        """Return the ids of the copies in flight that touch lent pages of a request.
 
-        With `awaited`, leaves out quarantined copies, which may never end. Changes nothing.
+        If `name` is None, returns those of all requests. With `awaited`, leaves out quarantined copies,
+        which may never end. Changes nothing.
         """
         if awaited:
             return tuple(each for each in self.touching(name) if not self._hangs(each))
@@ -311,7 +312,7 @@ class LentDevice:
 
     @property
     def waits(self) -> bool:
-        """Whether copies use lent pages of a released request and a later verdict will free them.
+        """Whether a later verdict will free lent pages of a released request that copies still use.
 
         A request with a quarantined copy is not counted, because that copy may never end.
         """
@@ -331,7 +332,8 @@ class LentDevice:
     def _load_began(self, request: LentRequest, first: int, starts: Sequence[int]) -> None:
         """Record the load that a request waits for, and the lent pages that the load leaves unfilled.
 
-        The engine lends pages from position `first` on; the load fills each component from `starts` on.
+        The engine lends pages from position `first` on. The load fills each component from its position
+        in `starts` on.
         """
         load, before = request.waits_for, request.unfilled
         assert load is not None
@@ -389,7 +391,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return the lent pages to back up, with the state only if `tokens` end at a page boundary."""
+        """Return the lent pages to back up, plus the state if `tokens` end at a page boundary."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
@@ -398,7 +400,7 @@ class LentDevice:
         return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
-        """Return, by component, the first position that a load of the prefix up to `last` copies."""
+        """Return, by component, the first position that a load copies if the prefix ends at `last`."""
         return [
             max(first, each.needed_from(last)) if each.per_page else first
             for each in self._components

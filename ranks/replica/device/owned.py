@@ -70,8 +70,8 @@ class OwnedDevice:
         self._least_pages = min(
             self._allocator.pools[DEVICE][each.index].capacity for each in self._paged
         )
-        """Capacity in pages of the smallest device pool among components with one page per page of
-        tokens."""
+        """The capacity in pages of the smallest device pool, leaving out the pools of recurrent states.
+        """
 
     def follows(self) -> dict[OperationKind, Follows]:
         finish = self._operation_table.finish
@@ -105,8 +105,8 @@ class OwnedDevice:
     ) -> None:
         """Raise `UsageError` for a request that does not fit even an empty device.
 
-        Such a request would wait forever. For windows, only the pages that a match of the currently
-        cached prefix needs are counted. Changes nothing.
+        Such a request would wait forever. Of the cached prefix's window pages, only those that a match
+        needs are counted. Changes nothing.
         """
         reserved = -(-reserve_tokens // self._page_tokens)
         if max(len(tokens) // self._tree.page_bytes, reserved) > self._least_pages:
@@ -142,8 +142,8 @@ class OwnedDevice:
         prefixes.use(best, hits=1, priority=priority)
         self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
-            # List the missing pages again, because the allocation may have split nodes; their order
-            # stays the same.
+            # List the missing pages again, because the allocation may have split nodes. The order of
+            # the pages stays the same.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
@@ -152,7 +152,7 @@ class OwnedDevice:
         return self._admission(request, on_device, tokens)
 
     def extend(self, request: OwnedRequest, total_tokens: int) -> bool:
-        """Reserve pages so that a request has room for `total_tokens`; return False if it has not."""
+        """Reserve pages for `total_tokens` tokens of a request; return False if too few are left."""
         self._require_ready(request)
         total = -(-total_tokens // self._page_tokens)
         self._journal.record("extend", request.id, total_tokens)
@@ -299,8 +299,9 @@ class OwnedDevice:
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
         """Return (device end, restorable end): positions up to which a request can reuse a path.
 
-        Up to the first, the device has all needed pages. The second is the end of `best_match_node`,
-        where a load back must end because every component accepts a match there (incident B).
+        Up to the device end, the device has all needed pages. The restorable end is that of
+        `best_match_node`, where a load back must end because every component accepts a match there
+        (incident B).
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
@@ -373,7 +374,7 @@ class OwnedDevice:
             request.ends = positions - {0}
 
     def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
-        """Return the token counts beyond the cached prefix at which the tree can keep a state."""
+        """Return the token counts after the cached prefix at which the tree can keep a state."""
         best, last = request.prefix, len(tokens) // self._tree.page_bytes
         positions = set(request.checkpoints)
         for component in self._states:
@@ -384,7 +385,7 @@ class OwnedDevice:
     def _keep_state(self, request: OwnedRequest, node: Node) -> None:
         """Copy the request's working state to the tree, if the node ends at a checkpoint.
 
-        Without a free slot the checkpoint is skipped, so that a later request may miss there.
+        If no slot is free, the checkpoint is skipped; a later request may then miss there.
         """
         for component in self._states:
             index = component.index
@@ -420,7 +421,7 @@ class OwnedDevice:
             node.is_match_end = True
 
     def _publish(self, request: OwnedRequest, node: Node) -> None:
-        """Give a node the request's computed pages; free them if the node already has pages."""
+        """Give a node the request's computed pages, or free them if the node already has pages."""
         count = node.end - request.prefix
         own = request.own = list(request.own)
         for component in self._paged:

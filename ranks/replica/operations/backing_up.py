@@ -40,7 +40,7 @@ from .requests import LentRequest, Requests
 _ENDS_MAX = 4
 """Maximum number of earlier match ends (positions where a match may end) that one backup checks."""
 _UNKEPT_SHARE = 4
-"""At most 1 / this value of a host pool holds temporary pages, which are copied only to be persisted.
+"""Temporary host pages, which are persisted and then freed, take at most 1 / this value of a host pool.
 """
 
 
@@ -76,7 +76,7 @@ class BackingUp:
             self._persisting.offer_path(node)
 
     def back_up_if_hit_often(self, node: Node) -> None:
-        """Under write-through-selective, back up the nodes of the path to `node` with enough hits."""
+        """Under write-through-selective, back up the nodes of the path to `node` that are hit often."""
         if self._config.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
         hits = self._config.selective_hits
@@ -109,10 +109,10 @@ class BackingUp:
     def write_through_again(self, node: Node, lent: Lent | None = None) -> tuple[int, ...]:
         """Retry the backup of the path to `node`, one match end after the other.
 
-        Each match end is copied completely or not at all, because waiting paths would otherwise evict
-        parts of each other forever. A complete match end is persisted before it may be evicted. While
-        the store accepts no writes, a retry that could evict unwritten pages is postponed. Returns the
-        ids of the operations begun.
+        The pages that a match end needs are copied all or not at all, because waiting paths would
+        otherwise evict parts of each other forever. Once complete, they are persisted before they may
+        be evicted. While the store accepts no writes, a retry that could evict unwritten pages is
+        postponed. Returns the ids of the operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -139,8 +139,8 @@ class BackingUp:
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # Pass `again`, so that the part of a long path that the store has is not written once more.
-        # Otherwise such retries would never end.
+        # Pages that were seen in the store must not be written again here (`again`): otherwise a path
+        # longer than host memory would be retried forever.
         self._persisting.offer_path(node, again=True)
         return operations
 
@@ -153,7 +153,7 @@ class BackingUp:
         too_long: bool,
         whole: bool = False,
     ) -> tuple[tuple[int, ...], list[Node]]:
-        """Back up the path to `node`, as far as matches that end at the nodes `ends` need it.
+        """Back up the pages on the path to `node` that matches ending at the nodes `ends` need.
 
         With `whole`, `node` is copied completely or not at all. Returns (ids of the operations begun,
         nodes of `ends` for which host memory has no room).
@@ -211,7 +211,7 @@ class BackingUp:
         """
         again = lent.request in self._prefixes.allocator.not_on_host.awaited
         if again:
-            # Start the next backoff pause with this retry, if copies have failed.
+            # This try counts for the backoff: if copies have failed, the next pause starts now.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
@@ -225,11 +225,11 @@ class BackingUp:
         return store_goes_on or awaited.ended != self._operation_table.ended
 
     def engine_gave_up(self, name: str) -> None:
-        """Count a request's pages still to be backed up as lost, because they are no longer lent."""
+        """Count a request's pages without a backup as lost, because they are no longer lent."""
         self._prefixes.allocator.not_on_host.engine_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
-        """Return the device pages from which to back up `missing` (node, component), or None."""
+        """Return the device pages from which to back up `missing` (node, component); None if absent."""
         node, index = missing
         return (
             node.values[DEVICE][index] if lent is None else lent.of(node, self._components[index])
@@ -246,7 +246,7 @@ class BackingUp:
         return transfers
 
     def settle(self, operation: Backup | Retract) -> None:
-        """Attach pages copied on every rank to the tree, and offer them to storage."""
+        """Attach to the tree the pages copied on every rank, and offer them to storage."""
         self.pauses.succeeded()
         if isinstance(operation, Backup) and operation.passes:
             self._settle_unkept(operation)
@@ -344,7 +344,7 @@ class BackingUp:
         return component.needed_from(end.end - 1 if one_more else end.end)
 
     def _can_ever_be_whole(self, node: Node) -> bool:
-        """Return whether host memory, or a store for the excess pages, can hold the path to `node`."""
+        """Return whether the path to `node` fits in host memory, or a store can take the excess."""
         return node.end <= self._config.host_pages or self._persisting.keeps(node)
 
     def _is_too_long(self, node: Node) -> bool:
@@ -379,10 +379,10 @@ class BackingUp:
     def _others(
         self, ends: Sequence[Node], room: list[int], lent: Lent | None
     ) -> tuple[list[Missing], list[Node]]:
-        """Return (windows and states to back up, nodes of `ends` that get none) for matches at `ends`.
+        """Return (windows and states to back up, nodes left out) for matches that end at `ends`.
 
-        The first are (node, component) pairs. A node gets none if host memory has no room for all that
-        a match at the node needs.
+        The windows and states are (node, component) pairs. A node of `ends` is left out if host memory
+        has no room for everything that a match at the node needs.
         """
         found: dict[Missing, None] = {}
         left_out: list[Node] = []
@@ -417,9 +417,9 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return the nodes whose lent window pages lie above those that a match at `end` needs.
+        """Return the lent window pages above those that a match at `end` needs.
 
-        They are backed up too, as (node, component) pairs, while the host has room.
+        They are (node, component) pairs, and are backed up as long as the host has room.
         """
         found: list[Missing] = []
         index = component.index
@@ -470,8 +470,8 @@ class BackingUp:
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # Do not call a path of lent pages complete while writes of its pages may still fail,
-            # because the engine could not lend the pages again afterwards.
+            # The pages of a lent path may still fail to be written, and the engine could not lend them
+            # again. The path is therefore not complete before the writes have succeeded.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
@@ -508,7 +508,10 @@ class BackingUp:
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
-        """Allocate temporary host pages for some of `wanted`; return None if the first gets none."""
+        """Allocate temporary host pages for some pairs of `wanted`.
+
+        Returns None if not even the first pair gets any.
+        """
         allocator = self._prefixes.allocator
         counts = [0] * len(self._components)
         for node, index in wanted:
@@ -557,7 +560,7 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the match ends below a failed copy that need window pages which it should have copied.
+        """Return the match ends below a failed copy that need window pages of that copy.
 
         Their backups left out these pages, because the failed copy was still in flight.
         """
@@ -574,7 +577,10 @@ class BackingUp:
         return list(found)
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
-        """Return whether a request still lends a copy's source pages: no fence or release since."""
+        """Return whether a request still lends a copy's source pages.
+
+        It no longer does after a fence or release since the copy began.
+        """
         request = self._requests.get(operation.lender)
         return isinstance(request, LentRequest) and operation.id in request.copies
 

@@ -66,7 +66,7 @@ class Moving(Operation):
     fills: ClassVar[int | None]
     """The tier of the pages that the operation owns; None if it owns none.
 
-    If the operation succeeds, tree nodes get these pages, except from a `Persist`.
+    If the operation succeeds, tree nodes get these pages. Those of a `Persist` are freed instead.
     """
     queue: ClassVar[Queue]
     """The queue that holds the operation until a verdict settles it."""
@@ -105,9 +105,10 @@ class Moving(Operation):
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
-        """Remove the operation from its nodes' marks; it then refers to nodes only by its lock handles.
+        """Remove the operation from the marks of its nodes.
 
-        Its pages stay its own. The nodes are added to `changed`.
+        Afterwards only its lock handles refer to nodes. The operation still owns its pages. Its nodes
+        are added to `changed`.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
@@ -119,7 +120,7 @@ class Moving(Operation):
         self.segments.clear()
 
     def was_split(self, lower: Node, upper: Node) -> None:
-        """After a node split, assign the operation's pages for the first part of `lower` to `upper`."""
+        """After `upper` was split off `lower`, assign to `upper` the operation's pages for it."""
         keeps_upper = False
         for component in self.components:
             index = component.index
@@ -231,8 +232,8 @@ class Persist(Moving):
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """Store time (pages written, agreed time) of the last use of the pages, or of pages before them in
-    the prefix if that is earlier.
+    """Store time (pages written, agreed time) of the last use of the pages, or an earlier time if pages
+    before them in the prefix were last used earlier.
 
     None until the write is ordered.
     """
@@ -254,7 +255,8 @@ class Serving(Moving):
     kind = OperationKind.SERVE
     fills = None
     queue = Queue.QUIESCE
-    """The queue of a serving operation that has been stopped; until then it is in no queue."""
+    """The queue of a stopped serving operation. A serving operation that has not been stopped is in no
+    queue."""
     request: str
     last: Node | None = None
     """The deepest node whose full attention is served; that of its ancestors is served as well."""
@@ -299,7 +301,7 @@ class Prefetch(Operation):
     components: tuple[Component, ...]
     """The components whose objects are queried and read, in the order of `needs`."""
     source: str = ""
-    """The group from which the pages are read; empty for the store."""
+    """The group from which the pages are read; empty if they are read from the store."""
     waits_since_ms: int
     """Agreed time (ms) at which the prefetch began to wait; 0 if the ranks had not agreed on a time
     yet."""
@@ -308,7 +310,7 @@ class Prefetch(Operation):
     bound: int = UNBOUNDED
     """The greatest length in pages, counted from `floor`, that a rank may vote for."""
     votes: int = 0
-    """Number of votes on the length in which the ranks did not agree."""
+    """Number of votes in which the ranks did not agree on a length."""
     goal: int = 0
     """The position up to which the ranks agreed to restore the prefix.
 
@@ -318,7 +320,7 @@ class Prefetch(Operation):
     """The objects to read, in landing order: full attention first."""
     wanted_count: int = 0
     landed: int = 0
-    """Number of objects that have landed on every rank, by the last verdict."""
+    """Number of objects that have landed on every rank, according to the last verdict."""
     budget: int = 0
     """Number of host pages that this prefetch takes from the prefetch budget."""
     keys: tuple[bytes, ...] = field(init=False)
@@ -333,7 +335,10 @@ class Prefetch(Operation):
 
     @property
     def skips_known_misses(self) -> bool:
-        """Whether later prefetches skip missing objects for a while; true only for the store."""
+        """Whether later prefetches skip for a while the objects that this prefetch finds missing.
+
+        True only if it reads from the store.
+        """
         return not self.source
 
     def assign(self, wanted: Sequence[WantedPages]) -> None:

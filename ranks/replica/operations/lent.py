@@ -99,15 +99,16 @@ class Lent:
     def needed_from(self, component: Component) -> int:
         """Return the first position of a component that a request reads when it continues after `last`.
 
-        A request that has already started a page after `last` reads less of the window. The engine may
-        therefore have freed window pages that a match ending at `last` would need.
+        The request may already have computed part of the page after `last`, and then reads less of the
+        window. The engine may therefore have freed window pages that a match ending at `last` would
+        need.
         """
         if not component.per_page:
             return self.first
         return max(component.needed_from(self.last), self.whole_from(component))
 
     def whole_from(self, component: Component) -> int:
-        """Return the position from which on all pages of a component are lent, without a gap."""
+        """Return the position from which all pages of a component are lent, without a gap."""
         run = self.runs[component.index][: self.last - self.first]
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
         return max((self.first, *gaps[-1:]))

@@ -1,7 +1,7 @@
 """Load back: copy cached pages from host memory to the device.
 
 Owned device pages are attached to the tree once every rank has filled them. Lent device pages are not
-attached, so that the operation only reads from the tree.
+attached; a load into lent pages only reads from the tree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from .requests import Request, RequestEvent, Requests
 
 
 class TailPages(NamedTuple):
-    """By component and tier: the pages of a retracted request that belong to no tree node."""
+    """The pages of a retracted request that belong to no tree node, by component and tier."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
@@ -58,9 +58,9 @@ class LoadingBack:
     ) -> None:
         """Copy the pages missing on the path to `last` from the host; the request waits for the copy.
 
-        `pages` are, by component, the device pages to fill: lent, or owned by the operation from now
-        on. With a `tail` (the unshared pages of a retracted request), the operation is a `Resume` and
-        owns the tail, too.
+        `pages` are the device pages to fill, by component. Unless `lent`, the operation owns them from
+        now on. With a `tail` (the unshared pages of a retracted request), the operation is a `Resume`
+        and owns the tail, too.
         """
         lock_handles = self._allocator.hold(HOST, last)
         if not lent:
@@ -107,7 +107,7 @@ class LoadingBack:
         return request
 
     def note_failed(self, operation: Loading) -> None:
-        """Record up to which page a load failed, for the count of the request's misses by cause."""
+        """Record the last position that a load failed to copy, to attribute the request's misses."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             end = max((node.end for node, _ in operation.segments), default=0)
@@ -120,7 +120,7 @@ class LoadingBack:
         self._operation_table.release_locks(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
-        # Pin the host pages that stay in the tree because other requests or operations hold them, until
+        # Other requests or operations keep some of these host pages in the tree. Pin such pages until
         # no copy reads them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:

@@ -84,7 +84,7 @@ class OperationTable:
         self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s, after, distance))
 
     def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
-        """Order the executor to let other groups read more pages, which a serving operation pins."""
+        """Order the executor to let other groups read more pages that a serving operation pins."""
         self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
@@ -135,7 +135,7 @@ class OperationTable:
                 return
 
     def stop(self, operation: Operation, outcome: Outcome) -> None:
-        """Stop an operation whose I/O may still run; its pages stay in QUIESCE until the I/O ends.
+        """Stop an operation whose I/O may still run; it keeps its pages in QUIESCE until the I/O ends.
 
         Afterwards the operation refers to the tree only by its lock handles.
         """
@@ -149,7 +149,7 @@ class OperationTable:
         self._enqueue(_QUIESCE, operation)
 
     def stop_issued(self, queue: Queue, outcome: Outcome) -> None:
-        """Stop all operations in a queue."""
+        """Stop all operations in a watermark queue."""
         line = self._queues[queue]
         while line:
             queue_index, number = line.popleft()
@@ -157,7 +157,7 @@ class OperationTable:
             self.stop(self.in_flight[number], outcome)
 
     def drop_lookup(self, operation: Prefetch, outcome: Outcome) -> None:
-        """End a prefetch during its lookup at once, because a lookup touches no pages."""
+        """End at once a prefetch whose lookup is running, because a lookup touches no pages."""
         self._outbox.orders.append(Cancel(operation.id, self._timeouts.quiesce_s))
         self.finish(operation, outcome)
 
@@ -168,7 +168,7 @@ class OperationTable:
         self._outbox.events.append(Quarantined(operation.id, operation.kind, rank))
 
     def requeue_behind_others(self) -> None:
-        """Requeue the first quarantined operation as the last, because others may finish before it."""
+        """Move the first quarantined operation to the end of its queue: others may finish earlier."""
         line = self._queues[_QUARANTINE]
         if len(line) > 1:
             queue_index, number = line.popleft()

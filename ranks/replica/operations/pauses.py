@@ -7,7 +7,7 @@ LONGEST_MS = 30_000
 
 
 class Pauses:
-    """Exponential backoff: after a failure, one try is allowed after each pause, until one succeeds.
+    """Exponential backoff: after a failure, one try is allowed after each pause, until a try succeeds.
 
     Pauses double up to `LONGEST_MS`. They are measured in agreed time, so that they are equal on every
     rank.
@@ -30,7 +30,10 @@ class Pauses:
         return self._length_ms > 0 and self._clock.agreed_ms < self._until_ms
 
     def allow(self) -> bool:
-        """Return whether a try may begin now; after a failure, this also starts the next pause."""
+        """Return whether a try may begin now.
+
+        If it may, and the last try failed, the next pause starts.
+        """
         if self.blocks:
             return False
         if self._length_ms:
@@ -38,7 +41,7 @@ class Pauses:
         return True
 
     def failed(self) -> None:
-        """Start the first pause. Failures during a backoff do not lengthen it."""
+        """Start the first pause. Failures during a backoff do not lengthen the pause."""
         if not self._length_ms:
             self._pause(FIRST_MS)
 

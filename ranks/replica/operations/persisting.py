@@ -54,9 +54,10 @@ class Persisting:
         self.pauses = Pauses(basis.clock)
 
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
-        """Persist those pages of `settled` (node, component) that the store lacks; the host has all.
+        """Persist the pages of `settled` (node, component) that the store lacks.
 
-        A match at the node `last` needs them; None means at the deepest node written.
+        The host has all pages of `settled`. They serve a match that ends at the node `last`; if `last`
+        is None, at the deepest node written.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -124,7 +125,7 @@ class Persisting:
                 pools[segment.component].give_back(run)
 
     def lacks(self, node: Node, component: int) -> bool:
-        """Return whether the store lacks a node's pages of a component and no write is in flight."""
+        """Return whether the store lacks a node's pages of a component and none is being written."""
         return not (
             self._store.has(node, component)
             or any(_writes(mark, Segment(node, component)) for mark in node.marks)
@@ -137,9 +138,10 @@ class Persisting:
     def remember_written(self, node: Node) -> None:
         """Mark nodes on the path to `node` as stored if their pages were written recently.
 
-        A node without pages is removed from the tree. With lent pages this may happen before the rest
-        of a path longer than host memory is written. The keys of written pages are therefore remembered
-        for a while, and each call extends that time.
+        A node that has lost its pages leaves the tree, together with the record that the store has
+        them. On a path of lent pages longer than host memory, this may happen before the whole path is
+        written. The keys of written pages are therefore remembered for a while, and each call extends
+        that time.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
@@ -162,7 +164,8 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # Check the node for a merge, because a node newly known to be stored may equal a neighbour.
+        # Check the node for a merge: now that it counts as stored, nothing may divide it from a
+        # neighbour.
         self._prefixes.allocator.changed[node] = None
 
     def keeps(self, node: Node) -> bool:
@@ -176,11 +179,11 @@ class Persisting:
 
     @property
     def has_turn(self) -> bool:
-        """Return whether the bound allows one more persist to be ordered now."""
+        """Whether one more persist may be ordered within the bound on persists in flight."""
         return self.issued < self._bounds.persists
 
     def begin_waiting(self) -> None:
-        """Issue orders for waiting persists, lowest id first, while the bound allows."""
+        """Order the writes of waiting persists, lowest id first, up to the bound on ordered writes."""
         while self.waiting and self.has_turn:
             operation = self.waiting.popleft()
             self.issued += 1
@@ -228,7 +231,7 @@ class Persisting:
         self.begin_waiting()
 
     def quiet(self, operation: Persist) -> None:
-        """Finish a stopped persist that no rank's I/O touches any more."""
+        """Finish a stopped persist whose pages no rank's I/O touches any more."""
         self._operation_table.finish(operation)
 
     def abandon(self) -> None:
@@ -265,9 +268,9 @@ class Persisting:
         """Return the segments whose full attention the host has and the store lacks, from the top.
 
         Includes other components of nodes whose store record was invalidated. The search goes up from
-        `node` and stops at the first node that the store has. Nodes above it need no check: a persist
-        includes missing pages above its own, a failed persist leaves a backlog entry, and records of
-        nodes above are at least as recent.
+        `node` and ends at the first node that the store has. Nodes further up need no check. A persist
+        includes missing pages above its own, a failed persist leaves a backlog entry, and the records
+        of nodes further up are at least as recent.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -292,8 +295,8 @@ class Persisting:
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
         """Return (node, distance): the nearest stored node above a persist's first page.
 
-        The distance is that of the first page from the node's last page, in pages. Returns None and 0
-        if the store has no such node.
+        The distance in pages is from the node's last page to the persist's first page. Returns None and
+        0 if the store has no such node.
         """
         segments = operation.in_order()
         if not segments:
@@ -387,7 +390,7 @@ def hold_pieces(
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
-    """Yield the nodes from the deepest one that a persist writes up to `above`, or to the root."""
+    """Yield the nodes from a persist's deepest node upwards, as far as `above` or the root."""
     last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
     for node in () if last is None else last.path():
         yield node

@@ -40,7 +40,10 @@ class Quarantine:
         self._store = store
 
     def store_keeps_too_much(self) -> bool:
-        """Return whether the attached (or last) store keeps too many pages of a pool in quarantine."""
+        """Return whether quarantined operations of the attached store keep too many pages of a pool.
+
+        Without an attached store, judges those of the last store.
+        """
         kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
         return any(
             pages > self._most(pool, 4)
@@ -48,7 +51,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Return a text if stores keep more than half of a host pool in quarantine, else None."""
+        """Return a text if stores' operations keep more than half of a host pool, else None."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:
@@ -78,7 +81,7 @@ class Quarantine:
         return None
 
     def _most(self, pool: PagePool, share: int) -> int:
-        """Return how many pages of a pool may be in quarantine: the pool's size divided by `share`.
+        """Return the maximum number of quarantined pages of a pool: the pool's size divided by `share`.
 
         A configured `quarantine_pages`, at most half of the pool, takes precedence.
         """

@@ -35,7 +35,10 @@ class Remembered(Generic[T]):
         return self._until.get(what, 0) > now_ms
 
     def misses_all_of(self, these: Iterable[T]) -> bool:
-        """Return whether no entry of `these` is present, even expired; faster than single queries."""
+        """Return whether none of these entries is present; expired entries count as present.
+
+        Faster than one query per entry.
+        """
         return self._until.keys().isdisjoint(these)
 
     def forget(self, these: Iterable[T]) -> None:

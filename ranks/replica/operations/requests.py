@@ -33,7 +33,7 @@ from .lent import Unfilled
 
 
 class Stage(IntEnum):
-    """The stage of a request, equal on every rank; see the module."""
+    """The stage of a request, equal on every rank. The module's docstring lists the stages."""
 
     KNOWN = auto()
     LOADING = auto()
@@ -84,9 +84,9 @@ class LoadState(StrEnum):
     FAILED = "failed"
     """The copy failed on some rank.
 
-    If the replica owns the device pages, the request is no longer admitted; if the engine lends them,
-    it continues in them. Host pages that a load could not read are dropped, unless another request
-    needs them.
+    If the replica owns the device pages, the request is no longer admitted. If the engine lends them,
+    the request computes in them. Host pages that a load could not read are dropped, unless another
+    request needs them.
     """
 
 
@@ -148,7 +148,8 @@ class Request:
     fetched: tuple[int, int] = (0, 0)
     """First and end position of the pages that prefetches brought, until a hit event counts them."""
     source: str = ""
-    """The group that the last prefetched pages came from, if known; empty for the store."""
+    """The group that the last prefetched pages came from, if known; empty if they came from the store.
+    """
     refused: bool = False
     """Whether some rank could not connect to the group that the last prefetch was to read from."""
     prefix: int = 0
@@ -168,7 +169,7 @@ class Request:
 
     @property
     def admitted(self) -> bool:
-        """Whether the request has or lends device pages; if so, a reset leaves it in its tree."""
+        """Whether the request has or lends device pages; a reset does not move such a request."""
         return self.stage not in _WAITING
 
     @property
@@ -185,7 +186,7 @@ class Request:
         """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget where the request's tokens came from: they are counted, or its tree is new."""
+        """Forget the sources of the request's tokens, when they are counted or the tree is new."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -204,8 +205,8 @@ class OwnedRequest(Request):
     checkpoints: frozenset[int] = frozenset()
     """Page positions at which a recurrent state is kept in addition to the regular checkpoints."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """(hit event, digests of the missed pages), to be published and recorded when the request's load
-    succeeds."""
+    """A hit event to publish, and digests of missed pages to record, when the request's load succeeds.
+    """
     ends: frozenset[int] = frozenset()
     """Page positions at which matches of other requests may end; used for models with a window.
 
@@ -236,7 +237,7 @@ class LentRequest(Request):
 
     @property
     def copy_failed(self) -> bool:
-        """Whether a copy of the request has failed and nothing has been loaded since."""
+        """Whether a copy of the request's pages has failed and nothing has been loaded since."""
         return self.stage is _FAILED or self.stage is _BARRED
 
 

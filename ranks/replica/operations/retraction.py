@@ -53,9 +53,9 @@ class Retraction:
     ) -> list[LockHandle] | None:
         """Save a request that has computed `tokens`, whose whole pages end at `node`.
 
-        `tail` are its unshared device pages by component, lent or owned by the operation from now on.
-        Returns pins of the shared pages on the host, which the caller must release. Returns None if
-        host memory has no room or the device lacks a page.
+        `tail` are its unshared device pages, by component; the operation owns them from now on unless
+        they are lent. Returns pins of the shared pages on the host, which the caller must release.
+        Returns None if host memory has no room or the device lacks a page.
         """
         if not self._config.host_pages:
             return None
@@ -96,7 +96,7 @@ class Retraction:
         return pins
 
     def ended(self, operation: Retract) -> None:
-        """Apply a retract that has finished on every rank: the request owns the copy from now on."""
+        """Apply a retract that finished on every rank: the request now owns the copied pages."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._requests.move(request, RequestEvent.SAVED)

@@ -41,7 +41,7 @@ class Retrying:
         self._persisting = persisting
         self._ended = 0
         self._to_try = 0
-        """Number of backlog paths that have not been retried since an operation last ended."""
+        """Number of backlog paths still to be retried because an operation has ended."""
 
     @property
     def is_due(self) -> bool:
@@ -89,8 +89,8 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # If the host has all nodes of the path that have left the device, back up to `node` itself: a
-        # match at `node` may need window pages further up that are only on the device.
+        # If all nodes of the path that are not on the device are on the host, back up to `node` itself.
+        # A match at `node` may need window pages further up that are only on the device.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
             # Pin the path's host pages, because the backup of its upper part could evict them. Do not

@@ -22,7 +22,7 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""Serving pins further host pages only while at most this share of a host pool is pinned in all."""
+"""Serving pins no pages of a host pool if then more than this share of the pool would be pinned."""
 
 
 class ServingPeers:
@@ -52,7 +52,7 @@ class ServingPeers:
     def serve(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
         """Let other groups read the whole pages of `tokens`; return how many tokens are readable now.
 
-        The groups can then also read the windows and states that a match at the end of `tokens` needs.
+        Includes the windows and states that a match at the end of `tokens` needs.
         """
         node = self._last(request, tokens)
         current = self._requests.is_current(request.place) and request.place.outlives
@@ -140,7 +140,8 @@ class ServingPeers:
                 break
             last = each
         if last is not None:
-            # Report only once that host memory has no room, because `serve` is called in every step.
+            # `serve` is called in every step, so report only the first time that host memory has no
+            # room.
             tells = request.served_to != last.end
             self._backing_up.write_through(last, tells=tells, passes=False)
             request.served_to = last.end
@@ -178,8 +179,8 @@ class ServingPeers:
         start = min(node.start for node in nodes)
         lock_handles = [*operation.lock_handles, ref_counts.acquire(HOST, index, last, start)]
         if not index:
-            # Replace the full-attention lock handles by one to the farthest node, which covers the
-            # whole path.
+            # Replace the full-attention lock handles by a single one. It ends at the farthest node and
+            # covers the whole path.
             operation.last = last
             for each in [each for each in operation.lock_handles if not each.component]:
                 lock_handles.remove(each)

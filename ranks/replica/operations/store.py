@@ -12,11 +12,11 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""The record that the store has a page becomes old once the group has written pages worth 1 / this
-value of host memory since.
+"""A record that the store has a page counts as old after further writes: 1 / this value of the pages
+that host memory holds.
 
-A full store has evicted as many pages as were written. At most this many stored pages are checked again
-per page written.
+A full store has by then evicted as many pages as were written. For each page written, at most this many
+old records are checked.
 """
 _LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
@@ -46,8 +46,8 @@ class Store:
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
-        """The id of the first operation that can involve the current store; after a detach, the last
-        store."""
+        """The id of the first operation that can involve the current store. After a detach this still
+        refers to the store that was detached."""
         times, most = config.timeouts, config.bounds.remembered_misses
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
         """Objects, by pool and key, whose read failed; not requested again for a while."""
@@ -58,7 +58,7 @@ class Store:
         memory."""
 
     def attach(self, next_operation: int) -> None:
-        """Attach a new store; quarantined pages of earlier stores do not count against this store."""
+        """Attach a new store; its quarantine bound ignores quarantined pages of earlier stores."""
         self.attached = self.lacks_older = True
         self.lost = False
         self.number += 1
@@ -79,15 +79,18 @@ class Store:
         self._changed("detached")
 
     def concerns(self, operation: Operation) -> bool:
-        """Return whether an operation began under the current store; after a detach, the last store."""
+        """Return whether an operation began under the current store.
+
+        After a detach, returns whether it began under the last store.
+        """
         return operation.id >= self._first_operation
 
     def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
         """Return whether pages of a tree may be read from and written to storage.
 
         With a `source`, returns whether they may be read from that group. Returns False if a later run
-        of the cache could not find the pages. Also returns False for a tree from before the last reset,
-        because requests in flight may have computed its pages with other weights than the keys name.
+        of the cache could not find the pages. Also returns False for a tree from before the last reset:
+        requests in flight may have computed its pages with newer weights than those that its keys name.
         """
         there = self.attached or bool(source)
         return there and place.generation == generation and place.outlives
@@ -195,7 +198,7 @@ class Store:
             self.lately.add((pool, key), self._clock.agreed_ms)
 
     def recent_count(self, pool: str, keys: Sequence[bytes]) -> int:
-        """Return how many objects, from the first on without a gap, were written recently."""
+        """Return how many objects before the first gap were written recently."""
         for index, key in enumerate(keys if len(self.lately) else ()):
             if not self.lately.has((pool, key), self._clock.agreed_ms):
                 return index

@@ -37,8 +37,8 @@ class LookupPlanner:
         """Plan a prefetch that could lengthen the cached part of `tokens`, or return None.
 
         `nodes` are the cached part. The path to the anchor (`last_host_node`) and the needed host pages
-        are pinned. Objects remembered as missing in the store are queried only with a `source` (another
-        group).
+        are pinned. A prefetch from the store skips objects remembered as missing in the store. A
+        prefetch from another group (`source`) does not.
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step, heeds = tree.page_bytes, not source
@@ -89,7 +89,7 @@ class LookupPlanner:
     def room_for(self, operation: Prefetch, length: int) -> int:
         """Return the longest length of a prefetch, at most `length`, for which the host has room.
 
-        Lengths are in pages beyond the floor (end of `best_match_node`).
+        Lengths are in pages, counted from the floor (end of `best_match_node`).
         """
         allocator = self._prefixes.allocator
         available = [allocator.available(HOST, each.index) for each in self._prefixes.components]
@@ -105,8 +105,8 @@ class LookupPlanner:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
             if short <= 0:
                 break
-            # `short` objects do not fit. Each page less saves at most one object, so the length must
-            # fall by at least `short` pages.
+            # `short` is the number of objects that do not fit. Shortening the prefetch by one page
+            # saves at most one object, so the length must fall by at least `short` pages.
             fits = max(0, fits - short)
         return fits
 
@@ -132,7 +132,7 @@ class LookupPlanner:
         *,
         heeds: bool,
     ) -> Need:
-        """Return the objects that a component needs for a match at any length beyond `floor`.
+        """Return the objects that a component needs for a match that ends anywhere after `floor`.
 
         With `heeds`, objects remembered as unreadable get an empty key, so that they are not queried.
         """
@@ -146,7 +146,7 @@ class LookupPlanner:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        # Add the keys beyond the cached path, from the first position that the component needs.
+        # Add the keys after the cached path, from the first position that the component needs.
         asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:

@@ -134,7 +134,8 @@ class Prefetching:
     def expire_waiting(self) -> None:
         """End prefetches that have waited longer than the stop policy's cap.
 
-        Each prefetch ahead in the queue has a deadline, but with a slow store these deadlines add up.
+        Every running prefetch has a deadline. With a slow store, a prefetch far back in the queue would
+        nevertheless wait for the sum of many deadlines.
         """
         now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
         while self.waiting:
@@ -201,7 +202,7 @@ class Prefetching:
         return asked is not None and asked.phase in _LOOKING
 
     def stop(self, request: Request) -> None:
-        """End the request's prefetch, if any, keeping pages that landed according to verdicts."""
+        """End the request's prefetch, if any; pages that have landed on every rank stay cached."""
         if request.prefetch is None:
             return
         operation = self._operation_table.in_flight[request.prefetch]
@@ -219,7 +220,7 @@ class Prefetching:
         self.begin_waiting()
 
     def quarantined(self, operation: Prefetch) -> None:
-        """Stop counting a prefetch against the prefetch budget: quarantine has a separate bound."""
+        """Take a quarantined prefetch out of the prefetch budget; quarantine has its own bound."""
         self._set_budget(operation, 0)
 
     def abandon(self) -> None:
@@ -250,7 +251,7 @@ class Prefetching:
             self._operation_table.vote(operation, Phase.RESTORABLE, bound)
 
     def _transfer(self, operation: Prefetch, agreed: int, why: MissReason) -> None:
-        """Allocate host pages for the agreed length, or as much as fits, and start to read.
+        """Allocate host pages for the agreed length, or for as many pages as fit, and start to read.
 
         `why` is the reason to report if the agreed length is shorter than requested.
         """
@@ -335,7 +336,7 @@ class Prefetching:
         return reached
 
     def _node_at(self, node: Node, end: int) -> Node:
-        """Return the node on the path to `node` that ends at position `end`; split a node if needed."""
+        """Return the node that ends at position `end` of the path to `node`; split a node if needed."""
         self._prefixes.cut(node, end)
         return next((each for each in node.path() if each.end == end), node)
 
@@ -453,7 +454,7 @@ class Prefetching:
             request.sought = request.sought._replace(no_room=True)
 
     def _note_first_lacking(self, operation: Prefetch, verdict: PrefetchFound) -> None:
-        """Record the first page that not every rank's store has, if the lookup results show it."""
+        """Record the first page that some rank's store lacks, if the lookup results show it."""
         page = (verdict.pages or 0) + operation.floor - operation.anchor.end
         if not 0 <= page < len(operation.keys):
             return

@@ -8,7 +8,7 @@ from .node import Node
 
 
 class Undone(StrEnum):
-    """Why pages are not yet written where the write policy wants them."""
+    """The reasons why pages are not yet written to a tier although the write policy demands it."""
 
     NO_HOST_ROOM = "no_host_room"
     """Host memory had no room for a backup."""
@@ -28,7 +28,7 @@ class Awaited(NamedTuple):
     cause: Undone
     pages: int
     ended: int
-    """How many operations had ended since the start when the backup was last tried."""
+    """The number of operations that had ended in the epoch when the backup was last tried."""
     store_paused: bool
     """Whether the last try had to wait for room in the store's write queue or the end of a backoff."""
 

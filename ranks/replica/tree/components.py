@@ -33,7 +33,7 @@ class Component:
         self.pool = pool
         """The name of the component's pool on either tier."""
         self.span = span
-        """How many pages before its end a match needs; None means all of them."""
+        """How many pages a match needs, counted back from its end; None means all of them."""
 
     def needed_from(self, end: int) -> int:
         """Return the first position that a match ending at `end` needs."""
@@ -94,10 +94,11 @@ class RecurrentComponent(Component):
 
 
 class Needs:
-    """The needs of a match as bitmaps over `Node.there`, which tells the components that a node has.
+    """The components that a match needs, as bitmaps of the same form as `Node.there`.
 
-    If a node has full attention, all its ancestors have it. Therefore the bit of full attention at the
-    end of a path covers the whole path.
+    `Node.there` has a bit for each component of which a node has pages. If a node has full attention,
+    all its ancestors have it. Therefore the bit of full attention at the end of a path covers the whole
+    path.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:

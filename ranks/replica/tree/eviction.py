@@ -91,7 +91,7 @@ class EvictionQueue(Generic[NodeT]):
             self._entered[node] = late
 
     def used(self, node: NodeT) -> None:
-        """Move a node to its new position after its last use, hits or priority changed, if queued."""
+        """Move a node, if queued, to its new position after its last use, hits or priority changed."""
         entry = self._entered.get(node)
         if entry is None:
             return
@@ -107,7 +107,7 @@ class EvictionQueue(Generic[NodeT]):
         self.enter(node)
 
     def discard(self, node: NodeT) -> None:
-        """Remove a node whose pages have left the tier from the queue, if it is there."""
+        """Remove from the queue, if it is there, a node whose pages have left the tier."""
         entry = self._entered.get(node)
         if entry is None:
             return

@@ -59,7 +59,7 @@ class _Limited:
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
-    """Yield the nodes unused for over `ttl_ms`; the caller evicts each before it takes the next."""
+    """Yield the nodes last used over `ttl_ms` ago; the caller evicts each before it takes the next."""
     while (node := queue.next_victim()) is not None:
         # Start the time to live now if the node was last used before the ranks agreed on a time.
         node.used_ms = node.used_ms or now_ms
@@ -70,7 +70,7 @@ def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[N
 
 
 class Limits:
-    """The namespaces that have limits, and their nodes to be evicted."""
+    """The namespaces that have limits, with their page counts and eviction queues."""
 
     def __init__(self, limits: Sequence[NamespaceLimit], evictable: Evictable) -> None:
         self._evictable = evictable
@@ -85,10 +85,10 @@ class Limits:
         self.are_set = bool(limits)
 
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
-        """Return a copy of all limits in which `limit` replaces that of its namespace or removes it.
+        """Return a copy of all limits in which `limit` replaces or removes that of its namespace.
 
-        A limit that bounds nothing removes the old one. Recounts `nodes`, which are all nodes of the
-        tree. A node that is being saved before eviction remains marked so if its namespace still has a
+        A limit that bounds nothing removes the old one. Counts the pages of `nodes`, all nodes of the
+        tree, anew. A node that is being saved before eviction stays marked if its namespace still has a
         limit.
         """
         limits = {**self._limits, limit.namespace: limit}
@@ -213,7 +213,7 @@ class Limits:
         """Yield nodes whose time to live on a tier is over; each must be evicted before the next.
 
         The check visits every namespace, so it runs at most once per sixteenth of the shortest time to
-        live. A node may be evicted late by that much.
+        live. An eviction may be late by one such interval.
         """
         if not self._ttl_ms or now_ms < self._look_ms[tier]:
             return

@@ -42,7 +42,7 @@ class StoreTime(NamedTuple):
 
 
 class OperationMark(Protocol):
-    """An operation in flight that reads or fills pages of nodes, and is marked on them."""
+    """An operation in flight that reads or fills pages of nodes, and is in their `marks`."""
 
     id: int
 
@@ -71,7 +71,7 @@ CHILDLESS: "dict[bytes, Node]" = {}
 class Node:
     """A run of whole pages in the prefix tree. Lengths and positions are in pages.
 
-    Most nodes are unheld leaves, which share empty containers to save memory.
+    Most nodes are leaves without locks or pins. These share empty containers to save memory.
     """
 
     __slots__ = (
@@ -135,7 +135,7 @@ class Node:
         self.there = 0
         """Bitmap of the components of which the node has pages: bit `tier * components + component`."""
         self.occupied_children = [0, 0]
-        """By tier: the number of children that have full-attention pages there."""
+        """By tier: the number of children that have full-attention pages on the tier."""
         self.last_access = 0
         """The time of the last use, in the replica's logical clock."""
         self.hits = 0
@@ -161,7 +161,8 @@ class Node:
         self.used_ms = 0
         """Agreed time of the last use, in ms; 0 if the ranks had not agreed on a time yet."""
         self.store = 0
-        """The number of the store that `persisted` refers to."""
+        """Which store `persisted` refers to, numbered from 1 in the order in which stores were
+        attached."""
         self.stored_at: StoreTime | None = None
         """Earliest store time (pages written, agreed time) at which the store was known to have the
         pages, or pages before them; None if never.
@@ -173,7 +174,7 @@ class Node:
 
     @property
     def history(self) -> tuple[object, ...]:
-        """Last use, backup and store record of the node; merging two nodes requires equal ones."""
+        """Last use, backup and store record of the node. Nodes that differ in these are not merged."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property
@@ -218,7 +219,7 @@ class Node:
 
 
 def needed(component: Component, last: Node) -> Iterator[Node]:
-    """Yield, deepest first, the nodes whose pages of a component a match ending at `last` needs."""
+    """Yield, deepest first, the nodes that a match ending at `last` needs for a component."""
     start = component.needed_from(last.end)
     for node in last.path():
         if node.end <= start:

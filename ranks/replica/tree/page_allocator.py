@@ -197,8 +197,8 @@ class PageAllocator:
     def detach_all(self, node: Node, tier: int, leaving: LeavingPages) -> None:
         """Remove all pages of a node without locks or pins on a tier, and add them to `leaving`.
 
-        `leaving` are freed later. The result is that of `detach` for all components, but faster,
-        because nearly all evictions need it.
+        `leaving` are freed later. Equivalent to `detach` for each component, but faster: nearly all
+        evictions call this method.
         """
         values, owned, queues = node.values[tier], self.tree_pages[tier], self.queues[tier]
         parent, base = node.parent, values[0]
@@ -252,7 +252,7 @@ class PageAllocator:
         self.give_back(leaving, tier)
 
     def enforce_limits(self, now_ms: int) -> None:
-        """Evict pages of namespaces that exceed their quota or time to live, unless held."""
+        """Evict pages of namespaces that exceed their quota or time to live, except held pages."""
         if not self.limits.are_set:
             return
         for tier in TIERS:
@@ -290,7 +290,7 @@ class PageAllocator:
                     self._outbox.events.append(told)
 
     def give_back(self, leaving: LeavingPages, tier: int, component: int = 0) -> None:
-        """Free the pages in `leaving`; record in the journal for which pool they were evicted."""
+        """Free the pages in `leaving`; record in the journal which pool needed the eviction."""
         self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
         for pools, runs in zip(self.pools, leaving.runs, strict=True):
             for pool, pages in zip(pools, runs, strict=True):
@@ -351,8 +351,8 @@ class PageAllocator:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # Consider the two nodes for a merge, because this use may have made their uses equal.
-                # If these were equal before, something else keeps the nodes separate.
+                # This use may make the uses of the two nodes equal, so consider them for a merge. If
+                # their uses were equal before, something else keeps the nodes separate.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -360,8 +360,7 @@ class PageAllocator:
                 each.hits += hits
             if priority:
                 each.priority = max(each.priority, priority)
-            # Move only leaves of a tier in its queue of full attention, because it contains no other
-            # nodes.
+            # A tier's queue of full attention contains only leaves of the tier, so move only leaves.
             there, below = each.there, each.occupied_children
             if there & device_bit and not below[DEVICE]:
                 on_device.used(each)
@@ -379,7 +378,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Keep nodes on the path to `node` on a tier although a namespace limit would evict them."""
+        """Keep the nodes on the path to `node` that a namespace limit would evict from a tier."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None

@@ -73,7 +73,10 @@ class Prefixes:
         return (rest or [last])[-1]
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
-        """Mark the path to `node` as used by a request of this priority; add `hits` to its hits."""
+        """Mark each node on the path to `node` as used by a request of this priority.
+
+        Adds `hits` to each node's hits.
+        """
         self.allocator.touch(node, self._clock, hits, priority)
 
     def add(self, parent: Node, tokens: bytes) -> Node:

@@ -21,7 +21,7 @@ from .node import Node, not_held
 
 
 class LockHandle(NamedTuple):
-    """A lock handle: a lock or pin on `tier` for `component`, from `start` to the end of `node`."""
+    """The handle of a lock or pin on `tier` for `component`, from `start` to the end of `node`."""
 
     tier: int
     component: int
@@ -82,8 +82,8 @@ class RefCounts:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # A node below the old end was held already, so the old end counts its held child. Drop
-                # the count that the old end has for this handle, which now ends below.
+                # The old end already counts its held child, because a node below it was held before.
+                # Drop only the count of this handle, which now ends further down.
                 self._unlock_base(tier, old)
                 break
             each = each.parent

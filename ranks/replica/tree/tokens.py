@@ -22,7 +22,8 @@ _LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _INT32_ARRAY = np.dtype("<i4")
-"""numpy's shared dtype object for little-endian int32; an identity check accepts most arrays fast."""
+"""numpy's shared dtype object for little-endian int32. Most token arrays have this same object, so a
+comparison by identity is enough for them."""
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 """The format strings of int32 in the buffer protocol."""
 
@@ -110,7 +111,7 @@ def namespace_seed(
 
 
 def page_keys(seed: bytes, tokens: bytes | bytearray, page_tokens: int) -> list[bytes]:
-    """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
+    """Return the keys of the whole pages of `tokens`; the page before them has the key `seed`."""
     step = page_tokens * TOKEN_BYTES
     keys: list[bytes] = []
     key = seed

@@ -13,7 +13,8 @@ from .node import CHILDLESS, DEVICE, HOST, Node, TreeIdentity, needed
 from .tokens import TOKEN_BYTES, page_keys
 
 COPIED_BYTES = 64 << 10
-"""Token runs of up to this many bytes are copied before a walk, because slicing bytes is faster."""
+"""Token runs of up to this many bytes are copied before a walk, because slicing bytes is faster than
+slicing a memory view."""
 
 
 class Tree:
@@ -132,8 +133,8 @@ class Tree:
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         if isinstance(tokens, bytearray):
-            # Delete the upper half's bytes in place, because copying would be slow for a long
-            # conversation whose end is being evicted.
+            # A copy would be slow for a long conversation whose end is being evicted, so delete the
+            # upper half's bytes in place.
             del tokens[:cut]
         else:
             node.tokens = tokens[cut:]
@@ -163,7 +164,8 @@ class Tree:
     def merge(self, upper: Node, lower: Node) -> None:
         """Merge two nodes that nothing divides into `lower`, which then begins where `upper` began.
 
-        The cost is proportional to `lower`, which is appended to the lists of `upper`.
+        The pages of `lower` are appended to the lists of `upper`, so the cost is proportional to
+        `lower`.
         """
         parent = upper.parent
         assert parent is not None
@@ -253,7 +255,7 @@ def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        # Compare from `low` on, because all pages before it are equal.
+        # The pages before `low` are equal, so compare only from `low` on.
         if run.startswith(view[low * step : middle * step], low * step):
             low = middle
         else:

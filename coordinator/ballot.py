@@ -200,7 +200,7 @@ class Ballot:
         """
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        """Apply the replica's expectations, which say which operations to track, in the given order."""
+        """Apply the replica's expectations in order; they say which operations to track."""
         for each in expectations:
             match each:
                 case SlotAssigned():
@@ -345,7 +345,7 @@ class Ballot:
             expected.prefetch_slot = None
 
     def _named(self, value: int) -> int:
-        """Return a lane with `value` and this rank. MIN over ranks gives the smallest such pair."""
+        """Return a named lane: `value`, and this rank to break ties between equal values."""
         return value * self._world_size + self._rank
 
 

@@ -35,7 +35,7 @@ class Recorder:
         self.count += 1
 
     def last(self, number: int) -> tuple[int, list[str]]:
-        """Return (index of the first, texts) of the last `number` entries."""
+        """Return (index, texts): the texts of the last `number` entries, and the index of the first."""
         kept = list(self._entries)
         kept = kept[max(0, len(kept) - number) :]
         return self.count - len(kept), [

@@ -9,7 +9,7 @@ from .operation import Phase, Queue
 
 
 class SlotAssigned(Record, frozen=True):
-    """Expectation: `operation` now has the prefetch slot; phase and bound say what its lanes mean."""
+    """Expectation: `operation` has this prefetch slot; phase and bound define the slot's lanes."""
 
     operation: int
     prefetch_slot: int

@@ -23,7 +23,7 @@ from ..errors import InternalError
 
 
 class _Numbered(IntEnum):
-    """Enum whose members hash as ints: they are dict keys in every step, and names hash slower."""
+    """Enum whose members hash as ints: members are dict keys in every step, and names hash slower."""
 
     __hash__ = int.__hash__
 
@@ -51,7 +51,7 @@ class OperationKind(_Numbered):
     RESUME = 5
     """Resume: a request's pages and private state move from host memory to the device."""
     SERVE = 6
-    """Serve: readers of other groups read pages from host memory (L2) until their permission ends."""
+    """Serve: other groups may read pages from host memory (L2) until the lease expires."""
 
 
 class Phase(_Numbered):

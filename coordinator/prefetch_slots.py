@@ -33,7 +33,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSlot:
-    """The row of one occupied prefetch slot, which determines what the slot's lanes mean."""
+    """The row of one occupied prefetch slot; the row determines what the slot's lanes mean."""
 
     operation: int
     phase: Phase

@@ -23,7 +23,7 @@ class Change(IntEnum):
 
 
 class Readiness(IntEnum):
-    """How far a rank has prepared a proposal. May fall, because a prepared change can be lost."""
+    """How far a rank has prepared a proposal. The readiness falls if a prepared change is lost."""
 
     REFUSED = -1
     """This rank cannot apply the proposal."""

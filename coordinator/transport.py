@@ -7,8 +7,8 @@ class Transport(StrEnum):
     """The transports that can carry the rounds."""
 
     AUTO = "auto"
-    """Choose by host: `shm` on one host, `hierarchical` if some of several hosts have several ranks,
-    else `torch`."""
+    """Choose by host. All ranks on one host: `shm`. Several hosts, at least one with several ranks:
+    `hierarchical`. Otherwise: `torch`."""
     TORCH = "torch"
     """Gloo, through `torch.distributed`."""
     SHM = "shm"

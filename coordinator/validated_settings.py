@@ -83,7 +83,7 @@ def read_settings(
 
 
 def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
-    """Return the values of the fields that settings inherit from their base class `kind`, by name."""
+    """Return, by name, the values of the fields that settings inherit from the base class `kind`."""
     return {each.name: getattr(settings, each.name) for each in fields(kind)}
 
 
@@ -129,7 +129,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """Return a union's member types, or a tuple of the one type, without `Annotated` metadata."""
+    """Return a union's member types, or the type itself if it is no union, without `Annotated`."""
     if get_origin(kind) in (Union, UnionType):
         return tuple(each for one in get_args(kind) for each in _choices(one))
     return (get_args(kind)[0] if get_origin(kind) is Annotated else kind,)
@@ -198,7 +198,7 @@ def _converted(
             value.encode(errors="surrogateescape")
         return msgspec.convert(value, kind, strict=strict)
     except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
-        # `AttributeError`: msgspec raises it for an array in place of a mapping.
+        # For an array in place of a mapping, msgspec raises `AttributeError`.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )

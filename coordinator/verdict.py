@@ -7,15 +7,17 @@ A verdict names only the prefetch slots and watermark queues that changed: their
 their lanes differ from the round before. The others need no verdict, because the replica has already
 applied the previous verdict (P3), and applying its content again would change nothing:
 
-- An unchanged prefetch slot has at most reported landed pages, which may be reported twice. Any other
-  verdict on the slot, and one that was ignored, goes with a new operation, phase or bound in the slot.
-  No earlier meaning returns, because phases follow TRANSITIONS and a bound only falls.
-- An unchanged watermark queue settles nothing more, because the operations that its lanes settled have
-  left the queue. The first operation still queued was neither finished nor the first failure in those
-  lanes, and later operations have higher indices than any in those lanes.
+- For an unchanged prefetch slot, the previous verdict reported at most landed pages, and reporting
+  them again has no effect. After any other verdict, or one that the replica ignored, the slot has a
+  new operation, phase or bound and counts as changed. No earlier meaning returns, because phases
+  follow TRANSITIONS and a bound only falls.
+- For an unchanged watermark queue, the operations that its lanes settled have left the queue. The
+  lanes report the first remaining operation neither as finished nor as the first failure. Operations
+  queued later have higher indices than those in the lanes. Therefore the lanes settle nothing more.
 
 A verdict also omits prefetch slots that require no action. If no rank's deadline passed, these are
-lookups that some rank has not answered, and reads with no page landed on all ranks and none failed.
+lookups that some rank has not answered, and reads of which no page has landed on all ranks and none has
+failed.
 """
 
 from collections.abc import Sequence
@@ -154,7 +156,7 @@ _TRANSFER = int(Phase.TRANSFER)
 
 
 class Verdicts:
-    """Reads the folded vectors of one epoch, each once and in order. Copies what it keeps."""
+    """Reads the folded vectors of one epoch, each once and in order. Keeps only copies of them."""
 
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
@@ -165,7 +167,7 @@ class Verdicts:
         self._body = lowest[HEADER_LANES:].tobytes()
 
     def read(self, layout: LaneLayout, folded: Vector) -> Verdict:
-        """Return the verdict of a round in whose header the ranks agree."""
+        """Return the verdict of a round whose header shows that the ranks agree."""
         lanes = folded.tobytes()
         header, body = read_header(lanes), lanes[_HEADER_BYTES:]
         watermarks: tuple[Watermark, ...] = ()

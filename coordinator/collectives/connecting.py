@@ -1,4 +1,4 @@
-"""Selects the transport of a group from the hosts that its ranks run on, and sets it up."""
+"""Selects the transport of a group according to the hosts of its ranks, and sets it up."""
 
 import logging
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Seconds that a host whose ranks have all joined waits for other hosts after its own deadline.
+"""Seconds that a host waits for other hosts after its own deadline, if all its ranks have joined.
 
 Within that time another host may still report which of its ranks was late.
 """
@@ -149,8 +149,8 @@ class _HostLeaderThread:
             self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
             self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
-            # Gloo does not propagate a failure, so each host leader that sees one closes its own
-            # connections. Other host leaders then notice the failure.
+            # Gloo does not propagate a failure. Each host leader that notices a failure therefore
+            # closes its own connections, so that other host leaders notice it, too.
             self._between.close()
         except BaseException:
             log.exception(

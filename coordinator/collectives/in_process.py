@@ -70,7 +70,7 @@ class InProcessGroup:
             return [exchange.given[rank] for rank in range(self.world_size)]
 
     def leave(self, rank: int) -> None:
-        """Make every exchange that `rank` has not joined fail on the other ranks."""
+        """Record that `rank` has left: an exchange that it has not joined fails on the other ranks."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
@@ -80,7 +80,7 @@ class MemoryStore:
     """A key-value store within one process; see `CommonStore`."""
 
     def __init__(self, values: dict[str, bytes], name: str = "") -> None:
-        """Keep entries in `values`, which stores with other names may share."""
+        """Keep entries in `values`, a dict that stores with other names may share."""
         self._values = values
         self._name = name
 
@@ -95,7 +95,10 @@ class MemoryStore:
 
 
 class InProcessCollective:
-    """One rank's side of an `InProcessGroup`; see `Collective`. `launch` returns this same object."""
+    """One rank's side of an `InProcessGroup`; see `Collective`.
+
+    The object is also the `PendingRound` that `launch` returns.
+    """
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank

@@ -56,7 +56,7 @@ sleeping rank notices such events after at most this time.
 """
 
 _LOOKS = 100
-"""The number of polls before a rank sleeps, which take about 50 us in total.
+"""A waiting rank polls this many times, in about 50 us in total, before it sleeps.
 
 Between polls the rank yields its core, because the rank that it waits for may need that core.
 """
@@ -124,7 +124,7 @@ class Cells:
     """
 
     def __init__(self, fd: int, writers: int, lanes: int, futex: Futex) -> None:
-        """Map a zeroed or initialised memory file of the size that `size` returns."""
+        """Map a memory file of `size(...)` bytes, which is zeroed or initialised."""
         self.writers, self.lanes = writers, lanes
         self._memory = mmap.mmap(fd, self.size(writers, lanes))
         self._words = self._mapped = memoryview(self._memory).cast("q")
@@ -197,8 +197,8 @@ class Cells:
         """Return the fold of a round's lanes over the cells in `span`; None if a cell is incomplete.
 
         A cell is complete when its writer has written this round with a valid checksum. Memory ordering
-        can make a checksum invalid for a moment. No writer may have written a round later than
-        `number`.
+        can make a checksum invalid for a moment. Call only while no writer has written a round later
+        than `number`.
         """
         if not self.is_there(span, number):
             return None
@@ -219,7 +219,7 @@ class Cells:
     def damaged(self, span: Span, number: int) -> list[int]:
         """Return the writers of `span`, as indices within it, whose cells fail their checksum.
 
-        All of them must have written the round.
+        Call only when all writers of `span` have written the round.
         """
         words, memory = self._words, self._memory
         return [
@@ -247,7 +247,7 @@ class Cells:
         The memory must be unmapped explicitly, because the error that ended an epoch keeps its stack
         frames, and thereby this object, alive.
         """
-        with suppress(ValueError):  # Raised if already closed.
+        with suppress(ValueError):  # The memory is already unmapped.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
         # Release the views even during a call that a signal handler has interrupted. That call then
         # raises `ValueError`.
@@ -282,7 +282,7 @@ class HostGroup:
         self._rank = rank
         self._fd = fd
         self._rank_by_process: dict[int, int] = {}
-        """Maps a pidfd, readable once its process has ended, to the rank of that process."""
+        """By pidfd, the rank of its process. A pidfd becomes readable when its process has ended."""
         self._ended_processes = select.poll()
         # The lock is reentrant, because a signal handler may close the transport while its own thread
         # holds the lock.
@@ -330,8 +330,7 @@ class HostGroup:
                 problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             assert host is not None
-            # The cells are initialised, because their creator did so before `agree_that_all_are_ready`
-            # succeeded.
+            # Every rank is ready now, so the first rank of the host has initialised the cells.
             host.cells.require_stamped()
         except BaseException:
             if host is not None:
@@ -372,8 +371,9 @@ class HostGroup:
             ending = self.ended_before(number)
             if ending is not None:
                 raise ending.error
-            # Check for dead processes, then for missing ranks, then read. Therefore data that a process
-            # wrote before it died is seen, and a rank that has joined is not reported as missing.
+            # The order matters. Dead processes are checked first, so that data written before a death
+            # is still seen. Missing ranks are checked before the read, so that a rank that has joined
+            # is not reported as missing.
             lost = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
             late = self.cells.missing(self.here, number)
             folded = self.cells.read(span, number)
@@ -435,7 +435,8 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # The cells after those of the host's ranks are written by the host's first rank, too.
+                # The host's first rank writes its own cell and the cells after those of the host's
+                # ranks.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
@@ -444,7 +445,7 @@ class HostGroup:
     def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
         """Record how the group ends, for all ranks of the host; return the ending that now applies.
 
-        The first ending wins, unless a later ending names an earlier round as the last one.
+        The first ending wins, unless a later ending has a smaller `last_round`.
         """
         ending = Ending(cause, rank, last_round)
         # Take a thread lock and a file lock, because the file lock excludes only other processes.
@@ -501,7 +502,7 @@ def _new_memory(size: int) -> int:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
-        # Seal the size, so that no process that opens the file can shrink it under the others.
+        # Seal the size, so that no process can shrink the file while other processes map it.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError:
         os.close(fd)
@@ -630,7 +631,7 @@ class SharedMemoryCollective:
             self._group.close()
 
     def leave(self, host: HostGroup) -> None:
-        """End the group for the other ranks, after the last round that this rank launched."""
+        """End the group for the other ranks: rounds that this rank has not launched fail."""
         host.end(EndingCause.LEFT, self.rank, self.launches)
 
     def _joined(self) -> HostGroup:

@@ -64,7 +64,8 @@ _READ_S = 2.0
 """Seconds to wait for a value of the rendezvous store, such as the presence keys of a gather."""
 
 _CLOSE_S = 1.0
-"""Seconds that `close` waits for an idle group's connections to close, which is usually much faster."""
+"""Seconds that `close` waits at most for an idle group's connections to close. Usually they close much
+sooner."""
 
 
 class PresenceKeys:
@@ -150,7 +151,7 @@ def _wait(work: Any, timeout_s: float) -> None:
 
 
 class _Gloo(Protocol):
-    """A gloo group, either registered with torch by name or created here."""
+    """The methods of a gloo group that rounds use."""
 
     def rank(self) -> int: ...
 
@@ -226,7 +227,11 @@ class TorchCollective:
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
-        """Called by `create` only. `name` names the group; `ranks` numbers its ranks in messages."""
+        """Called by `create` only.
+
+        `name` is the group's unique name. `ranks` are the numbers by which error messages name the
+        ranks.
+        """
         self.rank = group.rank()
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
@@ -308,10 +313,13 @@ class TorchCollective:
         return self._group
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a shared store; see `Collective`. Waits on other connections do not block it."""
-        # `Any`: the type stubs of torch lack `clone`.
+        """Return a shared store with its own connection, so other waits do not block it.
+
+        See `Collective`.
+        """
+        # Cast to `Any`, because torch's type stubs do not declare `clone`.
         own = cast("Any", _common_store()).clone()
-        # Shorten the timeout for a missing value, which is half an hour by default in torch.
+        # In torch, the default timeout for a missing value is half an hour. Shorten it.
         own.set_timeout(timedelta(seconds=_READ_S))
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 

@@ -63,7 +63,7 @@ class HeaderFinding(IntEnum):
 
     SOUND = 0
     SHORT = 1
-    """The data is shorter than a header, or than header and payload together."""
+    """The data ends within the header or within the payload."""
     LONG = 2
     """The object's data has extra bytes after the payload."""
     MAGIC = 3
@@ -89,7 +89,7 @@ part_checksum = xxhash.xxh3_128_digest
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
-    """Return the concatenated checksums of parts of these sizes, which lie back to back in `views`."""
+    """Return the concatenated checksums of parts with these sizes, back to back in `views`."""
     if len(sizes) == len(views) == 1:
         return xxhash.xxh3_128_digest(views[0])
     hashes = PartHashes(sizes)
@@ -243,9 +243,10 @@ def stated_checksums(header: memoryview | bytes, first: int, count: int) -> byte
 
 
 def check_run(header: memoryview | bytes, run: PartRun, checksums: bytes) -> HeaderFinding:
-    """Return SOUND if the checksums of a run of parts equal a checked header's, else PAYLOAD.
+    """Compare the checksums of a run of parts with those in a checked header.
 
-    `checksums` are those of the run's parts, concatenated.
+    `checksums` are those of the run's parts, concatenated. Returns SOUND if they are equal, else
+    PAYLOAD.
     """
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
     return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD

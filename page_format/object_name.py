@@ -10,8 +10,8 @@ OBJECTS: Final = "objects"
 """The directory, or path prefix, under which a store keeps its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""The pools of objects that are not pages: a model's manifest (`records/manifest`), and the records of
-the TP sizes of the groups that have written to a store (`records/shardings`)."""
+"""The pools of objects that do not contain pages. `records/manifest` describes a model's manifest, and
+`records/shardings` the TP sizes of the groups that have written to a store."""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")
 _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
@@ -71,7 +71,7 @@ def _namespace_directory(namespace: str) -> str:
 
 @lru_cache(maxsize=256)
 def _around_key(namespace: str, pool: str, shard: str) -> tuple[bytes, bytes] | None:
-    """Return (text before, text after) the key in a full name, or None if a field is invalid."""
+    """Return the parts of a full name before and after the key, or None if a field is invalid."""
     if not all(_PART.fullmatch(part) for part in (namespace, pool, shard)):
         return None
     return f"{namespace}/".encode(), f"/{pool}/{shard}".encode()

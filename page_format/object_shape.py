@@ -23,7 +23,7 @@ from ..errors import InternalError
 ALWAYS: Final = -1
 """The presence-bit value of parts that every object has, whatever its optional columns."""
 PARTS_MAX: Final = 143
-"""The maximum number of parts in an object, which is how many fit into the header."""
+"""The maximum number of parts in an object: the header has room for this many."""
 PART_BYTES_MAX: Final = (1 << 32) - 1
 
 
@@ -113,7 +113,7 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the caller holds all parts of an object with just the caller's optional columns."""
+        """Whether an object with exactly the caller's optional columns has only parts of the caller."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:
@@ -139,18 +139,18 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return a shape with all parts of the caller's optional columns and of those in `present`."""
+        """Return a shape with the caller's optional columns and those in `present`, with all parts."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":
-        """Return a shape that holds all parts of an object with exactly the columns of `present`."""
+        """Return a shape in which the caller holds exactly the parts that the bits `present` select."""
         return ObjectShape(self.parts, tuple(self.numbers(present)))
 
     def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
         """Merge the caller's parts with those parts of another object that the caller lacks.
 
-        `payload` and `present` belong to the other object. The returned payload has the parts that the
-        presence bits of either select.
+        `payload` and `present` belong to the other object. The returned payload has all parts of the
+        columns that either of the two has.
         """
         pieces = dict(_cut(self.parts, self.numbers(present), payload))
         pieces |= dict(_cut(self.parts, self.held, memoryview(b"".join(buffers))))

@@ -191,7 +191,7 @@ class PageLayout:
 
     @property
     def _units_wanted(self) -> int:
-        """The number of units if an object could have any number of parts."""
+        """The greatest number of units, ignoring the limit on an object's number of parts."""
         divided = [column.heads for column in self.columns if not column.replicated]
         required = [c.heads for c in self.columns if not (c.replicated or c.optional)]
         return max(1, gcd(*(required or divided)))
@@ -356,8 +356,8 @@ class PageLayout:
 
     def shard_name(self, place: ShardPlace) -> str:
         """Return the shard field of the name of an object written by the TP rank and stage `place`."""
-        # List one layer range for each distinct number of layers, because columns with different
-        # numbers of layers are split at different layers.
+        # Columns with different numbers of layers are split at different layers, so list one layer
+        # range for each distinct number of layers.
         counts = sorted({column.layers for column in self.columns}, reverse=True)
         ranges = [_layers_of(count, place) for count in counts[: None if place.stages > 1 else 1]]
         layers = ".".join(f"l{first}-{last}" for first, last in ranges)

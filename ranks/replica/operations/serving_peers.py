@@ -1,9 +1,9 @@
 """Serving: host pages that other groups may read, pinned on every rank until the lease expires.
 
 Each call of `serve` returns how much of the prefix can be read by now, according to verdicts. Full
-attention can be read once it is in host memory. The windows and states that a match needs at the end of
-the prefix follow once all its whole pages are there. A request may be served for several prefixes, each
-with windows and states at its end.
+attention can be read once it is in host memory. Once it is there for all whole pages of the prefix, the
+windows and states that a match at the end of the prefix needs follow. A request may be served for
+several prefixes, each with windows and states at its end.
 """
 
 from collections.abc import Sequence

@@ -195,7 +195,7 @@ class PageAllocator:
         leaving.runs[tier][component].extend(pages)
 
     def detach_all(self, node: Node, tier: int, leaving: LeavingPages) -> None:
-        """Remove all pages of a node without locks or pins on a tier, and add them to `leaving`.
+        """Remove from a tier all pages of a node without locks and pins; add them to `leaving`.
 
         `leaving` are freed later. Equivalent to `detach` for each component, but faster: nearly all
         evictions call this method.

@@ -21,7 +21,7 @@ class Prefixes:
             basis, self.tree, emptied=self.drop_root_if_unused, split=self.split
         )
         self.users: dict[TreeIdentity, int] = {}
-        """Number of requests and prefetches that use each tree; trees without any have no entry."""
+        """Number of requests and prefetches that use each tree; unused trees have no entry."""
         self.begun = 0
         """Number of tree roots created so far."""
 

@@ -1,1 +1,1 @@
-"""The engine's side of one rank: caches, how they open, one-scheduler mode, control requests."""
+"""The engine's side of one rank: caches and their opening, one-scheduler mode, control requests."""

@@ -169,13 +169,14 @@ class Cache(RankCache):
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
         """Publish the whole pages of `tokens`, whose KV is in the request's pages of every pool.
 
-        Call only after this KV is written, or once its writes are enqueued on the engine's stream
-        before any later use. `final=False` means that the prompt continues (chunked prefill). Published
-        pages are shared and backed up under the write policy. They stay locked for the request, except
-        pages left of its sliding windows. A recurrent state is kept if `tokens` end at a whole page
-        that is one of the admission's checkpoints or a regular checkpoint. Returns the number of tokens
-        now shared with the tree; the engine must not write their pages any more. Raises `UsageError` if
-        the request has no pages for the tokens, or if the tokens differ from those already shared.
+        Call only after this KV is written. It is enough that the writes are enqueued on the engine's
+        stream, if any later use of the pages is enqueued behind them. `final=False` means that the
+        prompt continues (chunked prefill). Published pages are shared and backed up under the write
+        policy. They stay locked for the request, except pages left of its sliding windows. A recurrent
+        state is kept if the last page of `tokens` is whole, and `len(tokens)` is one of the admission's
+        checkpoints or a regular checkpoint. Returns the number of tokens now shared with the tree; the
+        engine must not write their pages any more. Raises `UsageError` if the request has no pages for
+        the tokens, or if the tokens differ from those already shared.
         """
         self._require_group()
         data, ends = as_token_bytes(tokens), as_flag(final, "final")
@@ -216,7 +217,7 @@ class Cache(RankCache):
     def abort(self, request: str) -> None:
         """Forget a request in any state, including an unknown request.
 
-        Pages landed by its prefetch stay cached; I/O in flight settles in the background.
+        Pages that its prefetch has read stay cached; I/O in flight settles in the background.
         """
         if self._replica.knows(request):
             self.release(request)

@@ -46,9 +46,9 @@ Pages: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
 PagesByPool: TypeAlias = "Pages | Mapping[str, Pages]"
 """Engine-owned device pages: a sequence for the full-attention pool alone, or a mapping by pool name.
 
-For pools with one page per page of tokens: page numbers in token order, with -1 for pages that the
-engine has freed (left of a sliding window). For pools of states: the slot with the state after the
-tokens.
+For the KV of full attention or of a sliding window: page numbers in token order, with -1 for pages that
+the engine has freed (left of a sliding window). For a recurrent state: the slot with the state after
+the tokens.
 """
 
 
@@ -126,7 +126,7 @@ class HostCache(RankCache):
         """Count in the statistics that the engine starts to compute a request. Call once per start.
 
         `tokens` are those that the cache could have provided. The first `device_tokens` of them are on
-        the device, including loaded ones.
+        the device; this number includes the tokens that `load` has loaded.
         """
         self._require_group()
         require_text(namespace)
@@ -146,7 +146,8 @@ class HostCache(RankCache):
     def fetched(self, request: str) -> tuple[int, int]:
         """Return (first, end), the range of tokens that the request's prefetch read from storage.
 
-        Some of these pages may have been evicted since. (0, 0) if the request is admitted or unknown.
+        Some of the range's pages may have been evicted after the prefetch. Returns (0, 0) if the
+        request is admitted or unknown.
         """
         unit, known = self.config.layout.page_tokens, self._replica.requests.get(request)
         first, last = (0, 0) if known is None else known.fetched
@@ -202,11 +203,11 @@ class HostCache(RankCache):
         """Load a SAVED request back to device pages, starting at `device_tokens`.
 
         In a sliding window's pool the load fills the partial last page, and those pages from
-        `needed_from` on that were passed to `retract`. For all other pages, and for pages freed since,
-        `device_pages` may have -1; a page given there is not filled. The pages belong to the load until
-        `load_state` is READY. Checksums are verified; FAILED means that the request must be recomputed.
-        `Wait.LOST` means that pages shared with other requests were lost, and the request counts as
-        never admitted.
+        `needed_from` on that were passed to `retract`. For all other pages, and for pages freed after
+        `retract`, `device_pages` may have -1; a page given there is not filled. The pages belong to the
+        load until `load_state` is READY. Checksums are verified; FAILED means that the request must be
+        recomputed. `Wait.LOST` means that pages shared with other requests were lost, and the request
+        counts as never admitted.
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)
@@ -215,8 +216,8 @@ class HostCache(RankCache):
     def fence(self, request: str) -> None:
         """Block until a preempted request's device pages may be overwritten.
 
-        A backup that still reads the pages after `timeouts.fence_s` fails. The request may then
-        prefetch and load again. For a released request the call waits for this rank's copies only.
+        If a backup still reads the pages after `timeouts.fence_s`, the backup fails. The request may
+        then prefetch and load again. For a released request the call waits for this rank's copies only.
         Returns at once for an unknown request.
         """
         self._require_group()
@@ -256,13 +257,16 @@ class HostCache(RankCache):
 
         A backup is incomplete if host memory has no room or a copy failed. Once `backup_is_due` returns
         True, call `back_up` again with the same tokens and their current device pages. A prompt longer
-        than host memory takes several calls. `release` and `fence` cancel the rest of the backup, and
-        the metrics count its pages.
+        than host memory takes several calls. `release` and `fence` cancel the rest of the backup; the
+        metrics then count the pages that were not backed up.
         """
         return self._replica.waits_for_host_pages(request)
 
     def backup_is_due(self, request: str) -> bool:
-        """Return whether to retry an incomplete backup: some operation has finished since."""
+        """Return whether to retry an incomplete backup now.
+
+        True once an operation has finished after the backup, because a retry may then succeed.
+        """
         return self._replica.backup_is_due(request)
 
     def awaits_copies(self, request: str) -> bool:
@@ -270,9 +274,9 @@ class HostCache(RankCache):
         return bool(self._replica.touching(request, awaited=True))
 
     def copies(self, request: str) -> tuple[int, ...]:
-        """Return the ids of copies that may touch the request's device pages on some rank, newest last.
+        """Return the ids of copies that may touch the request's device pages on some rank.
 
-        Ids are never reused. Copies ended by a `fence` are not included.
+        The newest copy is last. Ids are never reused. Copies ended by a `fence` are not included.
         """
         return self._replica.touching(request)
 
@@ -300,8 +304,9 @@ class HostCache(RankCache):
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:
         """Compare this rank's history of commands with the other ranks'; for an engine that has failed.
 
-        Runs one round, which ends the group if ranks differ or if a rank does not answer within
-        `timeout_s`. Returns that error, which names the ranks, or None if all ranks agree.
+        Runs one round. The round ends the group if the ranks' histories differ, or if a rank does not
+        answer within `timeout_s`; then `compare` returns the error, which names the ranks. Returns None
+        if all ranks agree.
         """
         timeout_s = as_seconds(timeout_s, "timeout_s")
         try:
@@ -315,7 +320,7 @@ class HostCache(RankCache):
         """Run rounds until a staged attach or detach of a store is decided; for an idle engine.
 
         Every rank calls this at the same point, after the rank has staged the proposal. Returns False
-        after twice `timeouts.open_s` in agreed time.
+        if nothing is decided after two times `timeouts.open_s` of agreed time.
         """
         return self.step_until(proposal.done, 2 * self.config.timeouts.open_s)
 

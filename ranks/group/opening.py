@@ -90,9 +90,10 @@ def open_rank(
 ) -> tuple[RankExecutor, ReplicaConfig]:
     """Create the executor and the replica's settings of one rank.
 
-    Collective: every rank calls it at the same point. `device` is the device for cache-owned pages, or
-    the engine's pages. Raises the same `ConfigError` on every rank if settings differ or one rank
-    cannot start. On success the caller's cache owns `collective`; on an error this function closes it.
+    Collective: every rank calls it at the same point. If the cache owns its device pages, `device` is
+    the torch device to allocate them on; otherwise `device` has the engine's pages. Raises the same
+    `ConfigError` on every rank if settings differ or one rank cannot start. On success the caller's
+    cache owns `collective`; on an error this function closes it.
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
@@ -171,10 +172,10 @@ def _agree(
     engine_pages: int,
     timeout_s: float,
 ) -> tuple[dict[str, tuple[int, int]], int]:
-    """Compare the ranks' settings; return (pool sizes, engine pages), the smallest of all ranks.
+    """Compare the ranks' settings; return (pool sizes, number of engine-owned device pages).
 
-    The sizes are the numbers of device and host pages of each pool, by name. The engine pages are the
-    number of engine-owned device pages.
+    The pool sizes are the numbers of device and host pages of each pool, by name. Every number returned
+    is the smallest over all ranks.
     """
     fields: dict[str, Scalar] = {
         name: value
@@ -205,7 +206,7 @@ def _shown(secret: str, text: str) -> str:
 def _host_bytes(
     pools: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
 ) -> int:
-    """Return the host memory of all pools in bytes, including cache-owned device pages on the CPU."""
+    """Return the host memory of all pools in bytes. On the CPU it includes cache-owned device pages."""
     counted = isinstance(device, torch.device) and device.type == "cpu"
     return sum(
         (pool.host_pages + (pool.device_pages if counted else 0)) * pool.layout.page_bytes
@@ -284,7 +285,7 @@ def _reading_options(peers: Peers) -> str:
 def _page_server(
     config: RankCacheConfig, collective: Collective, executor: RankExecutor
 ) -> HostPageServer | None:
-    """Create the server of this rank's pages for the executor; return None without `peers`."""
+    """Create the server from which other groups read this rank's pages; None without `peers`."""
     if config.peers is None:
         return None
     place = ShardPlace.of(collective.rank, collective.world_size, config.pipeline_stages)
@@ -364,7 +365,7 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return the rank's share in persisting those pages that are equal on all ranks."""
+    """Return which of the pages that are equal on all ranks this rank writes to the store."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)

@@ -58,7 +58,7 @@ def _begin(
         port.serve(ControlReplies(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
     # Close the socket before the log, so that no control request arrives at a closed log. Close
-    # `GroupControl` last: it sends an error to the clients that still wait.
+    # `GroupControl` last, because it sends an error to each client that still waits for a result.
     cache.at_close(log.close)
     cache.at_close(control.close)
 
@@ -66,7 +66,7 @@ def _begin(
 def _opened(
     settings: Control, collective: Collective, timeout_s: float
 ) -> tuple[StoredRequests, ControlPort | None]:
-    """Return (log, socket): the log of control requests, and rank 0's control socket (else None)."""
+    """Return (log, socket): the log of control requests, and the control socket on rank 0 or None."""
     # Rank 0 sends the encryption key over the ranks' own connections, because the key must not be in
     # the store that holds the encrypted control requests.
     drawn = collective.gather(secrets.token_bytes(8 + KEY_BYTES), timeout_s)[0]

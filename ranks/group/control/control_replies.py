@@ -12,8 +12,8 @@ from .group_control import GroupControl
 from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
 AGREED_S: Final = 10.0
-"""Default seconds until a control request must be executed by every rank. If the engine keeps stepping,
-the ranks need much less."""
+"""Default timeout in seconds for the execution of a control request by every rank. The execution takes
+much less time while the engine keeps stepping."""
 IDLE_S: Final = 1.0
 """Seconds without an engine step after which the engine is considered idle."""
 POLL_S: Final = 0.01
@@ -89,11 +89,12 @@ class ControlReplies:
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
-        """Retry and await backups and persists; return their number and the unwritten pages by cause.
+        """Retry backups and persists and wait for them; return the counts that a flush reports.
 
-        Waits for the operations in flight twice, because a finished backup starts a write to the store.
-        Pages cached before the store was attached are written a few at a time, so the wait is repeated
-        until they are written, too.
+        The counts are the number of operations, and the numbers of unwritten pages by cause. Waits for
+        the operations in flight twice, because a finished backup starts a write to the store. Pages
+        cached before the store was attached are written a few at a time, so the wait is repeated until
+        they are written, too.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()

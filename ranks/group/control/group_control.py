@@ -79,7 +79,8 @@ class GroupControl:
         """Return the future that a control request's client waits for, or an unused future."""
         with self._lock:
             waiting = self._waiting.get(ticket)
-        # Without a client, execute the control request all the same, because the other ranks do so.
+        # Execute the control request even if no client waits for its result, because the other ranks
+        # execute it, too.
         begun = waiting is not None and waiting.set_running_or_notify_cancel()
         return waiting if waiting is not None and begun else Future()
 
@@ -93,7 +94,7 @@ def _pass_on(ended: "Future[None]", waiting: "Future[Answer]") -> None:
 
 
 def _shown(request: AnyRequest) -> str:
-    """Format a control request for the log: without passwords and token lists, long values cut."""
+    """Format a control request for the log. Omits passwords and token lists, and cuts long values."""
     shown = msgspec.structs.asdict(request)
     if "tokens" in shown:
         shown["tokens"] = f"{len(shown['tokens'])} tokens"

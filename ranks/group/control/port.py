@@ -1,7 +1,7 @@
 """The control socket: a Unix socket of rank 0, accessible to its user only.
 
-Each connection carries one control request as a line of JSON, and one line of JSON in reply: a map with
-`answer`, or with `error` and its `type`.
+On each connection the client sends one control request as a line of JSON. Rank 0 replies with one line
+of JSON: a map with `answer`, or with `error` and its `type`.
 """
 
 import json
@@ -27,7 +27,7 @@ _ALONE_S: Final = 5.0
 """Maximum seconds to wait for the lock on the socket's folder. Another group holds this lock only while
 it creates its socket."""
 _ENDS_S: Final = 0.1
-"""Seconds between two checks by the listening thread whether it should stop."""
+"""Seconds after which the listening thread checks again whether it should stop."""
 
 Answered = Callable[[object], Mapping[str, object]]
 """Function that executes a control request and returns its result, or raises `LockstepError`."""
@@ -137,8 +137,8 @@ def _listening(path: Path) -> _Server:
 def _alone_in(folder: Path) -> Generator[None]:
     """Hold a lock on a folder, so that no other group creates a socket in the folder meanwhile.
 
-    Waits at most `_ALONE_S` for the lock, then goes on without it, because another user's process could
-    hold the lock forever.
+    Waits a few seconds at most for the lock, then goes on without it, because another user's process
+    could hold the lock forever.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

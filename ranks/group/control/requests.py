@@ -36,7 +36,8 @@ class ControlRequest(
     """A control request, which every rank executes in the same step.
 
     Each kind has `carry_out`, which executes the control request on this rank and returns the result or
-    a future of it. If it is impossible, `carry_out` raises `UsageError` or `ConfigError` on every rank.
+    a future of the result. If the control request cannot be executed, `carry_out` raises `UsageError`
+    or `ConfigError` on every rank.
     """
 
     @property
@@ -87,7 +88,7 @@ class Drop(ControlRequest, frozen=True):
 
 
 class Limit(ControlRequest, frozen=True):
-    """Replace a namespace's quota and time to live; without any bound, remove them.
+    """Replace a namespace's quota and time to live; remove them if no bound is given.
 
     See `RankCache.limit`.
     """
@@ -130,9 +131,10 @@ class Weights(ControlRequest, frozen=True):
 
 
 class Flush(ControlRequest, frozen=True):
-    """Retry failed backups and persists; return ids of operations in flight and unwritten pages.
+    """Retry failed backups and persists; return a map of what is not written yet.
 
-    The call does not wait. `ControlReplies` repeats it until the operations have finished.
+    The map has the ids of the operations in flight, and the numbers of unwritten pages by cause. The
+    call does not wait. `ControlReplies` repeats it until the operations have finished.
     """
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -208,8 +210,8 @@ def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
     tree = cache.inspection.prefixes.tree
     kept: dict[str, dict[str, int]] = {}
     for root in tree.roots.values():
-        # Add up all roots of a namespace. It has several after a reset, which starts a new tree while
-        # requests still hold pages of the old tree.
+        # Add up the pages of all trees of a namespace. A reset starts a new tree, and the old tree
+        # stays while requests hold its pages.
         pages = kept.setdefault(root.place.namespace, {"device_pages": 0, "host_pages": 0})
         for node in tree.nodes([root]):
             for name, (run, *_) in zip(pages, node.values, strict=True):

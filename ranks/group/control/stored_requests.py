@@ -26,8 +26,8 @@ from ....errors import LockstepError, UsageError
 from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
-"""Seconds before a rank retries a failed read. Also the timeout in seconds of the deletion in `close`.
-"""
+"""Seconds that a rank waits after a failed read before it retries. `close` waits at most as long for
+the deletion of control requests."""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _UNREAD: Final = "unread"
@@ -65,7 +65,7 @@ class StoredRequests(RequestLog):
         self._bounds = bounds or RequestBounds()
         self._submitting = threading.RLock()
         self._sealed: dict[int, bytes] = {}
-        """The control requests still in the store, by number, encrypted as they are there."""
+        """The encrypted control requests that are still in the store, by number."""
         self._closed = False
         self._wanted = 0
         self._reading = threading.Lock()
@@ -127,7 +127,7 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            # Ignore errors of this write, because the next failed read repeats it.
+            # If this write fails, ignore the error: the next failed read writes the key again.
             with suppress(OSError, RuntimeError):
                 self._store.set(_UNREAD, b"")
             self._retry_later(error)
@@ -140,9 +140,9 @@ class StoredRequests(RequestLog):
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
-        """Delete from the store the control requests executed here; after `close` delete all.
+        """Delete the executed control requests from the store; after `close` delete all of them.
 
-        No rank needs an executed control request any more, because every rank had read it before.
+        Every rank has read a control request before it is executed, so no rank needs it afterwards.
         """
         with self._submitting, suppress(OSError, RuntimeError):
             for number in [each for each in self._sealed if self._closed or each <= self.gone]:

@@ -39,7 +39,7 @@ class BallotHeader:
         """Record the executor's progress in the ballot; return the votes that belong to no operation.
 
         Without `requests` the rank takes no control requests. The rank votes that it is unhealthy if
-        `trouble`, or else the executor, gives a reason why it cannot continue.
+        `trouble` or the executor gives a reason why it cannot continue.
         """
         for each in progress:
             self._ballot.note(each)

@@ -28,14 +28,14 @@ class ReplicaStats:
     missed_tokens: dict[str, int]
     """Number of tokens of admitted requests that were not cached, by cause (see `MissedTokens`)."""
     missed_pages: dict[str, int]
-    """Number of pages that prefetches requested but did not bring, by reason."""
+    """Number of pages that prefetches requested but did not deliver, by reason."""
     stored_pages: Counts
     """Number of pages added to a tier, by cause."""
     removed_pages: Counts
     """Number of pages removed from a tier, by cause."""
     lacking: dict[int, int]
-    """Number of prefetches cut short because one rank's store lacked a page that another rank's store
-    has, by the rank that lacked it."""
+    """Number of prefetches cut short because a rank's store lacked a page that another rank's store
+    has. The keys are the ranks whose stores lacked the page."""
     quarantined: int
     """Number of operations whose I/O outlasted its deadline, including those that finished later."""
 

@@ -149,10 +149,10 @@ class GroupRank:
         self._requests = AgreedRequests(log)
 
     def set_control_handler(self, carry_out: CarryOut) -> None:
-        """Register the function that executes control requests, on each rank in the same step.
+        """Register the function that executes control requests on this rank.
 
-        Call on every rank before the first step. A control request is executed once a verdict says that
-        every rank has received it. Its bytes enter the digest.
+        Call on every rank before the first step. All ranks execute a control request in the same step,
+        once a verdict says that every rank has received it. Its bytes enter the digest.
         """
         self._requests.obeyed_by = carry_out
 
@@ -350,16 +350,17 @@ class GroupRank:
     def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Run rounds until `done` is true, or until `patience_s` of agreed time have passed.
 
-        `done` must depend on the replica alone. Agreed time is the same on every rank, and counts from
-        the first of these rounds, because an idle engine's agreed time is stale or 0.
+        `done` must depend on the replica alone. Agreed time is equal on every rank. The wait begins
+        with the agreed time of its first round, because the agreed time before that round may be old,
+        or 0 if the engine was idle.
         """
         began_ms = 0
         while not done():
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # Sleep before the next step. A step may return without waiting, if only a store is
-                # opening or if copies have not started.
+                # Sleep, because the step may have returned without waiting: a step does so while only a
+                # store is being opened, or while copies have not started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms

@@ -38,8 +38,8 @@ from ...replica.operations.operation_table import OperationTable
 from .cache_stats import Counts, ReplicaStats
 
 QUIET_S = 1.0
-"""Minimum seconds between two log lines about missing pages. A lost disk causes many, so pages in
-between are only counted."""
+"""Minimum seconds between two log lines about missing pages. Between them, missing pages are only
+counted, because a lost disk causes many."""
 
 log = logging.getLogger("lockstep")
 
@@ -70,7 +70,10 @@ class Observer:
         self._next_id = operation_table.next_id
 
     def follow(self, effects: Effects) -> None:
-        """Record the effects of a command or verdict. Call before the executor gets their orders."""
+        """Record the effects of a command or verdict.
+
+        Call before the executor gets the orders among these effects.
+        """
         if self._timeline is not None:
             self._time(effects, self._timeline)
         if effects.events:

@@ -42,7 +42,7 @@ class RankCache(GroupRank):
         pages of `tokens` become the most recently used.
 
         `source` is the URI of another group that serves its host memory (its `serving_uri`); empty for
-        the store. Pages that could not be read from a group earlier are requested again.
+        the store. Pages that an earlier prefetch could not read from a group are requested again.
         """
         self._require_group()
         require_text(namespace)

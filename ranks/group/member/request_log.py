@@ -16,9 +16,10 @@ CarryOut = Callable[[bytes], None]
 
 
 class RequestLog:
-    """The control requests received by this rank, in any order and with repeats. Thread-safe.
+    """The control requests received by this rank. Thread-safe.
 
-    Unbounded here; the sender must bound the number of control requests (rule R10).
+    They may arrive in any order and more than once. The log has no limit; the sender must bound the
+    number of control requests (rule R10).
     """
 
     def __init__(self, *, beyond_max: int = 1 << 16) -> None:
@@ -111,7 +112,7 @@ class AgreedRequests:
             self.log.wait(self._agreed + 1, timeout_s)
 
     def agree(self, through: int) -> Iterator[tuple[int, bytes | None]]:
-        """Yield (number, content) of the control requests after the last one yielded, up to `through`.
+        """Yield (number, content) of the control requests up to `through` that were not yielded yet.
 
         The content is None if this rank takes no control requests.
         """

@@ -1,1 +1,1 @@
-"""One-scheduler mode: the replica in the scheduler's process, executor and ballot in each worker."""
+"""One-scheduler mode: the scheduler's process has the replica, and workers execute orders and vote."""

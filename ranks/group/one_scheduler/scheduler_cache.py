@@ -60,7 +60,10 @@ class _Outgoing:
 
 
 class _DistantBallot(Ballot):
-    """Placeholder for the workers' ballots: buffers messages that say what to expect and vote on."""
+    """Takes the place of the workers' ballots in the scheduler's process.
+
+    Buffers two kinds of messages for the workers: which operations to expect, and requests to vote.
+    """
 
     def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -70,7 +73,7 @@ class _DistantBallot(Ballot):
         self._outgoing.told.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Buffer a `Vote` message for all workers. Only the header of the returned lanes is valid."""
+        """Buffer a `Vote` message for all workers; return lanes of which only the header is used."""
         asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
         self._outgoing.asked = asked
         self._outgoing.told.append(asked)

@@ -11,9 +11,9 @@ from .orders import KV_POOL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedPool:
-    """One page pool of a rank: the shard of each page that the rank stores, and the page counts.
+    """One page pool of a rank: the layout of the rank's shard of a page, and the numbers of pages.
 
-    The page counts are equal on all ranks.
+    The numbers of pages are equal on all ranks.
     """
 
     layout: ShardLayout
@@ -31,9 +31,9 @@ def pool_layouts(config: RankCacheConfig) -> dict[str, PageLayout]:
 
 
 def namespace_of(config: RankCacheConfig) -> Namespace:
-    """Return the namespace, whose digest seeds every page key.
+    """Return the facts (model, weights, layouts) in which caches must agree to share pages.
 
-    Caches share pages only if their namespaces are equal.
+    The digest of these facts seeds every page key.
     """
     return Namespace(
         model=config.model,
@@ -43,10 +43,10 @@ def namespace_of(config: RankCacheConfig) -> Namespace:
 
 
 def shard_layouts(config: RankCacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:
-    """Return, by pool name, the shard of each page layout that `rank` stores, full attention first.
+    """Return, for each pool by name, the layout of the shard that `rank` stores of each page.
 
-    Omits the columns that this engine does not store. Raises `ConfigError` if a layout cannot be
-    sharded over `world_size` ranks.
+    Full attention comes first. Omits the columns that this engine does not store. Raises `ConfigError`
+    if a layout cannot be sharded over `world_size` ranks.
     """
     return {
         pool: layout.shard(

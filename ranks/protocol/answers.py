@@ -8,7 +8,7 @@ class Wait(StrEnum):
     """The reason why a request was not admitted. The request holds no pages; retry at a later step."""
 
     NO_ROOM = "no_room"
-    """Too few device pages are free or evictable. Retry after other requests have released theirs."""
+    """Too few device pages are free or evictable. Retry after other requests have released pages."""
     LOADING = "loading"
     """Another request is already loading back pages that this request needs."""
     LOST = "lost"
@@ -17,7 +17,10 @@ class Wait(StrEnum):
 
 
 class Dropped(NamedTuple):
-    """Numbers of full-attention pages that `drop` removed and could not remove, device plus host."""
+    """The result of `drop`: how many full-attention pages it removed, and how many stay.
+
+    Device pages and host pages are added up.
+    """
 
     pages: int
     held: int
@@ -26,7 +29,7 @@ class Dropped(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """How many tokens of an admitted request's cached prefix come from which tier."""
+    """The number of tokens of an admitted request's cached prefix that come from each tier."""
 
     device_tokens: int
     """Number of cached tokens that were already on the device."""
@@ -38,8 +41,8 @@ class Admission(NamedTuple):
     """The id of the load back in flight, or None if nothing has to be loaded."""
     checkpoints: tuple[int, ...] = ()
     """Prefix lengths in tokens at which the engine should end a chunk and call `insert`, so that the
-    recurrent state is kept there: every `checkpoint_tokens`, the end of the cached prefix, and the
-    prompt's last whole page."""
+    recurrent state is kept there. These are the multiples of `checkpoint_tokens`, the end of the cached
+    prefix, and the end of the prompt's last whole page."""
 
     @property
     def cached_tokens(self) -> int:

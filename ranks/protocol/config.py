@@ -42,8 +42,8 @@ TTL_S_MIN = 0.001
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""Reserved names that pools must not have. The store's model manifests, and its records of the groups
-that have written to it, have these names in place of a pool name."""
+"""Reserved names that pools must not have. Stores use them, in place of a pool's name, in the names of
+two kinds of objects: model manifests, and records of the groups that have written to the store."""
 
 
 class WritePolicy(StrEnum):
@@ -61,13 +61,14 @@ class Eviction(StrEnum):
     """Which page is evicted first from a full pool."""
 
     LRU = "lru"
-    """Evict the least recently used page first, by the replica's logical clock."""
+    """Evict in order of last use, oldest first, by the replica's logical clock."""
     LFU = "lfu"
-    """Evict the page with the fewest hits first."""
+    """Evict in order of the number of hits, fewest first."""
     SLRU = "slru"
-    """Evict pages that were used once before any page that was hit again."""
+    """Evict pages without a hit before pages that were hit at least once."""
     PRIORITY = "priority"
-    """Evict pages used only by requests of the lowest priority first."""
+    """A page has the highest priority of the requests that used it. Evict pages of the lowest priority
+    first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +126,12 @@ class Timeouts(Settings):
     """Timeout in seconds of allocating memory and opening the store on all ranks when a cache is
     opened. Also, in agreed time, the timeout of opening a store that is attached later."""
     flush_s: Seconds = 120.0
-    """Timeout of `flush` and `close`, which wait for operations in flight. In seconds of agreed time
-    (equal on all ranks)."""
+    """Timeout, in seconds of agreed time (equal on all ranks), of `flush` and `close`, which wait for
+    operations in flight."""
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
-    """Settings of a page pool other than that of full attention."""
+    """Settings of any page pool except the full-attention pool."""
 
     kind: ClassVar[str]
 
@@ -171,7 +172,7 @@ class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window
 
 
 class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
-    """Settings of a pool with a recurrent state (Mamba, linear attention), one page per checkpoint.
+    """Settings of a pool of recurrent states (Mamba, linear attention), one page per state.
 
     A state is equally large for a prefix of any length, so the pool's layout has one token per page.
     `device_pages` counts slots for checkpoints and one working slot per running request.
@@ -180,11 +181,12 @@ class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
     kind: ClassVar[str] = "recurrent"
     pool: str = "state"
     checkpoint_tokens: AtLeastOne
-    """The distance of checkpoints in tokens; must be a multiple of full attention's `page_tokens`."""
+    """The number of tokens between two checkpoints; must be a multiple of full attention's
+    `page_tokens`."""
 
     @property
     def reach_tokens(self) -> int:
-        """The distance of checkpoints in tokens."""
+        """The number of tokens between two checkpoints."""
         return self.checkpoint_tokens
 
     def __post_init__(self) -> None:
@@ -246,11 +248,11 @@ class GroupSettings(OperationSettings):
     """The store's URI (L3), which may contain a password; None for no store. `{rank}` in the URI is
     replaced by the rank, so that each rank can have a store to itself."""
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 1
-    """Number of steps by which a verdict follows its round's launch. With 1, a step applies the verdict
-    of the previous step's round. With 0, a step waits for the round that it launched."""
+    """Number of steps between a round's launch and its verdict. With 1, a step applies the verdict of
+    the previous step's round. With 0, a step waits for the round that it launched."""
     transport: Transport = Transport.AUTO
-    """The transport of the rounds. `auto` chooses by the ranks' hosts; `CacheStats.transport` reports
-    the choice and the reason."""
+    """The transport of the rounds. `auto` chooses one that suits the hosts on which the ranks run;
+    `CacheStats.transport` reports the choice and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,8 +295,9 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     weights_version: str = "0"
     """Version of the weights, part of every key; must change whenever the weights change."""
     weights: str = ""
-    """The part of `weights_version` that identifies the weights, if `weights_version` covers more than
-    the weights. A store that holds pages of the same weights in another layout causes a warning."""
+    """An identifier of the weights alone, contained in `weights_version`. Set it if `weights_version`
+    also covers other facts. A store that holds pages of the same weights in another layout then causes
+    a warning."""
     layout: PageLayout
     """The page layout of full attention, which every model has."""
     components: tuple[ComponentConfig, ...] = ()

@@ -1,8 +1,8 @@
 """Messages from the scheduler's process to the workers in one-scheduler mode. Plain data.
 
-The scheduler sends one dispatch per engine step, equal for every worker. A dispatch has the replica's
-effects for ballot and executor in order, then the round to vote in. It is encoded as bytes (rule R11),
-so that any channel of the engine can carry it.
+The scheduler sends one dispatch per engine step, equal for every worker. First in a dispatch are the
+replica's effects on ballot and executor, in order. The round to vote in follows. The dispatch is
+encoded as bytes (rule R11), so that any channel of the engine can carry it.
 """
 
 from typing import Final, TypeAlias
@@ -16,7 +16,7 @@ from .replica_config import ReplicaConfig
 
 
 class Expect(Record, frozen=True):
-    """Message for a worker's ballot: changes of the operations on which it reports progress."""
+    """Message that tells a worker's ballot on which operations to report progress from now on."""
 
     expectations: tuple[Expectation, ...]
 

@@ -20,7 +20,8 @@ class Decision:
     """The outcome of a proposal, equal on every rank."""
 
     proposal: int | None
-    """The digest of the decided proposal; None means the proposal that each rank has staged, if any."""
+    """The digest of the decided proposal. None means that each rank's staged proposal is decided, if it
+    has one."""
     withdrawn: str | None = None
     """Why the proposal was rejected; None if it was applied."""
     refused_rank: int | None = None

@@ -30,7 +30,8 @@ class Cause(StrEnum):
     ROOM = "room"
     """The pages were evicted to make room for others."""
     LIMIT = "limit"
-    """The pages' namespace exceeded its quota, or the pages their time to live."""
+    """The pages were evicted because their namespace exceeded its quota, or because they exceeded their
+    time to live."""
     RESET = "reset"
     DROPPED = "dropped"
     """An operator or the engine removed the pages with `drop`."""
@@ -84,14 +85,14 @@ class MissedTokens(NamedTuple):
     """Numbers of requested tokens that no tier provided, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Number of tokens whose pages are or were in storage or host memory, but could not be delivered.
+    """Number of tokens whose pages were not delivered, although storage or host memory has or had them.
     """
     evicted: int = 0
-    """Number of tokens requested or computed earlier in this namespace whose pages are in no tier any
-    more."""
+    """Number of tokens that were requested or computed in this namespace before, and whose pages are in
+    no tier now."""
     other_key: int = 0
-    """Number of tokens requested earlier only in other namespaces: another tenant, adapter or weights
-    version."""
+    """Number of tokens that were requested before, but only in other namespaces: of another tenant,
+    adapter or weights version."""
     never_seen: int = 0
 
 
@@ -122,8 +123,8 @@ class Missed(NamedTuple):
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""The `reason` if the event's `rank` lacks a page that another rank's store has. With any other reason,
-`rank` is the first rank that reported the page missing."""
+"""A `reason` of a missing page: the rank named in the event lacks the page, but another rank's store
+has it. With any other reason, the rank is the first that reported the page missing."""
 
 
 class MissingOnRank(NamedTuple):

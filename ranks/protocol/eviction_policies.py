@@ -1,8 +1,8 @@
 """Eviction policies: the order in which tree nodes are evicted.
 
-A policy gives each node a grade. Nodes of the smallest grade are evicted first, the least recently used
-first within a grade. Policies are found by name; other packages add theirs with
-`register_eviction_policy`.
+A policy gives each node a grade. Nodes of the smallest grade are evicted first. Among nodes of one
+grade, the least recently used node is evicted first. Policies are found by name; other packages add
+theirs with `register_eviction_policy`.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from typing import Protocol
 from ...errors import ConfigError
 
 HITS_GRADED_MAX = 64
-"""Hits beyond this number do not raise a node's grade, so that a node that was hot once can be evicted.
-"""
+"""Maximum number of hits that the LFU policy counts for a node, so that a formerly hot node can be
+evicted."""
 
 
 class Graded(Protocol):
@@ -35,7 +35,7 @@ class EvictionPolicy(Protocol):
     """Interface of an eviction policy, registered under the same name on every rank.
 
     A grade must depend on the node alone, so that all ranks evict the same nodes. Nodes of the smallest
-    grade are evicted first; within a grade, the least recently used node.
+    grade are evicted first. Among nodes of one grade, the least recently used node is evicted first.
     """
 
     @property
@@ -67,12 +67,13 @@ _POLICIES: dict[str, EvictionPolicy] = {
     each.name: each
     for each in (
         LEAST_RECENT,
-        # LFU: nodes with the fewest hits are evicted first.
+        # LFU: evict the nodes with the fewest hits first.
         _BuiltIn("lfu", lambda node: min(node.hits, HITS_GRADED_MAX)),
-        # Segmented LRU: nodes used once are evicted before nodes that were hit again. So one long scan
-        # of new prompts cannot evict prefixes that several requests share.
+        # Segmented LRU: evict nodes without a hit before nodes that were hit at least once. So one long
+        # scan of new prompts cannot evict prefixes that several requests share.
         _BuiltIn("slru", lambda node: 1 if node.hits else 0),
-        # Priority: nodes used only by requests of the lowest priority are evicted first.
+        # Priority: a node has the highest priority of the requests that used it. Evict nodes of the
+        # lowest priority first.
         _BuiltIn("priority", lambda node: node.priority),
     )
 }

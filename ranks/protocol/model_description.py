@@ -17,7 +17,7 @@ FULL_ATTENTION = "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptState(Settings):
-    """One kind of state that some of a model's layers keep, for each token or at some positions."""
+    """One kind of state that layers of a model keep: for each token, or at some prefix lengths."""
 
     kind: str
     """The kind of the state: `full_attention`, `sliding_window` or `recurrent`."""

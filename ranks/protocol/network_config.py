@@ -11,9 +11,9 @@ from .transfer_engine_settings import TransferSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Peers(TransferSettings):
-    """Settings by which this rank and ranks of other groups read each other's host memory.
+    """Settings for reading host pages from ranks of other groups, and for serving host pages to them.
 
-    The scheme of such sources is `peer://`.
+    A `peer://` URI names such a rank.
     """
 
     address: str = "127.0.0.1:0"
@@ -61,7 +61,7 @@ class Control(Settings):
     """Path of the Unix socket that rank 0 creates. The socket, and its folder if missing, are
     accessible to rank 0's user only."""
     refused: tuple[str, ...] = ()
-    """Kinds of control requests that the group refuses because the engine makes these decisions."""
+    """Kinds of control requests that the group refuses, because only the engine may decide on them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

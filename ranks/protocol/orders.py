@@ -2,8 +2,8 @@
 
 Orders are immutable and refer to pages by slot number in a named pool. The pages named in an order
 belong to the order's operation until a verdict says that every rank is done with them. So the executor
-may access them at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) in
-any order.
+may access them at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) on
+operations, in any order of the operations.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ class Direction(StrEnum):
 class ObjectTransfer(Record, frozen=True):
     """Objects of one pool, each with the host page that it is read into or written from.
 
-    `keys` are page keys (`replica.page_keys`), in prefix order. The object of `keys[i]` belongs to the
-    page `pages[i]`.
+    `keys` are page keys (`replica.page_keys`), in prefix order. The object with key `keys[i]` is read
+    into or written from the page `pages[i]`.
     """
 
     pool: str
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
     stored: bool = False
-    """Whether the store had the objects recently. If true, only those objects are written that the
-    store has evicted since."""
+    """For a write: whether the store had the objects recently. If true, the executor writes only the
+    objects that the store no longer has."""
 
 
 class CopyTransfer(Record, frozen=True):
@@ -65,8 +65,8 @@ class Need(Record, frozen=True):
     first: int
     keys: tuple[bytes, ...]
     span: int | None = None
-    """Number of positions before a prefix's end whose objects are needed to restore the prefix; None
-    means all positions from `first` on."""
+    """Number of positions, counted back from the prefix's end, whose objects are needed to restore the
+    prefix. None means all positions from `first` on."""
     on_host: frozenset[int] = frozenset()
     """Positions whose pages are in host memory already and need no object."""
 
@@ -140,8 +140,8 @@ class Put(Record, frozen=True):
     """The key of the full-attention page before the first object; empty at the start of a prefix. The
     store should not evict that page before these objects."""
     distance: int = 0
-    """By how many pages the first object follows the page `after`: 1 if directly, 0 at the start of a
-    prefix."""
+    """Number of pages from the page with key `after` to the page of the first object. 1 means that the
+    first object follows directly. 0 means that the first object is at the start of a prefix."""
 
 
 class CopyToHost(Record, frozen=True):

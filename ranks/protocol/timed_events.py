@@ -105,7 +105,7 @@ class StoreCalled(Record, frozen=True):
     """A call of this rank to a store returned."""
 
     store: str
-    """The kind of store: the URI's scheme, preceded by its wrappers."""
+    """The kind of store: the names of the URI's wrappers, followed by its scheme."""
     call: str
     operation: int
     pool: str

@@ -8,7 +8,8 @@ from ...errors import ConfigError
 from .host_port import split_address
 
 Transfer = Literal["tcp", "mooncake"]
-"""How pages move between groups: over the TCP connection of the request, or by a transfer engine."""
+"""How pages move between groups: over the TCP connection that carries the request for pages, or by a
+transfer engine."""
 TCP: Final = "tcp"
 MOONCAKE: Final = "mooncake"
 Protocol = Literal["tcp", "rdma"]
@@ -23,8 +24,8 @@ class TransferEngineSettings(Settings):
     """Names of the RDMA devices to use, separated by commas; empty for all. May differ between
     ranks."""
     insists: bool = False
-    """Whether reader and server must both have the transfer engine. If true, it is an error if one
-    lacks it. If false, this causes a warning, and pages move over the TCP connection."""
+    """Whether a missing transfer engine, on the reader's side or the server's, is an error. If false,
+    it causes a warning, and pages move over the TCP connection."""
 
 
 @dataclass(frozen=True, kw_only=True)

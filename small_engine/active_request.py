@@ -28,14 +28,14 @@ class ActiveRequest:
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """How many tokens the cache provided, by tier, at the last admission or resume; None until
-        admitted."""
+        """The numbers of tokens that the cache provided, by tier, at the last admission or resume. None
+        before the first admission."""
         self.hits: Admission | None = None
-        """How many tokens the cache provided, by tier, when the request first became ready; None
-        before."""
+        """The numbers of tokens that the cache provided, by tier, when the request first became ready.
+        None until it is ready."""
         self.turn = NEVER
-        """Number of the request's first admission, counted over all requests, so the youngest request
-        has the highest."""
+        """The request's place in the order of first admission. The youngest request has the highest
+        number."""
         self.computed = 0
         """Number of tokens whose KV is computed or loaded."""
         self.reserved = 0
@@ -44,9 +44,10 @@ class ActiveRequest:
         """Whether the request was retracted. False again once it starts over without its saved pages.
         """
         self.reached = 0
-        """Largest number of computed tokens with which the request left the device after its prompt was
-        complete; 0 if it never did. If it is admitted again, tokens up to this length are computed like
-        a prompt, because its outputs so far are not generated again."""
+        """The number of tokens that were computed when the request left the device with its prompt
+        complete, the largest if it left several times; 0 if it never left. After another admission,
+        tokens up to this length are computed like a prompt, because the outputs among them are not
+        generated again."""
         self.lost = 0
         """Number of tokens that were computed when the request left the device. Tokens that the cache
         does not restore are recomputed."""

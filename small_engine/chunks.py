@@ -2,8 +2,8 @@
 
 A chunk ends at the step's token budget, or earlier at a checkpoint, because a recurrent state can be
 kept only at its current position. If the model has sliding windows, pages are reserved for one chunk at
-a time. The reason is that a chunk needs window pages only for the window and itself, but a whole prompt
-would need as many window pages as full-attention pages.
+a time. A chunk then needs window pages only for the window and for its own tokens. A whole prompt would
+need as many window pages as full-attention pages.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Chunks:
         return min(ends)
 
     def publishes(self, computed: int) -> bool:
-        """Return whether a decoding request inserts its pages into the cache at this length.
+        """Return whether a decoding request inserts its pages once it has `computed` tokens.
 
         True at checkpoints, so that the state is kept. If the model has sliding windows, true also at
         every whole page, because pages left of a window are freed only after they were inserted.

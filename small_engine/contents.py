@@ -6,8 +6,8 @@ derives the page keys itself, so that a fault in the cache's keys shows as wrong
 
 A recurrent state counts as a page, with a key that covers the tokens that the state has seen.
 
-Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a mixed seed plus a
-counter, mixed again. Every word depends on all inputs, so a flipped bit anywhere is detected.
+The bytes of one head of one layer in a page are a sequence of 64-bit words. Each word is a hash of the
+word's position and of all values named above, so a flipped bit anywhere is detected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,8 +92,8 @@ class _ColumnContents:
         self.strip_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
         self._strip_words = -(-self.strip_bytes // 8)
         self.page_words = self.layers * self.heads * self._strip_words
-        # Leave the pool's name out of full attention's salt, so that pages stored by earlier versions
-        # still match.
+        # Do not mix the pool's name into the bytes of full attention, so that pages stored by earlier
+        # versions still match.
         salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
         name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
         first = shard.layer_first
@@ -103,7 +103,10 @@ class _ColumnContents:
         self._counters = np.arange(1, self._strip_words + 1, dtype=np.uint64) * _COUNTER
 
     def expected(self, keys: Words) -> npt.NDArray[np.uint8]:
-        """Return the bytes [layers, pages, heads, bytes per head] of the pages with keys [pages, 4]."""
+        """Return the expected bytes of pages, as an array [layers, pages, heads, bytes per head].
+
+        `keys` has one row of four words for each page.
+        """
         page = _mixed(_mixed(_mixed(keys[:, 0]) ^ keys[:, 1]) ^ keys[:, 2]) ^ keys[:, 3]
         seeds = _mixed(page[None, :, None] ^ self._salts[:, None, :])
         words = seeds[..., None] + self._counters

@@ -12,7 +12,7 @@ class ComparedPages:
 
     pages: int
     corrupt: int
-    """Number of pages with wrong bytes or missing from the request's page table."""
+    """Number of pages that have wrong bytes or that are missing from the request's page table."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class PoolCounts:
     """Numbers of pages of one pool that were compared with the bytes that they should have."""
 
     pages_verified: int = 0
-    """Number of cached pages compared byte by byte when a request became ready to use them."""
+    """Number of cached pages compared byte by byte when their request became ready."""
     pages_rechecked: int = 0
     """Number of pages, including shared ones, compared when their request had finished."""
     pages_corrupt: int = 0
@@ -41,14 +41,14 @@ class ReplayCounts:
     """Number of times that a retracted request was resumed. The remaining retracted requests were
     aborted or recomputed."""
     preempted: int = 0
-    """Number of times that a request lost its pages to an older one without being saved, and was
-    recomputed."""
+    """Number of times that a request lost its device pages to an older request, without a copy in host
+    memory, and was recomputed."""
     recomputed_tokens: int = 0
     """Number of tokens computed again because their KV was lost; not included in other counters."""
     prompt_tokens: int = 0
     computed_tokens: int = 0
-    """Number of prompt tokens computed. `prompt_tokens` is the sum of this and the three hit counters.
-    """
+    """Number of prompt tokens computed. `prompt_tokens` is this number plus the tokens that were cached
+    on the device, in host memory or in storage."""
     hit_device_tokens: int = 0
     hit_host_tokens: int = 0
     hit_storage_tokens: int = 0

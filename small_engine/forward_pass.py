@@ -80,10 +80,10 @@ class ForwardPass:
     def verify(
         self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
     ) -> dict[str, ComparedPages]:
-        """Verify the pages read to compute the token at `computed`; return the page counts by pool.
+        """Verify the pages that a model reads to compute token number `computed`; return page counts.
 
-        These are all earlier whole pages of full attention, the pages of each window, and the state.
-        For a resumed request (`moved`) the partial last page is included.
+        The counts are by pool. The pages are all earlier whole pages of full attention, the pages of
+        each window, and the state. For a resumed request (`moved`) the partial last page is included.
         """
         counts: dict[str, ComparedPages] = {}
         begun = self._begun(request, tokens, computed) if moved else ()
@@ -113,8 +113,8 @@ class ForwardPass:
         for pool in (KV_POOL, *self._windows):
             first = 0
             if pool in self._windows:
-                # Begin one token less than a window's length before `computed`, because the window
-                # includes the token itself.
+                # The window includes the token to compute, so only `window` - 1 earlier tokens are
+                # read.
                 first = max(0, computed - self._windows[pool] + 1) // self._page_tokens
             if first < whole:
                 pages = self._cache.page_table(request, pool)[first:whole]

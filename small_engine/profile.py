@@ -21,7 +21,8 @@ pages of 64 tokens, so a window pool has 4096 pages. Eight requests, each with a
 and a chunk of 8192, take 1152 of them. The others remain for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
-"""Number of state slots for each checkpoint position that full attention's pages cover, by default.
+"""Default number of state slots per checkpoint. The number of checkpoints follows from the number of
+tokens that the full-attention pool can hold.
 
 One slot holds the checkpoint. The other slot is for states at other positions: working states of
 requests, ends of prompts, and points where prompts branch.
@@ -31,12 +32,12 @@ STATES_LEAST = 16
 for its working state."""
 CHUNK_PAGES_LEAST = 2
 """Window pages that a request needs in addition to its window. One page is for the tokens being
-computed, and one because a chunk may begin within a page."""
+computed. Another page is needed because a chunk may begin within a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGeometry:
-    """One pool of a real model: its columns, and how many layers and elements of them a replay has."""
+    """One pool of a real model: its columns, and the numbers of layers and elements to simulate."""
 
     columns: tuple[Column, ...]
     layers: int
@@ -60,7 +61,7 @@ class PoolGeometry:
         return KeptState(kind=kind, layers=self.columns[0].layers, columns=names)
 
     def scale(self, unit: str) -> str:
-        """Describe the scaling of the pool in words. Bytes are given per `unit`, such as a token."""
+        """Return a text that describes the scaling of the pool. It gives bytes per `unit`."""
         real, scaled = _bytes(self.columns), _bytes(self.scaled)
         return (
             f"{_in_words(self.columns)} scaled to {_in_words(self.scaled)}:"
@@ -85,7 +86,8 @@ class StateGeometry(PoolGeometry):
     """The pool of a model's layers with a recurrent state."""
 
     checkpoint_tokens: int
-    """Distance of checkpoints in tokens. Operators choose it; the real model does not prescribe one."""
+    """Number of tokens between two checkpoints. Operators choose it; the real model does not prescribe
+    it."""
 
     def every(self, page_tokens: int) -> int:
         """Return the checkpoint distance in tokens, rounded up to whole pages."""
@@ -112,9 +114,10 @@ class Profile:
         host_pages: int,
         given: Mapping[str, int] | None = None,
     ) -> tuple[ComponentConfig, ...]:
-        """Return the components besides full attention, with pool sizes that full attention's imply.
+        """Return the settings of the components besides full attention.
 
-        `given` overrides implied pool sizes by the setting names that `sizes` returns.
+        By default, their pool sizes derive from the sizes of the full-attention pool. `given` overrides
+        pool sizes by the setting names that `sizes` returns.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []

@@ -1,8 +1,8 @@
 """The model profiles: published geometries and their scaling for a replay.
 
 Numbers are from each model's `config.json`; comments name the field where it is not obvious. In every
-profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state less. So a replay's speed
-depends on the protocol, not on the memory bandwidth.
+profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state takes less than 16 KiB. So
+a replay's speed depends on the protocol, not on the memory bandwidth.
 """
 
 from ..errors import ConfigError
@@ -111,9 +111,9 @@ _GLM = Profile(
     full=PoolGeometry(columns=(_latent(78), *_index_keys(78)), layers=2, elements=(36, 8, 1)),
 )
 
-# Add a synthetic model with all features. Its full attention has Llama's heads in 8 bits, scales, and a
-# replicated index. Its window is longer than that of gpt-oss. Its states are those of Qwen3-Next in
-# more layers.
+# Add a synthetic model with all features. Its full attention has Llama's heads as 8-bit values with
+# scales, and the column of a sparse-attention index, which every rank stores. Its window is longer than
+# that of gpt-oss. Its states are those of Qwen3-Next in more layers.
 _HYBRID_ALL = Profile(
     name="hybrid-all",
     model="a model with every kind of state",

@@ -24,7 +24,7 @@ _HIGH = np.uint64(32)
 
 
 def _scrambled(ids: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64]) -> TokenIds:
-    """Return a 30-bit hash for each pair of id and offset; the two arrays are broadcast."""
+    """Return a 30-bit hash of each pair (id, offset). The shapes of the two arrays are broadcast."""
     word = ids * _SPREAD_ID + offsets * _SPREAD_OFFSET
     word ^= word >> _HIGH
     word *= _MIX
@@ -34,7 +34,7 @@ def _scrambled(ids: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64]) -> 
 
 
 def block_tokens(hash_ids: tuple[int, ...], tokens: int) -> TokenIds:
-    """Return the first `tokens` token ids of the blocks, each of `BLOCK_TOKENS` tokens."""
+    """Return the first `tokens` token ids of the blocks; a block has `BLOCK_TOKENS` tokens."""
     used = -(-tokens // BLOCK_TOKENS)
     ids = np.array([each & 0xFFFF_FFFF_FFFF_FFFF for each in hash_ids[:used]], dtype=np.uint64)
     offsets = np.arange(BLOCK_TOKENS, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Retracted requests: which request to retract for an older one, and how to resume it.
+"""Retracted requests: which request to retract so that an older one can continue; how to resume it.
 
     retract -> SAVING -> SAVED -> resume -> RETURNING
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
-"""Number of consecutive steps in which requests may find no room before one is retracted. In these
-steps verdicts may free pages."""
+"""Maximum number of consecutive steps in which requests find no room, before a request is retracted.
+During these steps, verdicts may free pages."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
-"""Function that returns how many tokens to reserve device pages for when a request starts or resumes.
-"""
+"""Function that returns the number of tokens for which a request reserves device pages when it starts
+or resumes."""
 
 
 class RetractStage(Enum):
@@ -44,7 +44,7 @@ class RetractStage(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Retracted:
-    """A retracted request and whether its pages are being saved, saved, or being loaded back."""
+    """A retracted request, and the stage of its way to host memory and back."""
 
     active: ActiveRequest
     place: RetractStage = RetractStage.SAVING
@@ -75,10 +75,11 @@ class Retractions:
     def next_to_retract(
         self, short: Sequence[ActiveRequest], running: Iterable[ActiveRequest]
     ) -> ActiveRequest | None:
-        """Choose a request to retract so that requests that found no room (`short`) can continue.
+        """Choose a request to retract, so that the requests in `short` get device pages.
 
-        Returns the youngest running request that is younger than the oldest one in `short`, or None if
-        no retraction is needed or possible. Call once per step.
+        The requests in `short` found no room in this step. Returns the youngest running request that is
+        younger than the oldest one in `short`, or None if no retraction is needed or possible. Call
+        once per step.
         """
         self._short_steps = self._short_steps + 1 if short else 0
         leaving = sum(each.place is RetractStage.SAVING for each in self._aside)
@@ -122,9 +123,9 @@ class Retractions:
         return lost if moved else None
 
     def bring_back(self, room_for: RoomFor) -> Iterator[tuple[ActiveRequest, bool]]:
-        """Resume saved requests while there is room; yield (request, whether it was admitted) of each.
+        """Resume saved requests while there is room; yield a pair for each.
 
-        A request whose saved pages were lost is yielded with False.
+        The pair is (request, True), or (request, False) if the request's saved pages were lost.
         """
         for each in [each for each in self._aside if each.place is RetractStage.SAVED]:
             answer = self._resume(each, room_for(each.active))
@@ -134,7 +135,7 @@ class Retractions:
                 yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
-        """Remove a request from the retracted ones, if it is one of them, because it is ready again."""
+        """Count a retracted request as resumed once it is ready; do nothing for other requests."""
         for each in [each for each in self._aside if each.active.name == name]:
             self._aside.remove(each)
             self._counts.resumes += 1

@@ -91,7 +91,7 @@ class Scheduler:
         return False
 
     def _turn(self) -> bool:
-        """Run one step except its round; return whether any request made progress. See `run`."""
+        """Run one step without its round; return whether any request made progress. See `run`."""
         moved = self._arrivals()
         moved |= self._ended_loads()
         moved |= self._ended_saves()
@@ -200,8 +200,8 @@ class Scheduler:
         self.counts.recomputed_tokens += max(0, active.lost - active.computed)
         active.lost = 0
         self.retractions.came_back(active.name)
-        # Verify the partial last page, too, which exists only after a resume: all other cached prefixes
-        # end with a whole page.
+        # Verify the partial last page, too. Only a resumed request has one, because all other cached
+        # prefixes end with a whole page.
         self._verify(active, finished=False, moved=True)
         if active.computed < active.goal:
             insort(self._prefilling, active, key=turn_of)
@@ -219,7 +219,8 @@ class Scheduler:
                 self._admitted(active)
             else:
                 self._begin_again(active)
-        # Admit waiting requests only if none is retracted, because retracted requests arrived earlier.
+        # Admit waiting requests only if no request is retracted, because retracted requests arrived
+        # earlier.
         while self._waiting and not self.retractions.requests:
             head = self._waiting[0]
             if self._backlog >= self._limits.prefill_tokens:
@@ -241,9 +242,9 @@ class Scheduler:
         return moved
 
     def _room_for(self, active: ActiveRequest) -> int:
-        """Return how many tokens to reserve device pages for at a request's admission or resume.
+        """Return the number of tokens for which an admitted or resumed request reserves device pages.
 
-        Covers at least one token to compute, so that the admitted request can make progress.
+        It includes at least one token to compute, so that the request can make progress.
         """
         return min((active.computed if self._chunks.one_by_one else active.goal) + 1, active.last)
 
@@ -327,7 +328,10 @@ class Scheduler:
         self._cache.insert(active.name, active.computed_ids, final=False)
 
     def _make_room(self, moved: bool) -> bool:
-        """Retract or requeue the youngest request if an older one has no room; return whether done."""
+        """Free the youngest request's pages if an older request has no room.
+
+        The youngest request is retracted, or else requeued. Returns whether its pages were freed.
+        """
         running = [*self._prefilling, *self._decoding]
         youngest = self.retractions.next_to_retract(self._short, running)
         if youngest is None:

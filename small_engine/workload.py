@@ -31,7 +31,7 @@ class _Conversation:
 
 
 def synthetic_requests(seed: int, limit: int | None = None) -> Iterator[WorkloadRequest]:
-    """Yield `limit` requests (default `REQUESTS_DEFAULT`), equal for equal seeds."""
+    """Yield `limit` requests (default `REQUESTS_DEFAULT`). Equal seeds give equal requests."""
     draw = random.Random(seed)  # noqa: S311 - a workload must repeat; nothing here is secret.
     total = REQUESTS_DEFAULT if limit is None else limit
     next_id = _SYSTEM_PROMPTS * _SYSTEM_PROMPT_BLOCKS
@@ -73,9 +73,9 @@ def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Wor
 
 
 def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Assign requests to `namespaces` namespaces in turn; 0 gives each request a separate one.
+    """Assign requests to `namespaces` namespaces in turn.
 
-    With 1 the requests stay in the default namespace.
+    With 1 the requests stay in the default namespace. With 0 each request gets its own namespace.
     """
     if namespaces == 1:
         return requests

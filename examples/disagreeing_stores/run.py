@@ -83,8 +83,8 @@ def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> 
 def lose_a_page(store: Path) -> None:
     """Remove one page of the prompt from the store of one rank.
 
-    Removes the third newest file, by mtime. That is mostly the third page from the end, because several
-    files may have the same mtime.
+    Removes the third newest file by mtime. That is usually the third page from the end; it can be
+    another page if several files have the same mtime.
     """
     files = [path for path in (store / f"rank{SPOILED_RANK}").rglob("*") if path.is_file()]
     sorted(files, key=lambda path: path.stat().st_mtime_ns)[-3].unlink()

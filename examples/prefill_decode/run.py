@@ -4,7 +4,7 @@ Each group is started under torchrun, or its ranks are Ray actors. The producer 
 from host memory and the consumer prefetches them; their TP sizes may differ. All other data goes from
 producer to consumer in one msgpack message. A page of the second request is corrupted in transit, so
 the consumer recomputes the page. Exit status 0: pages were transferred, all KV is right, and the
-sampler continued from its state.
+consumer's sampler continued from the producer's sampler state.
 """
 
 import argparse
@@ -44,7 +44,8 @@ from lockstep.small_engine.request import TokenIds
 PREFILL, DECODE = "prefill", "decode"
 RANKS = {PREFILL: 2, DECODE: 1}
 SEEDS = {"whole": 1, "damaged": 2}
-"""Seed from which the prompt and the sampling of each request are drawn, by the request's name."""
+"""The seed of each request, by the request's name. The request's prompt and its sampling derive from
+it."""
 PAGE_TOKENS, OUTPUTS, VOCABULARY = 16, 20, 50_000
 PROMPT_TOKENS = 8 * PAGE_TOKENS + 7
 LAYOUT = PageLayout(

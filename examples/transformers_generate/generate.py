@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 generate.py MODEL PROMPTS STORE
 
-PROMPTS is a JSON file with the token ids of each prompt, STORE the URI of a store.
+PROMPTS is a JSON file with the token ids of each prompt. STORE is the URI of a store.
 """
 
 import json

@@ -22,8 +22,8 @@ except ModuleNotFoundError:
 HERE = Path(__file__).parent
 RANKS = 2
 SHARED_TOKENS, OWN_TOKENS = 1400, 50
-"""Number of tokens that all prompts share, like instructions; number of further tokens, the question,
-that each prompt has."""
+"""A prompt begins with `SHARED_TOKENS` tokens that all prompts share, like instructions. `OWN_TOKENS`
+tokens of its own follow, like a question."""
 
 
 def make_model(folder: Path) -> None:
@@ -37,7 +37,8 @@ def make_model(folder: Path) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "max_position_embeddings": 4096,
-        # Do not pad prompts, and do not end answers early.
+        # Define no padding token, because prompts are not padded, and no end token, so that every
+        # output has full length.
         "pad_token_id": None,
         "eos_token_id": None,
     }

@@ -45,7 +45,10 @@ class Nodes:
                 _ip("-n", name, "link", "set", each, "up")
 
     def start(self, node: int, *command: str) -> "subprocess.Popen[bytes]":
-        """Start a command on a node, in a PID namespace that kills its children when it exits."""
+        """Start a command on a node, in a new PID namespace.
+
+        When the command exits, the kernel ends all other processes of the namespace.
+        """
         alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
         log = (self._place / f"{len(self._running)}.log").open("wb")
         process = subprocess.Popen(

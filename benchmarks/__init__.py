@@ -1,1 +1,1 @@
-"""Benchmarks; each one also measures in the same run the bound that its result is compared with."""
+"""Benchmarks. Each one measures, in the same run, a bound and compares its result with that bound."""

@@ -1,8 +1,8 @@
 """Cost of one step's agreement, compared with a bare all_reduce and with one collective per request.
 
-Each rank is a process with a real cache whose store never answers, so that a fixed number of prefetches
-stays in every ballot. The following are measured alternately in one run, with one core per rank if
-possible:
+Each rank is a process with a real cache. The cache's store never answers, so a fixed number of
+prefetches stays in flight, and every ballot has lanes for them. One run measures the following
+alternately, with one core per rank if possible:
 
 - `blocking`: a whole step at depth 0, with ballot, round and verdict.
 - `idle step`: the same step with a real executor and no operation in flight.
@@ -34,14 +34,14 @@ class LatencyPercentiles(TypedDict):
 
 
 class BareLimits(TypedDict):
-    """Median latency of bare calls with the vector of a round, in microseconds."""
+    """Median duration of one bare exchange of a round's vector, by transport, in microseconds."""
 
     gloo: float
     shm: float
 
 
 class Ratios(TypedDict):
-    """Ratios between the median times of two measured calls."""
+    """Ratios of median durations; each field names the two calls that it compares."""
 
     per_request_to_blocking: float
     gloo_to_blocking: float

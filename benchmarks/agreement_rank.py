@@ -41,14 +41,14 @@ RankSamples = defaultdict[str, list[float]]
 class TimedCollective:
     """Wraps a transport to measure how long its rounds block the caller.
 
-    `launch` returns this wrapper, which is also the pending round.
+    The wrapper also takes the place of the pending round that `launch` returns.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.launch_s = self.stall_s = self.wait_s = 0.0
-        """Durations of the last round in seconds: its launch; the wait until it completed; that wait
-        plus reading the result."""
+        """Durations of the last round in seconds. `launch_s`: the launch. `stall_s`: the wait until the
+        round completed. `wait_s`: that wait, and reading the result."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -87,7 +87,7 @@ class BareExchange:
 
     @staticmethod
     def size(ranks: int, lanes: int) -> int:
-        """Return the size in bytes of the file for this number of ranks and of lanes."""
+        """Return the size in bytes of the exchange file, from the numbers of ranks and of lanes."""
         return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
 
     def exchange(self, lanes: Vector) -> Vector:
@@ -98,7 +98,7 @@ class BareExchange:
         self._numbers[parity, self._rank] = self._number
         numbers = self._numbers[parity]
         while numbers.tolist() != all_there:
-            # Yield the core, because another rank may need it to write.
+            # Yield the core, because another rank may share it and may not have written its row yet.
             os.sched_yield()
         return fold(self._rows[parity])
 
@@ -124,9 +124,8 @@ def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # Run one pipelined step without timing, because it has no round to wait for. Then align the
-        # ranks by an exchange, because a rank that starts a step late would stay behind and delay every
-        # round.
+        # Do not time the first pipelined step, because no earlier round exists for it to wait for. Then
+        # let the ranks meet in an exchange. Otherwise a rank that starts late would delay every round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)

@@ -21,9 +21,10 @@ class AgreementSettings:
     ranks: Ranks = 2
     """The number of ranks, one process each."""
     operations: Annotated[int, Parameter(validator=Number(gte=0, lte=1 << 16))] = 32
-    """The number of prefetches in flight, each with a slot in the ballot."""
+    """The number of prefetches in flight, each of which has lanes in every ballot."""
     transport: Transport = Transport.AUTO
-    """The transport of the rounds; auto selects one by the ranks' hosts."""
+    """The transport of the rounds. `auto` chooses shared memory or gloo, depending on the ranks' hosts.
+    """
     work_us: Annotated[int, Parameter(validator=Number(gte=0, lte=10_000_000))] = 5000
     """Microseconds of computation between two pipelined steps."""
     hosts: Annotated[int, Parameter(validator=Number(gte=1))] = 1

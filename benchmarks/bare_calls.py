@@ -1,6 +1,7 @@
-"""Upper bound of a store's throughput: bare system calls on as many bytes, without names or checksums.
+"""Upper bound of a store's throughput: system calls that move the same number of bytes.
 
-Reads are `preadv` from one large file that is already open, and writes are `pwrite` to a new one.
+The calls need no object names and no checksums. Reads are `preadv` from one large file that is already
+open. Writes are `pwrite` to a new file.
 """
 
 import mmap
@@ -84,7 +85,7 @@ def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
 
 
 def require_memory_twice(nbytes: int) -> None:
-    """Raise `ConfigError` if the machine lacks memory for twice `nbytes`: the pages and a copy."""
+    """Raise `ConfigError` unless the machine has memory for `nbytes` of pages and a copy of them."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 2 * nbytes > there:
         raise ConfigError(

@@ -22,8 +22,8 @@ from .silent_executor import SilentExecutor
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 LEAF_TOKENS = 64
-"""The number of tokens in each filler node, which only enlarges the tree, before rounding up to whole
-pages."""
+"""The number of tokens in each filler node, to be rounded up to whole pages. Filler nodes only enlarge
+the tree."""
 GROUP_NODES = 32
 """The number of filler nodes (which only enlarge the tree) in a group: one shared node and its
 children."""
@@ -46,7 +46,7 @@ class TreeShape:
 
     @property
     def leaf_tokens(self) -> int:
-        """The number of tokens in each node that only enlarges the tree, in whole pages."""
+        """The number of tokens in each filler node (which only enlarges the tree), in whole pages."""
         return -(-LEAF_TOKENS // self.page_tokens) * self.page_tokens
 
     @property
@@ -56,13 +56,13 @@ class TreeShape:
 
 
 class CachedPrompts:
-    """One rank's cache whose device pool is filled by the prefix tree, except for spare pages."""
+    """One rank's cache. The prefix tree fills its device pool, except for a number of spare pages."""
 
     def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
         """Build the tree; `spare_tokens` is the number of tokens that can be added to it later.
 
-        The pages for these tokens stay allocated until `open_spare_room` is called, so admissions must
-        evict until then.
+        The pages for these tokens stay allocated until `open_spare_room` is called. Until then, a
+        request is admitted only by evicting other pages.
         """
         self.shape = shape
         self._random = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ class CachedPrompts:
         self.cache.release(name)
 
     def add_prompt(self, tokens: TokenArray, path_nodes: int) -> None:
-        """Add a prompt that spans `path_nodes` nodes of equal length, rounded to whole pages.
+        """Add a prompt that spans `path_nodes` nodes of equal length, each a number of whole pages.
 
         At the end of each node but the last, another prompt branches off, so that the tree splits
         there.
@@ -127,7 +127,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
             f"--nodes is {shape.nodes}, which with these --tokens needs {device_pages} pages, must be"
             f" at most {PAGES_MAX}; lower one of them"
         )
-    # Use the smallest column, because no page content is touched.
+    # Give each token only one element, because no page content is read or written.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)
     layout = PageLayout(page_tokens=shape.page_tokens, columns=columns)
     config = CacheConfig(

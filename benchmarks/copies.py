@@ -1,7 +1,7 @@
 """Throughput of page copies compared with plain copies of the same bytes, in the same run.
 
-The benchmark also compares copies that transpose axes with copies that do not, both from an engine's
-own pages.
+A second benchmark copies pages that an engine owns. It compares pages whose axes the copy must
+transpose with pages whose axes it need not transpose.
 
 On a CUDA device the upper bound is the throughput of one asynchronous copy between a device buffer and
 pinned memory. On a CPU it is that of one `memcpy` per page, as if pages were contiguous. A single
@@ -34,8 +34,8 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""How many times more pages the host pool has than are copied, so that copied runs are rarely adjacent
-by chance."""
+"""Number of host pages divided by the number of copied pages. With 3 times as many host pages, copied
+runs are rarely adjacent by chance."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
@@ -177,7 +177,7 @@ class Figure:
     whole: float
 
     def row(self) -> str:
-        """Format the figure as a row of the printed table, whose heading is `HEAD`."""
+        """Format these throughputs as a row of the printed table, whose heading is `HEAD`."""
         return (
             f"{self.page_bytes >> 10:>6} KiB {self.run_pages:>4} {self.direction:>10} "
             f"{self.copied:>8.2f} {self.plain:>8.2f} {self.ratio:>6.2f} {self.whole:>8.2f}"
@@ -204,10 +204,10 @@ def measure(device: str, megabytes: int) -> Iterator[Figure]:
 
 
 def axis_orders(device: str, megabytes: int, page_tokens: int, run_pages: int) -> dict[str, float]:
-    """Compare copies of engine pages with heads-first and tokens-first axes, alternately.
+    """Compare copies of heads-first engine pages with copies of tokens-first engine pages, alternately.
 
-    The keys of the result are `to_host` and `to_device`. Each value is the median over `ROUNDS` pairs
-    of the heads-first time divided by the tokens-first time.
+    The keys of the result are `to_host` and `to_device`. Each value is the median, over `ROUNDS` pairs
+    of copies, of the heads-first duration divided by the tokens-first duration.
     """
     layout = model_layout(32, 8, page_tokens)
     pages = max(1, (megabytes << 20) // layout.page_bytes)

@@ -36,7 +36,10 @@ class RankProcess:
     """The folder in which the ranks rendezvous; they may also leave files there."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
-        """Return a simulated host identity for this rank, so that `hosts` hosts share the ranks."""
+        """Return a simulated host identity for this rank.
+
+        The ranks are divided evenly over `hosts` simulated hosts.
+        """
         from ..coordinator.collectives.shared_memory import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
 
         here = HostIdentity.here()
@@ -100,7 +103,8 @@ def _start_fork_server() -> None:
     Otherwise every process would print a traceback after Ctrl-C. The parent process ends the ranks
     instead.
     """
-    # Start Python's resource tracker first, because starting it later would unblock the signals again.
+    # Start Python's resource tracker before SIGINT is blocked, because starting the tracker unblocks
+    # SIGINT.
     resource_tracker.ensure_running()
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

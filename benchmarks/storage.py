@@ -38,8 +38,8 @@ Outcome = TypeVar("Outcome")
 ROUNDS: Final = 5
 BATCH_PAGES: Final = 1024
 BATCH_BYTES: Final = 16 << 20
-"""Maximum number of pages, and maximum number of bytes, of one storage call. A larger page is moved
-alone."""
+"""Maximum number of pages, and maximum number of bytes, of one storage call. A page that exceeds the
+maximum gets a call of its own."""
 EXISTS_NAMES: Final = 1000
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
@@ -60,7 +60,7 @@ class StorageReport(TypedDict):
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """Microseconds per key of a lookup of `EXISTS_NAMES` names that the store has."""
+    """Microseconds per name of a lookup of `EXISTS_NAMES` names, all of which the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
@@ -121,8 +121,8 @@ def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> Sto
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
     directory = limit_directory(parsed)
     load = os.getloadavg()[0]
-    # Use one namespace for all rounds, as a model does, because a namespace's first pages create
-    # directories.
+    # Use one namespace for all rounds, because the store creates directories when it writes the first
+    # pages of a namespace.
     namespace = secrets.token_hex(16)
     tidied = no_directories_left(directory, namespace) if parsed.scheme == "file" else nullcontext()
     try:
@@ -239,16 +239,17 @@ class _Store:
         self._namespace = namespace
         self._names = self._new_names(sizes.pages)
         self._batch = max(1, min(BATCH_PAGES, BATCH_BYTES // sizes.page_bytes))
-        # Keep one call more in flight than the store has threads, so that no thread waits for a call.
+        # Keep one more call in flight than the store has threads, so that no thread of the store is
+        # ever idle.
         self._calls = sizes.threads + 1
 
     def writes(self, pages: Sequence[memoryview]) -> list[Write]:
-        """Return one write request per name, for the pages in order."""
+        """Return the requests to write each page in `pages` under the name at the same position."""
         named = zip(self._names, pages, strict=True)
         return [Write(name, (page,), self._shape) for name, page in named]
 
     def reads(self, pages: Sequence[memoryview]) -> list[Read]:
-        """Return one read request per name, into the pages in order."""
+        """Return the requests to read each name into the page at the same position in `pages`."""
         named = zip(self._names, pages, strict=True)
         return [Read(name, (page,), self._shape) for name, page in named]
 
@@ -320,7 +321,7 @@ def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
 
 
 def limit_directory(uri: StoreUri) -> Path:
-    """Return the directory of the file for bare calls: on the store's filesystem, or in memory."""
+    """Return the directory for the file of bare calls: on the store's filesystem, or else in memory."""
     if uri.scheme in IN_DIRECTORIES:
         return Path(os.path.normpath(uri.path))
     return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -336,17 +337,18 @@ def _deadline() -> float:
 
 @contextmanager
 def no_directories_left(root: Path, namespace: str) -> Generator[None]:
-    """Remove the directories that a `with` block creates for a store in `root`.
+    """Remove, after a `with` block, the directories that a store in `root` created during the block.
 
-    `namespace` is that of the store's pages; no other process may use it. Its directories remain after
-    their pages are removed. On exit, even after an error, they are removed if they are empty. If `root`
-    did not exist before, it and its new parents are removed, unless they contain files of other users.
+    `namespace` is that of the store's pages; no other process may use it. A store that removes its
+    pages leaves the namespace's directories behind. On exit, even after an error, these are removed if
+    they are empty. If `root` did not exist before, it and its new parents are removed, unless they
+    contain files of other users.
     """
     made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
     try:
         yield
     finally:
-        # Begin two directories above an object, in the directory of its namespace.
+        # Find the namespace's directory, which is two levels above any object's file.
         _remove_if_empty((root / object_path(namespace, bytes(NAME_DIGEST_BYTES))).parents[1])
         if made:
             _remove_if_empty(root)

@@ -51,7 +51,7 @@ class TreePoint(TypedDict):
 
     op: str
     tokens: int
-    """The number of tokens in the measured prompt; for an eviction, in all evicted nodes."""
+    """The number of tokens in the measured prompt. For an eviction: the number in all evicted nodes."""
     nodes: int
     page_tokens: int
     components: str
@@ -112,10 +112,10 @@ class Sizes:
         ]
 
     def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
-        """Return (number of tokens, number of tree nodes) of each prompt; longer prompts span more.
+        """Return (number of tokens, number of tree nodes) of each prompt.
 
-        The longest prompt is listed twice. The second time it spans as many nodes as a long
-        conversation.
+        Longer prompts span more nodes. The longest prompt is listed twice. The second entry has as many
+        nodes as a prompt of a long conversation would have.
         """
         prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
         longest = max(self.tokens)

@@ -1,10 +1,10 @@
 """Overhead of Lockstep in vLLM when no prompt hits, and its savings when prompts hit host memory.
 
-Two engines run at the same time, one with the connector and one without. Each prompt goes to both in
-alternating order, so that other load affects both, and each pair of answers gives a ratio. First, all
-prompts are new, and a file:// store has none of them. Then prompts of 4k tokens are repeated after the
-engine has dropped its own prefix cache. A forward pass of the model takes at least 30 ms, to which the
-overhead of a miss is compared. Needs vLLM: `make bench-engines`.
+Two engines run at the same time, one with the connector and one without. Each prompt goes to both, in
+alternating order, so that other load on the machine affects both. Each pair of answers gives a ratio.
+First, all prompts are new, and a file:// store has none of them. Then prompts of 4k tokens are repeated
+after the engine has dropped its own prefix cache. The overhead of a miss is compared with a forward
+pass of at least 30 ms. Needs vLLM: `make bench-engines`.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def _pairs(
 def _long(
     without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Let both engines compute long prompts; repeat the prompts on the engine with a connector."""
+    """Let both engines compute long prompts; repeat each prompt on the engine with a connector."""
     plain: list[Sample] = []
     cold: list[Sample] = []
     warm: list[Sample] = []

@@ -48,7 +48,7 @@ class MeasuredEngine:
                 self._count(type(core.scheduler.connector), name)
 
     def answer(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Compute `tokens` output tokens for a prompt; return its latencies and the time by method."""
+        """Compute `tokens` output tokens for a prompt; return latencies and the time in each method."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         engine = self._llm.llm_engine
@@ -91,7 +91,10 @@ class MeasuredEngine:
         return self.answer(prompt, told["tokens"])
 
     def _count(self, owner: Any, name: str, calls: str = "") -> None:
-        """Wrap a method so that its seconds, and its calls if `calls` is set, are added to `spent`."""
+        """Replace a method of `owner` by one that adds its seconds to `spent[name]`.
+
+        If `calls` is not empty, the new method also counts its calls in `spent[calls]`.
+        """
         method: Callable[..., Any] = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:

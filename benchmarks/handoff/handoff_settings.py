@@ -32,7 +32,8 @@ class HandoffSettings:
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
     """The number of rounds; each round makes each measurement once."""
     transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
-    """How pages are transferred: tcp, or mooncake for Mooncake's transfer engine, also over TCP."""
+    """How pages are transferred: `tcp` over a TCP connection; `mooncake` by Mooncake's transfer engine,
+    which also uses TCP."""
 
     def __post_init__(self) -> None:
         if self.total_bytes < self.page_bytes:
@@ -45,7 +46,7 @@ class HandoffSettings:
 
     @property
     def authenticates(self) -> bool:
-        """Whether authenticated frames are also measured; a transfer engine's reads use no frames."""
+        """Whether to measure authenticated frames, too; only the plain TCP connection uses frames."""
         return self.transfer == TCP
 
     @property

@@ -30,7 +30,8 @@ _NAMESPACE: Final = "ab" * 32
 _NOISE_BYTES: Final = 1 << 20
 _CALL_BYTES: Final = 16 << 20
 _CALLS: Final = 2
-"""The number of concurrent storage calls, of `_CALL_BYTES` each, as in a rank's storage loop."""
+"""The number of storage calls in flight at a time, as many as a rank of a group would have. Each call
+moves `_CALL_BYTES`."""
 _TIMEOUT_S: Final = 120.0
 _PLACES: Final = "places"
 _SECRET: Final = "of this measurement"  # noqa: S105 - both processes are on this machine.
@@ -105,7 +106,7 @@ def _serve(settings: HandoffSettings, member: RankProcess, objects: RankObjects)
 
 
 def _serve_once(settings: HandoffSettings, number: int, server: HostPageServer) -> Turn:
-    """Serve all pages while the other process reads them; return the time spent in this process."""
+    """Serve all pages while the other process reads them; return this process's CPU time."""
     keys, slots = _keys(settings, number), tuple(range(settings.pages))
     server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
     dist.barrier()
@@ -151,7 +152,7 @@ async def _read(
 
 
 async def _turn(move: Callable[[], Awaitable[None]]) -> Turn:
-    """Time `move` in this process, while the other process serves."""
+    """Run `move` once between two barriers; return its duration and this process's CPU time."""
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     await move()

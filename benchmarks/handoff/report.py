@@ -1,11 +1,11 @@
 """Throughput of pages moved between the hosts of two groups over TCP, compared with a bare connection.
 
 One process serves its host pages. Another process on the same machine reads them through `peer://`,
-over its connection or a transfer engine, with the usual verification. Right before each measured
-transfer, the same bytes are sent over one bare connection, from and to the same memory, as the upper
-bound. The reported ratio is that of the medians over the rounds. Every round has new keys, so each
-page's checksums are computed once, as in a real handoff. Without a transfer engine, authenticated
-frames are measured on a second connection.
+with the usual verification. The pages move over the TCP connection of `peer://` or by a transfer
+engine. Right before each measured transfer, the same bytes are sent over one bare connection, from and
+to the same memory, as the upper bound. The reported ratio is that of the medians over the rounds. Every
+round has new keys, so each page's checksums are computed once, as in a real handoff. Without a transfer
+engine, authenticated frames are measured on a second connection.
 """
 
 import os
@@ -33,7 +33,8 @@ class HandoffReport(TypedDict):
     authenticated_gbps: float | None
     """The throughput with authenticated frames in GB/s; None with a transfer engine."""
     authenticated_ratio: float | None
-    """The throughput with authenticated frames relative to that with unauthenticated frames."""
+    """The throughput with authenticated frames divided by the throughput with unauthenticated frames.
+    """
     handoff_cpu_s_per_gb: float
     """The CPU seconds of both processes per GB moved, in the median round."""
     authenticated_cpu_s_per_gb: float | None

@@ -19,7 +19,8 @@ from ...page_format.object_header import HEADER_BYTES, Statement, read_statement
 from ..bare_calls import untouched_memory
 
 _DEVICE_THREADS: Final = 16
-"""The number of concurrent reads, which saturates most storage devices."""
+"""The number of concurrent reads that measure the storage device alone; enough to saturate most
+devices."""
 
 
 class StoredPage(NamedTuple):
@@ -99,7 +100,7 @@ def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
 
 
 def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[StoredPage]:
-    """Return the stored pages of a namespace in the slot files of a 3fs:// store."""
+    """Return the pages that a 3fs:// store has for a namespace; the store keeps them in slot files."""
     pages: list[StoredPage] = []
     for file in sorted(directory.glob("slots-*")):
         with file.open("rb", buffering=0) as slots:
@@ -133,7 +134,7 @@ def forget(pages: Sequence[StoredPage]) -> None:
 
 
 def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
-    """Return memory like a host pool's; every byte of it has been written if `touched`."""
+    """Return memory like a host pool's; if `touched`, every byte has been written once."""
     view = untouched_memory(nbytes)
     if touched:
         zeros = bytes(1 << 20)

@@ -19,7 +19,8 @@ from .bare_files import is_in_memory
 
 TURNS: Final = 6
 PROMPTS: Final = 4
-"""The number of prompts that are moved concurrently, as an engine does for waiting requests."""
+"""The number of prompts whose pages are moved concurrently, as in an engine with several waiting
+requests."""
 PAGE_TOKENS: Final = 16
 LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
@@ -47,7 +48,7 @@ class PathSettings:
     ] = 1536 << 20
     """Total bytes of the KV pages of one rank."""
     cold: bool = False
-    """Drop the store's files from the page cache before they are read."""
+    """Whether to drop the store's files from the page cache before they are read."""
     model: Annotated[str, Parameter(parse=False)] = "bench-path"
     """A unique model name, so that the benchmark's pages are separate from others in the store."""
 
@@ -82,7 +83,7 @@ class PathSettings:
 
     @property
     def layout(self) -> PageLayout:
-        """A page layout with `page_bytes` bytes of each page on each rank."""
+        """A page layout in which each rank's share of a page has `page_bytes` bytes."""
         units = self.page_bytes // _UNIT_BYTES
         layers = next(each for each in range(LAYERS_MAX, 0, -1) if not units % each)
         heads = units // layers * self.ranks
@@ -100,12 +101,12 @@ class PathSettings:
 
     @property
     def direct(self) -> bool:
-        """Whether the store and the bare calls that it is compared with bypass the page cache."""
+        """Whether reads and writes bypass the page cache, both of the store and of the bare calls."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property
     def limit_directory(self) -> Path:
-        """The directory of the files for bare calls: on the store's filesystem, or in memory."""
+        """The directory for the files of bare calls: on the store's filesystem, or else in memory."""
         return limit_directory(self.uri)
 
     @property
@@ -125,5 +126,5 @@ class PathSettings:
 
     @property
     def slot_bytes(self) -> int:
-        """The distance in bytes between KV pages in the files of a store with slots."""
+        """The size in bytes of a slot, which holds one KV page, in a store with slot files."""
         return self.uri.read(ThreeFsOptions).slot_bytes or SLOT_BYTES

@@ -71,7 +71,7 @@ class RankSpans:
         self.note(what, [_since(begun)])
 
     def note(self, what: str, parts: Sequence[TimedSpan]) -> None:
-        """Record one repetition of an action, measured in parts, as if the parts were contiguous."""
+        """Record one repetition of an action that was measured in parts; its duration is their sum."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
@@ -171,7 +171,7 @@ class _Prompts:
             self.cache.step(idle_s=_IDLE_S)
 
     def backed_up(self) -> bool:
-        """Return whether no backup is in flight: all inserted pages are on the host, or failed."""
+        """Return whether no backup is in flight; then all inserted pages are on the host or failed."""
         in_flight = self.cache.inspection.in_flight.values()
         return all(operation.kind is not OperationKind.BACKUP for operation in in_flight)
 
@@ -211,7 +211,8 @@ def write_prompts(
     directory = settings.limit_directory / f"bench-{namespace[:16]}-{member.rank}"
     directory.mkdir(parents=True)
     memory = fresh_memory(settings.turn_bytes, touched=True)
-    # Warm up with extra files, because the first files take new memory and later files reuse it.
+    # Write and delete some files before the measurement, because the first files are slower: the kernel
+    # allocates new memory for them, and reuses that memory for later files.
     names = [f"first-{page}" for page in range(settings.turn_pages)]
     bare.write(directory, names, memory)
     _unlink(directory, names)
@@ -242,7 +243,7 @@ def write_prompts(
 def read_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Read all prompts through a new cache; before each repetition, read as much by bare calls."""
+    """Read all prompts through a new cache; before each repetition, read as many by bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -305,8 +306,8 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
     target = np.frombuffer(memory[:nbytes] if turn else memory[nbytes:][:nbytes], dtype=np.uint8)
     step = prompts.settings.page_bytes
     with spans.span("limit_l2_l1"):
-        # Copy page by page, because one large copy would bypass the CPU caches and pages are not
-        # adjacent.
+        # Copy each page separately, as the cache does. One large copy would be faster, because it would
+        # bypass the CPU caches.
         for at in range(0, nbytes, step):
             np.copyto(target[at : at + step], source[at : at + step])
     of_turn = prompts.of_turn(turn)
@@ -327,7 +328,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 def _shares(
     settings: PathSettings, namespace: str, member: RankProcess
 ) -> Sequence[Sequence[StoredPage]]:
-    """Return the stored pages that this rank reads by bare calls, one sequence per repetition."""
+    """Return the stored pages that this rank reads by bare calls, as one list for each repetition."""
     count = settings.turn_pages * TURNS
     directory = Path(settings.uri.path)
     if settings.files_of_its_own:
@@ -350,8 +351,8 @@ def _shares(
 def _take_from_host(nbytes: int) -> None:
     """Touch `nbytes` of memory, so that the host's hypervisor need not supply memory later.
 
-    A hypervisor may reclaim a virtual machine's free memory. Supplying it again takes twenty times as
-    long as clearing it, and would distort whichever measurement allocates it.
+    A hypervisor may reclaim a virtual machine's free memory. Supplying the memory again takes twenty
+    times as long as clearing it. This would distort the measurement that allocates the memory.
     """
     dist.barrier()
     memory = fresh_memory(nbytes, touched=True)
@@ -360,7 +361,7 @@ def _take_from_host(nbytes: int) -> None:
 
 
 def _until_populated() -> None:
-    """Wait until the cache's host memory is populated, because this would slow the next repetition."""
+    """Wait until the cache's host memory is populated, because populating slows measured calls."""
     for thread in threading.enumerate():
         if thread.name == POPULATION_THREADS:
             thread.join()

@@ -49,7 +49,7 @@ def trace_text(ranks: Sequence[RankEvents]) -> str:
 
 
 class _LastVote(NamedTuple):
-    """The last vote of a round, for which all other ranks waited."""
+    """The last vote of a round; all other ranks waited for this vote."""
 
     at_ns: int
     rank: int
@@ -180,7 +180,7 @@ def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 
 def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator[TraceEvent]:
-    """Yield an arrow from each wait for a round to the round's last vote, if that came later."""
+    """Yield an arrow from each wait for a round to the round's last vote, if the wait began first."""
     number = 0
     for each in drawn:
         for span in each.spans:
@@ -190,8 +190,8 @@ def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator
                 continue
             number += 1
             arrow = {"name": "waits for", "cat": "round", "id": number}
-            # Perfetto draws an arrow from the earlier of two slices to the later one. Therefore the
-            # arrow leads from the wait to the vote.
+            # Begin the arrow at the wait, because Perfetto draws arrows from the earlier slice to the
+            # later one.
             yield arrow | _at(each.pid, awaited_ns) | {"ph": "s"}
             yield arrow | _at(last.pid, max(last.at_ns, awaited_ns + 1)) | {"ph": "f", "bp": "e"}
 

@@ -73,8 +73,8 @@ def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
         ahead_s = first.wall_s - other.wall_s
         return Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
     began_s, took_s = compared[0][0], compared[-1][0] - compared[0][0]
-    # Let the last time window also cover the rest of the time that the rounds took, because a shorter
-    # window would have too few rounds.
+    # Merge the last, incomplete time window into the window before it, because an incomplete window
+    # would have too few rounds.
     last = max(0, int(took_s / WINDOW_S) - 1)
     best: dict[int, tuple[float, float, float]] = {}
     for each in compared:
@@ -90,7 +90,7 @@ def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
 
 
 def _compared(first: RankEvents, other: RankEvents) -> Iterator[tuple[float, float, float]]:
-    """Yield (time, lead, uncertainty) of the other rank's clock, for rounds both ranks recorded."""
+    """Yield (time, lead, uncertainty) of the other rank's clock, for each round of both ranks."""
     rounds = _rounds(first)
     for number, (voted_s, ended_s) in _rounds(other).items():
         if number in rounds:

@@ -36,8 +36,8 @@ Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the label names."""
 Number = float | Histogram
 Nested = Number | Mapping[Any, "Nested"]
-"""A number, or a mapping from the values of the first label to numbers. With more labels, the mapping's
-values are mappings by the next label."""
+"""The values of a metric: a number, or a mapping from values of the first label to numbers. With more
+labels, the values of the mapping are mappings whose keys are values of the next label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,18 @@ class Family(Generic[Counted_contra]):
     read: Callable[[Counted_contra], Nested]
     meaning: str
     from_zero: tuple[str, ...] = ()
-    """The values of the metric's only label that are exposed with 0 before anything is counted.
+    """Values of the metric's only label. The metric is exposed with 0 for them before anything is
+    counted.
 
     If the first sample of a counter is above 0, Prometheus sees no increase, so no alert would fire.
     """
 
     @property
     def full_name(self) -> str:
-        """The name under which the metric is exposed, without the suffixes of a histogram's series."""
+        """The name under which the metric is exposed.
+
+        A histogram's series add suffixes to this name.
+        """
         return f"{PREFIX}{self.name}{'_total' if self.type is Type.COUNTER else ''}"
 
     def samples(self, counted: Counted_contra) -> Iterator[tuple[Labels, Number]]:

@@ -112,8 +112,8 @@ class MetricsPort:
 def watch(cache: GroupRank, port: int | None) -> None:
     """Serve a rank's metrics on the loopback address until its cache closes.
 
-    The port is `port` plus the rank's number. If `port` is None, nothing is served. If the port cannot
-    be served, the cache is closed and `ConfigError` is raised.
+    The port is `port` plus the rank's number. If `port` is None, nothing is served. If the server
+    cannot listen on the port, the cache is abandoned and `ConfigError` is raised.
     """
     if port is None:
         return

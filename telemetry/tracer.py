@@ -195,7 +195,7 @@ class Tracer:
         return began
 
     def _begin_request(self, request: str, at_s: float) -> list[Span]:
-        """Begin the span of a request and return it; return an empty list if it is already open."""
+        """Begin the span of a request; return a list with the span, or [] if the request has a span."""
         if request in self._requests:
             return []
         attributes = {REQUEST_ID: request, "lockstep.rank": self._rank}

@@ -52,7 +52,10 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> object:
-    """Import slow modules when a name is first used: torch takes seconds, the replica 0.25 s."""
+    """Import a slow module when a name from it is first used.
+
+    Importing torch takes seconds; importing the replica takes 0.25 s.
+    """
     match name:
         case "AxisOrder" | "EnginePages":
             from .ranks.executor import engine_pages

@@ -22,8 +22,8 @@ class LoadedAdapter:
     path: str | None
     """Path of the adapter's weights; None if they were not loaded from files."""
     kept_under: tuple[str | int, ...]
-    """The engine's names and ids for this adapter. The engine finds the adapter's weights and KV by
-    them."""
+    """The engine's names and ids for this adapter. The engine uses them to find the adapter's weights
+    and KV."""
     form: str = ""
     """Suffix of the adapter's identity that says how the engine reads the adapter's files; empty if the
     engine has only one way to read them."""
@@ -52,10 +52,10 @@ class AdapterWeights:
     ) -> None:
         """Create the object without reading a file.
 
-        `where` names the setting that holds the versions. `anew` says how the user can restore caching.
-        Both appear only in log messages. `engine` names the engine and all options that may change how
-        it applies an adapter. `shares` is True if the engine applies plain adapters as every other
-        engine does.
+        `where` names the setting that holds the versions, and `anew` says how the user can restore
+        caching; both texts appear only in log messages. `engine` names the engine and all options that
+        may change how it applies an adapter. `shares` is True if the engine applies plain adapters as
+        every other engine does.
         """
         self._digests = digests
         self._versions = versions
@@ -97,7 +97,7 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return whether no call of `identify` has found this adapter's weights unknown or changed."""
+        """Return False if a call of `identify` has found this adapter's weights unknown or changed."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
@@ -118,7 +118,11 @@ class AdapterWeights:
             return None, f"its weights cannot be read ({error})"
 
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
-        """Return an adapter's identity in page keys: weights and, unless it is plain, the engine."""
+        """Return an adapter's identity in page keys.
+
+        It contains `weights`, the identity of the adapter's weights. Unless the adapter is plain, it
+        also contains the engine.
+        """
         if weights not in self._applied:
             path = adapter.path
             plain = self._shares and path is not None and is_plain(Path(path).expanduser())

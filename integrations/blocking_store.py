@@ -62,8 +62,8 @@ class BlockingStore:
     ) -> None:
         """Open the backend. Raise the backend's error, or `ConfigError` after `timeout_s` seconds.
 
-        Call it only once. `close_timeout_s` limits how long `close` waits for running calls; it
-        defaults to `timeout_s`.
+        Call it only once. `close_timeout_s` limits how long `close` waits for running calls. The
+        default is `timeout_s`.
         """
         self._close_timeout_s = timeout_s if close_timeout_s is None else close_timeout_s
         self._loop = asyncio.new_event_loop()
@@ -88,10 +88,11 @@ class BlockingStore:
         *,
         leaves: bool = False,
     ) -> Answer:
-        """Call the backend and return the result, which is expected before `deadline`.
+        """Call the backend, wait until the call has ended, and return its result.
 
-        If `leaves` is True, a late call is cancelled and raises `StorageError`. Set `leaves` only for
-        calls without buffers. Also raises `StorageError` if the store is not open.
+        A call that runs longer than `deadline` is logged. If `leaves` is True, such a call is cancelled
+        and raises `StorageError`; set `leaves` only for calls without buffers. Also raises
+        `StorageError` if the store is not open.
         """
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
@@ -135,8 +136,8 @@ class BlockingStore:
 
     def _stop(self) -> None:
         with self._lock:
-            # `_live` still awaits all earlier calls, because the event loop runs callbacks in the order
-            # in which they were added.
+            # Calls that were submitted before this stop still complete, because the event loop runs
+            # callbacks in the order in which they were added.
             self._is_open = False
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)

@@ -66,8 +66,8 @@ _OUTSIDE = ("_fields", "default_factory")
 and the default factory of a defaultdict."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
-"""Attributes that are not part of a value, because they record only how its class was called, as in
-`OrderedDict[str, int]()`."""
+"""Attributes that are not part of a value. For example, the call `OrderedDict[str, int]()` records its
+type arguments in the new object."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
@@ -105,7 +105,7 @@ class _Walk:
         self._left_out = left_out
 
     def of(self, value: object, where: str, within: tuple[int, ...]) -> Json:
-        """Return a value's canonical form; `within` has the ids of all objects around the value."""
+        """Return a value's canonical form; `within` has the ids of the objects that contain it."""
         if isinstance(value, Enum):
             return ["enum", _name(type(value)), value.name]
         kind = type(value)
@@ -173,7 +173,7 @@ class _Walk:
     ) -> list[Json]:
         """Return [key, value] pairs in canonical form, sorted by their canonical text.
 
-        `called` returns the name of a key for error messages.
+        `called` is a function that returns a key's name for error messages.
         """
         found: list[Json] = [
             [self.of(key, called(key), within), self.of(each, called(key), within)]
@@ -183,9 +183,9 @@ class _Walk:
 
 
 def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, object]]:
-    """Return (contents, attributes): the state outside an object's attributes, and the attributes.
+    """Return (contents, attributes) of an object, both as dicts by name.
 
-    Both are dicts by name.
+    The contents are all state that is not in attributes, such as the items of a list.
     """
     kind: Any = type(value)
     beside: dict[str, object] = {}
@@ -239,7 +239,7 @@ def _reduced(value: object, where: str) -> tuple[object, object]:
     try:
         _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
     except TypeError:
-        # Refuse an object with data that is in no attribute, because pickle could not rebuild it.
+        # Refuse the object: it has data outside its attributes, so pickle could not rebuild it.
         raise _refused(type(value), where) from None
     return made[1:], state
 

@@ -31,7 +31,7 @@ NAMES_MAX = 1 << 18
 """Maximum number of multimodal item names that are remembered with the digests of their contents."""
 
 _NO_TEXT = 1 << 31
-"""The sign bit of an int32, which is never set in token ids of text."""
+"""The sign bit of an int32. Ids that replace placeholders have this bit; ids of text tokens do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RequestItem:
     end: int
     """Position after the last placeholder token; `start` is the position of the first one."""
     content: bytes
-    """Digest of all data of the multimodal item that the model reads."""
+    """Digest of all parts of the multimodal item that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,9 @@ class ItemIds:
     """Token ids for the page keys of a prompt with multimodal items."""
 
     head: bytes
-    """The prompt's token ids, as int32, from the first one to the last replaced one, after replacement.
-    """
+    """Page-key ids, as int32, of the prompt's tokens up to the last token whose id is replaced."""
     pages: tuple[int, ...]
-    """Numbers of the prompt's pages in which placeholder ids are replaced."""
+    """Indices of the prompt's pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
         """Return the page-key ids of `tokens`, which are the first token ids of the request.
@@ -94,9 +93,10 @@ def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
 
 
 def content_digest(*parts: object) -> bytes | None:
-    """Return a digest of nested values; None if no tensor or array is among them.
+    """Return a digest of nested values; None if they contain no tensor or array.
 
-    Values without a tensor do not have an item's content, because they may only refer to remote data.
+    Without a tensor or array, the values may only refer to remote data, so they would not identify an
+    item's content.
     """
     content = _Content()
     try:
@@ -111,7 +111,7 @@ class _NoContent(Exception):
 
 
 class _Content:
-    """Hashes values unambiguously, because the kind and length of each value precede its bytes."""
+    """Hashes kind, length and bytes of each value, so that different values hash differently."""
 
     def __init__(self) -> None:
         self.digest = sha256()

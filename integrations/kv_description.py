@@ -2,8 +2,7 @@
 
 The description has the model's configuration, its compute dtype and the page layout. Together with the
 weights, which are another part of the key, the description defines KV as a function of the tokens. All
-engines that compute this function share pages, even if their results are rounded differently. Groups of
-different TP sizes share pages with different rounding, too.
+engines and all TP sizes that compute this function share pages, even if they round results differently.
 
 `POSITIONS` lists the kinds of rotary positions for which vLLM and SGLang gave bit-identical results
 (`test_engine_positions.py`).
@@ -55,7 +54,7 @@ window, and an engine may ignore the limit."""
 
 
 class PretrainedConfig(Protocol):
-    """A `transformers.PreTrainedConfig` that already has all overrides by the engine."""
+    """A `transformers.PreTrainedConfig`, to which the engine has already applied all overrides."""
 
     def to_dict(self) -> dict[str, object]: ...
 
@@ -102,7 +101,10 @@ def described(model: PretrainedConfig) -> dict[str, object]:
 
 
 def _rope(parameters: Mapping[str, object]) -> Mapping[str, object]:
-    """Return rope parameters without obsolete names; a nested mapping has those of one layer kind."""
+    """Return rope parameters without obsolete names.
+
+    A nested mapping has the parameters of one kind of layer; its obsolete names are left out, too.
+    """
     inner = {
         name: _rope(cast("Mapping[str, object]", each)) if isinstance(each, Mapping) else each
         for name, each in parameters.items()

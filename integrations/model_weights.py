@@ -49,5 +49,5 @@ def unreadable(what: str, error: OSError, where: str) -> ConfigError:
 
 
 def remedy(where: str) -> str:
-    """Return the sentence of an error message that advises to identify weights by a version."""
+    """Return the sentence for error messages that advises the user to give a version of the weights."""
     return f"give weights_version in {where}, and change it whenever the weights change"

@@ -20,7 +20,7 @@ CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 
 HEADER_BYTES_MAX = 64 << 20
-"""Maximum bytes of a safetensors header that is read."""
+"""Safetensors headers longer than this number of bytes are not read."""
 
 _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
@@ -38,7 +38,8 @@ _NEUTRAL = frozenset(
 _AT_VALUES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Allow no other ways to initialise an adapter, because they also change the model's own weights.
+    # Allow only these ways to initialise an adapter, because all other ways also change the model's own
+    # weights.
     "init_lora_weights": (True, False, None),
 }
 """Fields of an adapter's configuration that do not change KV at the listed values."""
@@ -80,9 +81,9 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Return whether an adapter with this configuration field may be plain.
+    """Return whether an adapter may be plain if this configuration field has this value.
 
-    An unknown field must be empty, 0, False or None.
+    A field that this module does not know must be empty, 0, False or None.
     """
     if name in _READ_ALIKE | _NEUTRAL:
         return True
@@ -92,7 +93,7 @@ def _is_neutral(name: str, worth: object) -> bool:
 
 
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
-    """Return whether an adapter's tensors are complete modules of rank `r` among its target modules.
+    """Return whether an adapter has only complete modules of rank `r`, all among its target modules.
 
     A complete module has both LoRA matrices, A and B. An adapter of q, k or v must have q and v, and an
     adapter of up must have gate.

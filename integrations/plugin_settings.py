@@ -17,8 +17,8 @@ from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
-"""Default timeout of a round, in seconds. A rank that writes a checkpoint joins no round meanwhile, so
-the timeout is longer than that.
+"""Default timeout of a round, in seconds. It is longer than the time to write a checkpoint, because a
+rank joins no round while it writes a checkpoint.
 
 Dead ranks are detected at once, without waiting for this timeout.
 """
@@ -97,10 +97,10 @@ class PluginSettings(GroupSettings):
         return pages
 
     def for_cache(self) -> dict[str, Any]:
-        """Return the settings that the underlying cache has, too, by name.
+        """Return, by name, the settings that are passed on to the underlying cache.
 
-        Operators may send every control request except changes of weights, because the engine reports
-        changes of weights itself.
+        Of the control requests, the cache refuses only changes of weights, because the engine itself
+        reports them.
         """
         control = None if self.control is None else Control(path=self.control, refused=("weights",))
         return {**part_of(self, GroupSettings), "control": control}

@@ -16,7 +16,10 @@ class UnsupportedEngine(StrEnum):
 
 
 def is_release(found: str, releases: Sequence[str]) -> bool:
-    """Return whether a version is of one of these releases; 0.33.1 and 0.33.0+cpu are of 0.33."""
+    """Return whether a version belongs to one of these releases.
+
+    For example, 0.33.1 and 0.33.0+cpu belong to the release 0.33.
+    """
     return any(re.match(rf"{re.escape(each)}(?!\d)", found) for each in releases)
 
 

@@ -39,15 +39,18 @@ class Exclusions:
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return all setting names in these mappings.
+    """Return all setting names in these mappings from names to reasons.
 
-    Each key of a mapping has one or more names, separated by spaces; its value is a reason.
+    Each key of a mapping has one or more names, separated by spaces.
     """
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return all settings as `Class.name`; `classes` maps a class name to a mapping of names."""
+    """Return all settings as `Class.name`.
+
+    `classes` maps a class name to a mapping from the names of its settings to reasons.
+    """
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
 
@@ -82,7 +85,7 @@ class KeyedEngineSettings:
     defaults, too."""
 
     def digest(self, *beside: Json) -> str:
-        """Return a digest of the engine's version, of the settings that can change KV, and of `beside`.
+        """Return a digest of the engine's version, its settings that can change KV, and `beside`.
 
         Raises `ConfigError` for a value without canonical bytes.
         """
@@ -160,8 +163,8 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
     """Yield a setting; if its value is a dataclass of `package`, yield its fields as settings instead.
 
-    If the default is not an object of the value's class, also yield a setting that is named after this
-    class. It says that such an object is present.
+    If the default is not an object of the value's class, also yield a setting with the name of this
+    class, which says that the configuration has an object of the class.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:

@@ -20,7 +20,10 @@ Lockstep.__module__ = "builtins"
 
 @contextmanager
 def ending_the_start() -> Generator[None]:
-    """Convert a `ConfigError` raised in this context to `Lockstep`, which stops the engine's start."""
+    """Convert a `ConfigError` raised in this context to the exception `Lockstep`.
+
+    This exception stops the engine's start.
+    """
     try:
         yield
     except ConfigError as error:
@@ -28,7 +31,7 @@ def ending_the_start() -> Generator[None]:
 
 
 def log_as(engine: str) -> None:
-    """Add the handlers of the engine's logger `engine` to Lockstep's logger, for one log format.
+    """Add the handlers of the engine's logger `engine` to Lockstep's logger, so that both log alike.
 
     Does nothing if Lockstep's logger already has handlers, or if the engine's logger has none.
     """

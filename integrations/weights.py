@@ -45,13 +45,13 @@ READERS = 8
 """Number of threads that read weight files. One thread does not saturate a fast disk."""
 
 LOCK_S_MAX = 1800.0
-"""Maximum seconds that a rank waits for another rank of the host to read the files. Then the rank reads
-the files itself."""
+"""Maximum seconds that a rank waits for another rank of the host to read the files. After this time,
+the rank reads the files itself."""
 
 LOCK_POLL_S = 0.05
 
 SETTLED_NS = 2_000_000_000
-"""Minimum age of a file in nanoseconds before its digest is remembered.
+"""Minimum age, in nanoseconds, of a file whose digest is remembered.
 
 The content of a younger file may change again without a change of mtime, because the clock of a file
 system is coarse.
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """Metadata of a file; any change of content changes it, because programs cannot set ctime."""
+    """Size, times and inode of a file. They reveal any change, because programs cannot set ctime."""
 
     size: int
     mtime_ns: int
@@ -252,7 +252,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # Keep the file's entry in the record file, because the error may be temporary.
+        # Do not count the file as deleted, because this error may be temporary.
         return False
     return False
 

@@ -48,14 +48,17 @@ class _Activity:
     since_s: float
     now_s: float
     unsure: int = 2
-    """Number of rounds that may still deliver an agreed time from before the session's last activity.
+    """Number of rounds that may still deliver an agreed time older than the session's last activity.
 
     Until these rounds have completed, `since_s` is set to each new agreed time, so that no session
     times out early.
     """
 
     def look(self, agreed_s: float) -> None:
-        """Record the agreed time; while `unsure` is not 0, also as the time of the last activity."""
+        """Record the agreed time.
+
+        While `unsure` is not 0, a newer agreed time also becomes the time of the last activity.
+        """
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -105,9 +108,9 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Set `enable_lmcache`, so that SGLang asks the cache before each admission in any case.
+    """Set `enable_lmcache`, so that SGLang asks the cache before every admission.
 
-    Otherwise SGLang would ask only a cache with a store.
+    Without this flag, SGLang asks only a cache that has a store.
     """
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
@@ -168,7 +171,7 @@ def before_sleep(updater: Any, request: Any) -> None:
 
 
 def around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Finish all copies before the weights change, and record the result of the update."""
+    """Finish all copies before a weight update, and record the result after the update."""
     cache = _lockstep(updater.scheduler)
     if cache is None:
         return original(updater, request)
@@ -232,7 +235,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add a batch to the state digest. If the batch fails, log whether all ranks ran the same one."""
+    """Add a batch to the state digest; if the batch fails, log whether all ranks ran the same batch."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -248,7 +251,7 @@ def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any)
     """Skip SGLang's second prefetch of a request that lost part of its device hit.
 
     Lockstep has already requested the whole prefix from storage. A second prefetch would read storage
-    again and hold a state slot meanwhile.
+    again, and would hold a state slot until its end.
     """
     return _lockstep(scheduler) is None and original(scheduler, request)
 
@@ -266,7 +269,7 @@ def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
 
 
 def around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
-    """Time out a flush that waits until the engine is idle, on every rank in the same iteration."""
+    """Time out, in the same iteration on every rank, a flush that waits until the engine is idle."""
     cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
     if cache is None or pending is None:
         original(wrapper)
@@ -289,7 +292,7 @@ def _scheduler_of(wrapper: Any) -> Any:
 def around_reaping(
     original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
 ) -> Any:
-    """Time out SGLang's chat sessions, on every rank in the same iteration."""
+    """Time out SGLang's chat sessions in the same iteration on every rank."""
     if not hasattr(controller.tree_cache, "lockstep"):
         return original(controller, now, interval)
     agreed_s = controller.tree_cache.lockstep.agreed_s
@@ -311,6 +314,6 @@ def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
 
 
 def _lockstep(scheduler: Any) -> Any:
-    """Return the `tree_cache` of a scheduler or adder if it is Lockstep's, else None."""
+    """Return the `tree_cache` of an SGLang object if this is Lockstep's cache, else None."""
     cache = getattr(scheduler, "tree_cache", None)
     return cache if hasattr(cache, "lockstep") else None

@@ -21,8 +21,7 @@ TEXT_IDS = 1_000_000
 """SGLang's `MM_PAD_SHIFT_VALUE`: ids of text tokens are below it, ids of multimodal items are not."""
 
 PLACEHOLDER = -1
-"""The id used in page keys for a placeholder whose id has not been replaced by part of an item's
-digest."""
+"""The id, in page keys, of each placeholder token that no part of an item's digest replaces."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.int64]

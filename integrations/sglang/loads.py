@@ -56,7 +56,8 @@ class Loads:
         SGLang requests one load per iteration, here for `first`. This method also starts loads for
         requests that SGLang visits after `first`, in the order of `queue`. Each of them must fit in
         addition to the slots that the batch and the running requests still need. Each also needs a free
-        row of SGLang's request table. `admitted` requests of this pass have not taken their rows yet.
+        row of SGLang's request table. `admitted` is the number of requests that were admitted in this
+        pass and will take one row each.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -119,13 +120,12 @@ class Loads:
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
-        # Call the base class's method, because `LockstepRadixCache` overrides it with one that waits
-        # for copies.
+        # Call SGLang's own method, because the override in `LockstepRadixCache` would wait for copies.
         UnifiedRadixCache.evict_for_alloc(self.tree, wanted)
 
 
 def _still_needed(waiting: Waiting) -> int:
-    """Return how many device slots a request needs after its load, for prompt and decoded tokens."""
+    """Return how many device slots a request needs for tokens after its load, decoded ones included."""
     return waiting.room - (waiting.load.end if waiting.load else 0)
 
 

@@ -1,8 +1,8 @@
 """Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
 SGLang matches a request on arrival, when it sorts the queue, and when it visits the request for
-admission. If nothing has changed between two matches, they must be equal, because SGLang would
-otherwise sort the queue differently without a reason.
+admission. Two matches between which nothing has changed must be equal, because SGLang would otherwise
+reorder the queue without a reason.
 """
 
 from collections.abc import Callable
@@ -51,8 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # Take the position at which SGLang should store a recurrent state from the whole match,
-            # because the shorter match has none.
+            # SGLang should store a recurrent state at the position `mamba_branching_seqlen`. Take this
+            # position from the match of the whole key, because the match of the shorter key has none.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)
@@ -74,10 +74,11 @@ class Matches:
         waiting = self.waiting.get(handle)
         if waiting is not None and len(waiting) != count:
             # Drop the record: SGLang has reused the id for another request, or the request has computed
-            # more tokens since.
+            # more tokens since its last match.
             self.waiting.forget(handle)
             waiting = None
-        # Record the items of uncached requests as well, because SGLang caches their embeddings by hash.
+        # Record the items' hashes even if the request is not cached, because SGLang reuses the items'
+        # embeddings by hash for later requests.
         prompt = None if waiting else self.weights.namespaces.items_of(request)
         if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)

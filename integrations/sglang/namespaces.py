@@ -45,7 +45,7 @@ class Namespaces:
                 " not cached on the host"
             )
         )
-        """Checks that each of SGLang's hashes of multimodal items has identified only one content."""
+        """Detects hashes that SGLang uses for multimodal items of different content."""
         self._told = False
         """Whether the warning about multimodal items of unknown content was already logged."""
         self.weights = ""

@@ -1,9 +1,10 @@
 """Pending backups of device pages: SGLang's tree keeps the pages until all ranks have copied them.
 
 A lock on the tree path keeps a backup's pages, so SGLang need not wait for copies. SGLang frees the
-pages of a retracted request at once, so they are copied before that. If host memory has no free pages
-for a backup, the backup keeps its lock and is retried. It is given up after `PATIENCE_S` without
-progress. Together, backups that wait for host memory lock at most 1/`SHARE` of the device's tokens.
+pages of a retracted request at once, so Lockstep copies these pages before the retraction. If host
+memory has no free pages for a backup, the backup keeps its lock and is retried. A backup is given up
+after `PATIENCE_S` without progress. Together, backups that wait for host memory lock at most 1/`SHARE`
+of the device's tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,11 +47,11 @@ class PendingTreeBackups:
     their slots."""
     _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
     _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
-    """The backups in `_kept` that wait for host memory, by name."""
+    """The pending backups that wait for host memory, by name."""
     _given: int = 0
 
     def __contains__(self, name: str) -> bool:
-        """Return whether some rank has yet to complete the backup of this name."""
+        """Return whether the backup of this name is pending: not every rank has completed it."""
         return name in self._kept
 
     def __len__(self) -> int:
@@ -72,8 +73,8 @@ class PendingTreeBackups:
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
         """Back up the pages of a prefix that are not on the host, and wait for this rank's copies.
 
-        SGLang may overwrite the device slots on this rank after the return. Returns the backup's name
-        if other ranks have yet to complete it, else None.
+        After this call, SGLang may overwrite the device slots on this rank. Returns the backup's name
+        if other ranks have not completed it, else None.
         """
         self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)

@@ -2,8 +2,8 @@
 
 SGLang keeps its device tree, its allocator and its pools. Lockstep reports tokens that it can load as a
 host hit. When a request fits together with these tokens, Lockstep reserves device slots and starts the
-load. SGLang asks again in later iterations. Once every rank has loaded the tokens, Lockstep inserts
-them into the tree. Computed tokens are backed up once they are in the tree.
+load. SGLang asks again in later iterations. After every rank has loaded the tokens, Lockstep inserts
+them into the tree. Computed tokens are backed up after SGLang has inserted them into the tree.
 
 SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. The calls
 become commands to this rank's replica. Each scheduler iteration is one step of the replica.
@@ -81,7 +81,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Return SGLang's match, with the following tokens that Lockstep can load as a host hit."""
+        """Return SGLang's match, extended by a host hit: the next tokens that Lockstep can load."""
         result = super().match_prefix(params)
         return result if self._below is None else self._matches.report(result, params)
 
@@ -103,7 +103,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
-        """Return (count, start) of the tokens that a request's prefetch has read; (0, None) if none."""
+        """Return (count, first position) of the tokens that a prefetch has read; (0, None) if none."""
         waiting = self._waiting.get(handle)
         if waiting is None:
             return 0, None
@@ -191,7 +191,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return result
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
-        """Back up a retracted request's computed tokens now, because SGLang then frees its slots."""
+        """Back up a retracted request's computed tokens before SGLang frees the request's slots."""
         if not req.finished():
             # Unlock the pages of backups that wait for host memory, because a retraction means that the
             # device is full.
@@ -229,7 +229,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 
     def ready_to_load_host_cache(self) -> int:
-        """Return -1: no forward pass waits for layers, because loads end before admission."""
+        """Return -1: loads end before admission, so no forward pass waits for the load of a layer."""
         return -1
 
     def engine_idles(self) -> None:
@@ -329,7 +329,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Run SGLang's check of its tree unless backups hold locks, which it would call leaks."""
+        """Run SGLang's check of its tree unless backups hold locks, which it would report as leaks."""
         if not len(self._backups):
             super().sanity_check()
 
@@ -379,7 +379,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
         """Lock the first `count` tokens of a request in the tree, or fewer if no node ends at `count`.
 
-        `slots` are the device slots of all tokens that the tree has of the request. The locked node
+        `slots` are the device slots of all tokens of the request that are in the tree. The locked node
         must end where the backup ends, because a lock keeps only the window and the state at the end of
         its node.
         """

@@ -74,7 +74,7 @@ class RunningRequests:
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
         """Back up a request's computed tokens before SGLang frees the device slots in its `row`.
 
-        SGLang may overwrite the slots on this rank after the return.
+        After this call, SGLang may overwrite the slots on this rank.
         """
         running = self._known[request.cache_request_handle]
         count, state = self.slots.computed(request)
@@ -89,7 +89,10 @@ class RunningRequests:
             self._saved_by[request.cache_request_handle] = name
 
     def saved_by(self, handle: Handle) -> str | None:
-        """Return the name of the backup for which a retracted request must wait, once; then None."""
+        """Return the name of the backup for which a retracted request must wait; None if there is none.
+
+        The name is then forgotten, so a second call returns None.
+        """
         return self._saved_by.pop(handle, None)
 
     def left(self, handle: Handle) -> None:

@@ -22,8 +22,7 @@ COMPARE_S = 5.0
 may be blocked."""
 
 VERDICT_S = 1e-6
-"""Maximum seconds that a step waits for I/O if it is run only to get its verdict: as short as possible.
-"""
+"""Maximum seconds that a step may wait for I/O if only its verdict is needed; as short as possible."""
 
 
 class SchedulerControls:
@@ -54,7 +53,7 @@ class SchedulerControls:
         """Add the next batch to the state digest, so that an error names ranks whose batches differ.
 
         With `compare_batches`, ranks compare their digests before any of them computes the batch.
-        Otherwise they compare them in the round of the next iteration.
+        Without it, ranks compare their digests in the round of the next iteration.
         """
         self._batch = batch_facts(batch, each=self._compare_batches)
         self._host.digest_facts("batch", *self._batch)
@@ -82,7 +81,7 @@ class SchedulerControls:
     ) -> tuple[bool, str]:
         """Attach a store; return (whether every rank attached it, message).
 
-        The message tells the operator the reason of a failure.
+        After a failure, the message tells the operator the reason.
         """
         del served_model_name
         try:
@@ -108,7 +107,7 @@ class SchedulerControls:
     def detach(self) -> tuple[bool, str]:
         """Detach the store; return (whether every rank detached it, message).
 
-        The message tells the operator the reason of a failure.
+        After a failure, the message tells the operator the reason.
         """
         told = self._decide(self._host.detach_store)
         if told:
@@ -132,8 +131,9 @@ def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
     """Return the batch's forward mode and a description of its requests.
 
     - For a prefill: each request's id, number of cached tokens, and end of the computed tokens.
-    - For other modes: only the number of requests, because a batch changes little between passes.
-      With `each`, each request's id and output length instead.
+    - For other modes with `each`: each request's id and output length.
+    - For other modes without `each`: only the number of requests, because a batch changes little
+      between passes.
     """
     mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
     if batch.forward_mode.is_extend():

@@ -119,8 +119,8 @@ def _components(
     if WINDOW_POOL in pools:
         window = SlidingWindow(
             pool=WINDOW_POOL,
-            # Use the larger window if SGLang keeps more than the target model's window, as it does for
-            # a draft model with a longer window.
+            # Use the number of window tokens that SGLang keeps. It is larger than the target model's
+            # window if a draft model has a longer window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
             host_pages=sizes[WINDOW_POOL],

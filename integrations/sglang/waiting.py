@@ -3,8 +3,8 @@
 A request is registered at its first match and forgotten when it is admitted or aborted. Meanwhile
 SGLang asks about it repeatedly, on every rank in the same step:
 
-    match       which tokens can be loaded beyond those on the device
-    load        starts once the request fits with these tokens; SGLang asks again in a later step
+    match       Lockstep reports which tokens beyond those on the device can be loaded
+    load        Lockstep starts to load them when they fit; SGLang asks again in a later step
     landed      the loaded tokens are in SGLang's tree, where the next match finds them
 
 Every answer follows from verdicts, so it is the same on every rank.
@@ -21,7 +21,7 @@ from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
-"""Maximum number of steps that a loaded request waits for loads that started before its own completed.
+"""Maximum number of steps that a request whose load has completed waits for loads still in flight.
 
 Loads that start in the same step end within a step or two of each other. A rank reports a completed
 copy in the next step; at pipeline depth 1 the verdict is applied one step later.
@@ -110,7 +110,7 @@ class WaitingRequests:
     def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
         """Return the waiting requests that SGLang visits after `first`, in the order of visits.
 
-        This is the order of `handles`; requests that are not in `handles` come last.
+        `handles` gives this order; requests that are not in `handles` come last.
         """
         known = self._known
         visited = {handle: known[handle] for handle in handles if handle in known}
@@ -141,8 +141,8 @@ class WaitingRequests:
     def waits_for_others(self, waiting: Waiting) -> bool:
         """Return whether other requests' loads should keep a request from admission in this step.
 
-        - A loaded request waits up to `TOGETHER_STEPS` for other loads that started before its own
-          completed, so that one batch computes all of them.
+        - A request whose load has completed waits up to `TOGETHER_STEPS` for loads that were then still
+          in flight, so that one batch computes all of these requests.
         - Other requests wait while loads are in flight, because they would find no free slots, and
           SGLang would then stop admitting until a request finishes.
         - After a load, other requests wait up to `LANDED_FIRST_STEPS` until the loaded request is

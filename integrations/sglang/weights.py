@@ -43,7 +43,8 @@ class _Session:
 class WeightsVersions:
     """Follows one engine's weight updates. Every rank makes the same calls in the same step.
 
-    The argument `holds_nothing` says whether the device holds no KV at the time of the call.
+    In every method, the argument `holds_nothing` says whether the device holds no KV at the time of the
+    call.
     """
 
     host: HostCache
@@ -53,8 +54,8 @@ class WeightsVersions:
     name: Callable[[Update], str | None]
     """Function that returns the name of the weights of an update; None if they have no name."""
     _name: str | None = ""
-    """The current weights' part of namespaces: "" for the startup weights, None for weights without a
-    name."""
+    """The part of namespaces that identifies the current weights: "" for the startup weights, None for
+    weights without a name."""
     _tree_is_stale: bool = False
     """Whether SGLang's device tree may have KV of other weights than the current ones."""
     _session: _Session | None = None
@@ -62,7 +63,10 @@ class WeightsVersions:
 
     @property
     def may_cache(self) -> bool:
-        """Whether KV may be cached: the weights are complete and have computed all KV on the device."""
+        """Whether KV may be cached.
+
+        It may not during a weight-update session, or while the device has KV of previous weights.
+        """
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
@@ -84,8 +88,9 @@ class WeightsVersions:
     def end_session(self, *, holds_nothing: bool) -> None:
         """End a weight-update session, and set the name of the weights after it.
 
-        The weights get no name if the session's name is the one they had before, because the name would
-        then stand for two weights. Weights that another process wrote in place have no name either.
+        The weights get no name if the session's name is also the name of the weights before the
+        session, because the name would then stand for two weights. Weights that another process wrote
+        in place have no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))

@@ -14,8 +14,8 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # Allow the three arguments of the next line: `_require_plain` checks that the mask has no padding
-    # and that positions are consecutive.
+    # Allow the arguments of the next line, because each forward pass is checked: the mask must have no
+    # padding, and the positions must have no gaps.
     | {"attention_mask", "position_ids", "cache_position"}
 )
 """Allowed arguments of a forward pass, which do not change KV. Any other must be absent, None or False.

@@ -19,8 +19,8 @@ class GenerateSettings(PluginSettings):
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """Pipeline depth, 0 by default: no forward pass could overlap with rounds, because `reuse` waits
-    for each of its rounds."""
+    """Pipeline depth. The default is 0, because `reuse` waits for each of its rounds, so no forward
+    pass could overlap with a round."""
     max_tokens: _Tokens = 4096
     """Number of tokens of a sequence that fit into the preallocated device memory.
 

@@ -53,7 +53,7 @@ class SequencePages:
         has_full = any(each.window is None for each in layers)
         for at, each in enumerate(layers):
             # Put window layers into the full-attention pool if the model has no other layers, because a
-            # cache needs this pool. They then keep all tokens.
+            # cache needs this pool. All tokens of these layers are then kept.
             pool = f"window-{each.window}" if each.window and has_full else KV_POOL
             by_pool.setdefault(pool, []).append(at)
         self._by_pool = by_pool
@@ -63,8 +63,8 @@ class SequencePages:
             self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
-        """Number of tokens of the narrowest window pool's window, rounded down to whole pages; None
-        without a window pool."""
+        """Window size, in tokens, of the pool with the shortest window, rounded down to whole pages;
+        None without a window pool."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
         """Text that is added to page keys if each rank has all heads of some layer; otherwise empty.
 

@@ -88,7 +88,7 @@ def signature(model: "PreTrainedModel") -> Signature:
 
 
 def require_no_adapter(model: "PreTrainedModel") -> None:
-    """Raise `ConfigError` for a model with adapters, because a switch of adapters goes unnoticed."""
+    """Raise `ConfigError` if a model has adapters: Lockstep cannot detect a switch between them."""
     if getattr(model, "peft_config", None):
         raise ConfigError(
             "the model has adapters, which can be switched from request to request and are in no"

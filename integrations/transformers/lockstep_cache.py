@@ -203,8 +203,8 @@ class LockstepCache:
             found = cache.match_host(name, wanted, salt)
             if found:
                 break
-            # Retry once: a prefetched page may have been lost, and a shorter prefix needs other window
-            # pages.
+            # Retry once if a prefetched page was lost, because the shorter prefix that remains may need
+            # window pages that were not prefetched.
         if found:
             cache.load(name, wanted[:found], self._lent(found))
             cache.begin_loads()
@@ -221,8 +221,8 @@ class LockstepCache:
         """Back up the computed pages of a sequence; return when no copy reads its device memory."""
         unit = self._settings.page_tokens
         whole = min(len(tokens) // unit, self._settings.pages) * unit
-        # Back up the sequence up to each multiple of a window's length, because a backup has only the
-        # last window of window pools. Another prompt can then branch off at any page.
+        # Make a separate backup at each multiple of the window, because a backup has only the last
+        # window's pages of window pools. Another prompt can then branch off at any page.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
             self.cache.back_up(name, tokens[:end], self._lent(end), salt)
@@ -234,8 +234,8 @@ class LockstepCache:
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
         """Return the device pages of a sequence's first `tokens` tokens, by pool.
 
-        Every pool has the same page numbers, even of pages without content. The cache tracks which
-        pages have content.
+        A page has the same number in every pool, even in a pool that has no content for it. The cache
+        tracks which pages have content.
         """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
         return dict.fromkeys(self.cache.needed_from(0), pages)

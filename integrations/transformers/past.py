@@ -104,7 +104,7 @@ class ReusedPast(DynamicCache):
         self.over = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise `UsageError`: after this rollback, Transformers would compute the whole prompt."""
+        """Raise `UsageError`: after a rollback, Transformers would compute the whole prompt again."""
         raise UsageError(
             f"{abs(tokens_to_remove)} tokens are to be removed, as assisted decoding does;"
             " Transformers does not support this with a past, so generate without one"

@@ -33,7 +33,7 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return vLLM's adapter with its two keys: name and id."""
+    """Return vLLM's adapter as a `LoadedAdapter`, which vLLM finds by its name and by its id."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,

@@ -74,7 +74,7 @@ class ItemPage:
 
 
 class BlockHasher(Protocol):
-    """vLLM's block hash function, with its number of tokens per hash and per block."""
+    """vLLM's block hash function, with the numbers of tokens that a hash and a block cover."""
 
     hash_tokens: int
     """Number of tokens covered by one hash."""
@@ -143,10 +143,10 @@ class BlockEvents:
         self._stored: set[bytes] = set()
         """Page keys that were also published for the storage tier; all are keys of `_pages`."""
         self._more: Counter[bytes] = Counter()
-        """Maps a page key to the number of further host pages with the same key, besides the first one.
+        """Maps a page key to the number of host pages with this key, minus one.
 
-        A key has a second page after a reset to earlier weights, if a request still holds the first
-        page.
+        A second page with the same key arises after a reset to earlier weights, if a request still
+        holds the first page.
         """
 
     def listen(self, events: Iterable[Event]) -> None:
@@ -190,7 +190,7 @@ class BlockEvents:
             self._seeds.pop(seed(dropped), None)
 
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
-        """Yield the changes of published pages since the last call, in order."""
+        """Yield the changes of published pages since the last call, in the order of the events."""
         heard, self._heard = self._heard, []
         for event in heard:
             if isinstance(event, Reset):
@@ -206,8 +206,8 @@ class BlockEvents:
         before = self._pages.get(event.after)
         origin = before.origin if before is not None else self._seeds.get(event.after)
         if origin is None:
-            # Skip pages without a known origin. They are from before a reset and match no new request,
-            # or their namespace was forgotten.
+            # Skip pages whose hashed fields are unknown. They are from before a reset and match no new
+            # request, or their namespace was forgotten.
             return
         ids: list[int] = np.frombuffer(event.tokens, dtype="<i4").tolist()
         page_tokens = len(ids) // len(event.keys)
@@ -219,8 +219,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # Do not publish the rest of the pages: the request with their items was forgotten,
-                    # so the item names that vLLM hashes are unknown.
+                    # Do not publish this page and the following ones. The request with their multimodal
+                    # items was forgotten, so the item names that vLLM hashes are unknown.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)

@@ -1,8 +1,8 @@
 """How vLLM 0.32's attention backends arrange keys and values in their KV blocks.
 
 All backends report blocks of shape [heads, tokens, elements], with a token's key and value in one row.
-The CPU backends really store all keys of a head before its values, in an order that depends on the
-CPU's instruction set.
+The CPU backends differ from this report: they store all keys of a head before its values, in an order
+that depends on the CPU's instruction set.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ def _side_by_side(blocks: torch.Tensor, head_size: int) -> KeysAndValues:
 
 
 def _keys_in_columns(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Split blocks whose keys are stored element by element, and values token by token."""
+    """Split blocks that store keys element by element and values token by token."""
     halves = _halves(blocks, head_size)
     if halves is None:
         return None
@@ -76,7 +76,7 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return (keys, values), each with a flat row per block and head; None if their sizes differ."""
+    """Return (keys, values), each [blocks, heads, elements of all tokens]; None if sizes differ."""
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None

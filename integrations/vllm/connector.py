@@ -82,7 +82,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return a set that iterates over these ids and then over the ids in `names`."""
+        """Return a set that iterates over the ids of this set and then over the ids in `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -179,7 +179,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the requests whose transfers finished in this step, from the scheduler's side."""
+        """Return the requests whose transfers finished in this step.
+
+        The scheduler's side of the plug-in has determined them.
+        """
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -226,7 +229,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many more tokens every rank can load; None until the ranks have agreed on it."""
+        """Return how many tokens after vLLM's own hit all ranks can load; None until they agree."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -297,7 +300,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies. Afterwards no page that may belong to previous weights matches."""
+        """Wait for all copies. After this call, no page matches that may belong to previous weights."""
         self._tell_events(changed=self._side.reset())
         return True
 
@@ -313,7 +316,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False, because vLLM computes pages again if this cache fails to deliver them."""
+        """Return False: vLLM recomputes missing pages, so it does not depend on this cache."""
         return False
 
     def shutdown(self) -> None:
@@ -331,7 +334,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Request contiguous blocks with heads first, which are fastest to copy; any order works."""
+        """Request contiguous blocks with heads first.
+
+        Such blocks are fastest to copy, but Lockstep supports any layout.
+        """
         return "LBHNC"
 
     @classmethod

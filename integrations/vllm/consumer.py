@@ -15,7 +15,7 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""Number of different agreed times after which the agreed time counts as up to date.
+"""A request treats the agreed time as up to date after it has seen this many different values.
 
 An idle group still has the agreed time of its last step, which may be long ago.
 """
@@ -79,7 +79,10 @@ class PrefillConsumer:
         return None if why else AwaitedRequest(handoff)
 
     def waits(self, taken: AwaitedRequest) -> None:
-        """Record the agreed time for a waiting request; to be called in each pass that queries it."""
+        """Record the agreed time for a waiting request.
+
+        Call it in each pass that queries the request.
+        """
         now_ms = self._cache.inspection.agreed_ms
         if taken.last_ms == now_ms:
             return
@@ -92,8 +95,8 @@ class PrefillConsumer:
         """Return whether a request should prefetch from the other engine again and wait.
 
         Call it after each prefetch of the request, which has found `found` of at most `at_most` tokens.
-        A lookup that finds no more tokens than the last one counts towards the time limit. If the other
-        engine has `refused` the request, the result is False.
+        The time limit runs as long as lookups find no additional tokens. If the other engine has
+        `refused` the request, the result is False.
         """
         if taken.given_up:
             return False

@@ -108,12 +108,12 @@ class BlockPool(Protocol):
 
     @property
     def free_blocks(self) -> Callable[[Sequence[Any]], object]:
-        """Function that decrements refcounts; blocks at 0 become free, the first to be reused first."""
+        """Function that decrements refcounts; blocks at 0 become free, and are reused in order."""
         ...
 
     @property
     def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
-        """Function that frees blocks, and calls back when vLLM reallocates or resets a block."""
+        """Function that frees blocks and registers a callback for their reallocation or reset."""
         ...
 
 
@@ -208,7 +208,8 @@ class EncoderTransferConfig(Protocol):
     """The used fields of `vllm.config.ECTransferConfig`."""
 
     is_ec_consumer: bool
-    """Whether other engines send this engine multimodal embeddings under the items' identifiers."""
+    """Whether other engines send multimodal embeddings to this engine, identified by the items'
+    identifiers."""
 
 
 class AttentionConfig(Protocol):

@@ -15,7 +15,7 @@ CONNECTOR = "LockstepConnector"
 def check_before_the_start() -> None:
     """Check the settings in the user's process, when vLLM selects its executor; idempotent.
 
-    vLLM resolves the connector class earlier, but passes no settings then.
+    vLLM resolves the connector class earlier, but does not pass the settings to it at that time.
     """
     executor: Any = Executor
     get_class = executor.get_class

@@ -161,7 +161,10 @@ def _columns(
 
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a view that is indexed by whole blocks, for backends that index by parts of a block."""
+    """Return a view with one entry per block.
+
+    The tensor that the backend uses has `parts` entries per block.
+    """
     if parts == 1:
         return tensor
     return tensor.view(len(tensor) // parts, parts, *tensor.shape[1:]).transpose(1, 2)
@@ -172,7 +175,7 @@ def _of_attention(
 ) -> _Columns:
     """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # A backend packs a token's key and value into one row only if it sets one of these two fields.
+    # Either of these fields is set only by a backend that packs a token's key and value into one row.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
@@ -229,8 +232,8 @@ def require_supported(config: EngineConfig) -> None:
         if size != 1:
             raise ConfigError(f"{name} is {size}, but LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
-        # Refuse Hisparse: it needs a callback for reallocated blocks, as does this plug-in, and vLLM
-        # keeps only one per block.
+        # Refuse Hisparse: Hisparse and this plug-in each need a callback for reallocated blocks, but
+        # vLLM keeps only one callback per block.
         raise ConfigError(
             "hisparse_config is set in attention_config, but vLLM reports reused blocks to only one of"
             " hisparse and LockstepConnector; disable one of them"

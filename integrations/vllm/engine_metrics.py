@@ -38,7 +38,10 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics among vLLM's: named as those of `metrics_port`, with vLLM's labels added."""
+    """Lockstep's metrics in vLLM's registry, with the same names as at `metrics_port`.
+
+    vLLM's labels are added.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Ignore a failure, because metrics that vLLM creates through Ray are not in the registry.
+            # Ignore a metric that is not in the registry, because vLLM has created it through Ray.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
@@ -74,7 +77,8 @@ class LockstepMetrics(KVConnectorPromMetrics):
 
     def _begin_at_0(self, parallel: ParallelConfig) -> None:
         """Create all counters at 0, so that they exist before the engine's first report."""
-        # With a scheduler on every rank, each process reports only its own rank.
+        # Create only this rank's counters if every rank has a scheduler, because each process then
+        # reports only its own rank.
         alone = parallel.distributed_executor_backend == "external_launcher"
         own = parallel.rank if alone else 0
         workers = [own] if alone else range(parallel.world_size)

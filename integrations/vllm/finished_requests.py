@@ -31,7 +31,7 @@ class FinishedRequests:
 
     @property
     def lent(self) -> list[str]:
-        """Names of finished requests whose copies in flight only read the blocks (not loads)."""
+        """Names of finished requests whose blocks copies in flight read but do not write."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
@@ -49,7 +49,7 @@ class FinishedRequests:
     def commit(self) -> None:
         """Issue the commands for requests that finished since the last pass, in order of arrival.
 
-        They are sorted, because the order in which an engine reports requests that were aborted
+        The requests are sorted, because the order in which an engine reports requests that were aborted
         together differs between ranks.
         """
         ended, self._ended = self._ended, []
@@ -72,7 +72,10 @@ class FinishedRequests:
                 self._over.append(each.tracked)
 
     def wait_for_copies(self) -> bool:
-        """Wait for copies that read blocks already returned to the engine; return if there were any."""
+        """Wait for copies that read blocks already returned to the engine.
+
+        Return whether there were any such copies.
+        """
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.wait_for_copies(name)
@@ -83,8 +86,8 @@ class FinishedRequests:
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Check every finished request, because `collect_freed` returns only requests that were
-        # released.
+        # Check the copies of every finished request, because the result of `collect_freed` lacks
+        # requests that were not released.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
             # Report a finished request's load as ended: the engine then frees the request's blocks.
@@ -94,9 +97,9 @@ class FinishedRequests:
     def last_steps(self) -> bool:
         """Run the last cache steps of an engine that stops stepping.
 
-        Return whether the engine must then read the results of finished requests. Most copies have
-        finished by now, and all ranks agree on that in a step. Promised pages are served here, too,
-        because no later step would serve them.
+        Return whether results of finished requests remain for the engine to read. Most copies have
+        finished by now, and in these steps all ranks agree on that. Promised pages are served here,
+        too, because no later step would serve them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)
@@ -113,8 +116,8 @@ class FinishedRequests:
     def give_back(self, *, still_read: bool) -> list[TrackedRequest]:
         """Return all finished requests whose blocks are only read, so that the engine frees the blocks.
 
-        With `still_read`, copies may still read the blocks. `wait_for_copies` must then run before the
-        engine overwrites them.
+        If `still_read` is True, copies in flight may read the blocks even after this call.
+        `wait_for_copies` must then run before the engine overwrites them.
         """
         names = self.lent
         if still_read:

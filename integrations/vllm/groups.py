@@ -17,8 +17,8 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""Window size, in tokens, of a full-attention group other than the main pool's; larger than any prefix.
-"""
+"""Window size, in tokens, that stands for full attention in a group other than the main pool's. It is
+larger than any prefix."""
 STATES_SHARE = 4
 """Number of the main pool's host pages for each host page of a pool of recurrent states.
 
@@ -102,7 +102,7 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
 
 
 def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
-    """Return the `KVCacheSpec` of each layer. A group has one for all layers, or one for each layer."""
+    """Return the `KVCacheSpec` of each layer. A group has one spec for all layers, or one per layer."""
     each: Mapping[str, Any] = getattr(spec, "kv_cache_specs", {})
     return {layer: each.get(layer, spec) for layer in layers}
 

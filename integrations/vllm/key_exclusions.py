@@ -1,6 +1,7 @@
-"""vLLM settings that are in no page key, or only in keys that other engines do not share (rule R16).
+"""vLLM settings that do not prevent sharing pages with other engines (rule R16).
 
-Any other setting of vLLM, known or unknown, changes the key unless it has vLLM's default value
+Some of these settings enter no page key. The others enter only keys that are not shared with other
+engines. Any setting that is not listed here enters the key unless it has vLLM's default value
 (`sharing.py`). `Class` without a field stands for whether vLLM's configuration has such an object.
 """
 

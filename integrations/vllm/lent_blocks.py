@@ -30,7 +30,7 @@ class HeldBlocks:
     """Blocks kept allocated because a request may free them before a backup has read them on all ranks.
 
     A refcount in vLLM's block pool keeps a block allocated. All ranks hold and free the same blocks,
-    because both follow from commands and verdicts.
+    because they follow the same commands and verdicts.
     """
 
     pool: BlockPool | None = None

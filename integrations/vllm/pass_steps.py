@@ -10,14 +10,14 @@ LOOKUP_STEPS = 4
 """Maximum number of extra steps in which a pass of an idle engine waits for storage lookups."""
 
 BUSY_WAIT_S = 0.001
-"""Maximum seconds that a pass waits, once, for storage lookups while other requests compute.
+"""Maximum seconds of the one wait for storage lookups in a pass in which other requests compute.
 
 The wait delays all requests. The request with the lookup then need not wait for a whole forward pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""(number, seconds of each) of the extra steps after which ranks have agreed on just finished copies.
-"""
+"""(number of extra steps, seconds of each step) after which the ranks have agreed on copies that have
+just finished."""
 
 
 class PassSteps:
@@ -42,7 +42,10 @@ class PassSteps:
             self._step(LAST_WAIT_S)
 
     def prefetched(self, name: str) -> bool:
-        """Return whether a request's prefetch is done; run extra steps for its lookup if allowed."""
+        """Return whether a request's prefetch is done.
+
+        While the prefetch looks up pages in the store, run extra steps, up to their maximum number.
+        """
         while not self._cache.prefetch_done(name):
             if not self._left or not self._cache.looks_up(name):
                 return False

@@ -61,7 +61,8 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has finished the request. Its last backup must then release it."""
+    """Whether the engine has finished the request, so that the request's last backup must release it.
+    """
 
 
 class PendingBackups:
@@ -87,7 +88,7 @@ class PendingBackups:
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
-        """Back up all pages that are full after the tokens scheduled in this pass are computed.
+        """Back up the pages that become full when the tokens scheduled in this pass are computed.
 
         Pages that depend on previous weights are skipped, because no other request may match them.
         """
@@ -115,8 +116,8 @@ class PendingBackups:
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
-            # Replace the last waiting backup: the new one is longer and includes it, except for its
-            # window pages.
+            # Replace the last waiting backup, because the new one is longer and covers the same pages,
+            # except for window pages.
             pending.backups.pop()
         pending.backups.append(backup)
         self._watch(backup)
@@ -183,8 +184,8 @@ class PendingBackups:
     def _intact(self, pending: _Pending) -> Iterator[_Backup]:
         """Yield the waiting backups of a request, shortest first.
 
-        Each is cut before its first page whose block was reallocated. The caller must remove each
-        backup that it has started; otherwise the same one is yielded again.
+        Each backup is cut before its first page whose block was reallocated. The caller must remove
+        each backup that it has started; otherwise this method yields the backup again.
         """
         while pending.backups:
             backup = pending.backups[0]

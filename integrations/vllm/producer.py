@@ -19,8 +19,7 @@ from .transfer_params import Handoff, goes_elsewhere
 log = logging.getLogger(__name__)
 
 ROOM_STEPS = 4
-"""Number of steps after the release of a request until its host pages are usually free for other
-requests."""
+"""Usual number of steps from the release of a request until other requests can use its host pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +28,8 @@ class _Given:
 
     tracked: TrackedRequest
     served: int = 0
-    """Number of calls of `serve` since the request's copies finished. It restarts at 0 when another
-    request is released to make room for this one."""
+    """Number of calls of `serve` since the request's copies finished. The count restarts at 0 when
+    another request is released to free host memory for this request."""
 
 
 class PrefillProducer:
@@ -68,12 +67,12 @@ class PrefillProducer:
         return Handoff(source, tokens) if tokens else None
 
     def begin(self, tracked: TrackedRequest) -> None:
-        """Start to serve a finished request; release it only after `over` has returned its name."""
+        """Start to serve a finished request; release it only when `over` returns its name."""
         self._coming[tracked.name] = _Given(tracked)
 
     @property
     def waits(self) -> bool:
-        """Whether further steps may serve more promised pages: copies are still in flight."""
+        """Whether copies in flight may still add promised pages, which further steps would serve."""
         return bool(self._coming)
 
     def serve(self) -> bool:

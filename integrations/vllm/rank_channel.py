@@ -25,7 +25,7 @@ class RankChannel:
 
     @property
     def opened(self) -> HostCache:
-        """The cache that the scheduler's connector has opened, which it must have done by now."""
+        """The cache that the scheduler's connector has opened; an error if none is open yet."""
         assert self.cache is not None, (
             "the engine steps before its scheduler's connector was created"
         )

@@ -73,7 +73,7 @@ class RequestIdentities:
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
             # Add the adapter's identity to the state digest, to detect ranks with different adapter
-            # files. The name may differ between ranks, so it is only in each rank's log.
+            # files. Leave out the adapter's name, which may differ between ranks, and log it instead.
             self._cache.digest_facts("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
@@ -127,7 +127,7 @@ class ItemDigests:
         self._known = OncePerObject[bytes | None]()
 
     def of(self, request: VllmRequest) -> Items | None:
-        """Return a request's multimodal items; None if this rank cannot read one of their contents.
+        """Return a request's multimodal items; None if this rank lacks the content of any of them.
 
         With `mm_processor_cache_type: shm`, contents are in another process. In an encoder-decoder
         model, items have no position in the prompt.

@@ -5,7 +5,8 @@ results that follow from verdicts: matches, finished loads and freed pages.
 
 One scheduler pass is one cache step. The first query of a pass applies a verdict, and `end_pass`
 launches the round. A pass with pending storage lookups runs several cache steps, because most lookups
-are misses and complete within moments. Such requests then need not wait for the engine's next pass.
+are misses and complete within moments. Requests with such lookups then need not wait for the engine's
+next pass.
 """
 
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether more steps advance handoffs, or backups that wait for free host memory."""
+        """Whether handoffs, or backups that wait for free host memory, need further steps."""
         return self._giving.waits or self._backups.is_due
 
     @property
@@ -107,13 +108,14 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def hit(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """Return how many tokens after `device_tokens` can be loaded; None while unknown."""
+        """Return how many tokens after `device_tokens` can be loaded; None until ranks agree on it."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # Handle a second query as a preemption, which vLLM may report only later in the pass.
+            # A second query means that vLLM has preempted the request, although vLLM may report the
+            # preemption only later in the pass.
             self._preempted(tracked)
         # Check at every query whether vLLM has reset its prefix cache, because it may do so during a
         # pass.
@@ -163,8 +165,8 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # Decide again whether the request is stale: vLLM may also have matched part of a block,
-                # which the query's `device_tokens` do not include.
+                # Decide again whether the request is stale, because vLLM may have matched part of a
+                # block. The `device_tokens` of the query do not include such a part.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -200,7 +202,7 @@ class SchedulerSide:
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
-        """Forget a request; return whether vLLM must keep its blocks until reported as free."""
+        """Forget a request; return whether vLLM must keep its blocks until they are reported free."""
         self._unfinished.discard(request.request_id)
         self._arrivals.left(request)
         tracked = self._requests.pop(request.request_id, None)
@@ -307,7 +309,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether requests of the last pass still compute, because vLLM schedules ahead."""
+        """Return whether requests of the last pass still compute; vLLM may schedule ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -361,7 +363,7 @@ class SchedulerSide:
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Restart a request without device pages, so that it matches pages of the current weights.
 
-        It prefetches again from storage, because a failed load has removed the request's host pages.
+        The request prefetches again from storage, because a failed load has removed its host pages.
         """
         self.cache.release(tracked.name)
         tracked.give_up()
@@ -370,7 +372,10 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def _admit(self, tracked: TrackedRequest) -> None:
-        """Record a request that begins to compute, with the tokens that vLLM already has of it."""
+        """Record a request that begins to compute.
+
+        The record includes the number of tokens whose KV vLLM already has.
+        """
         tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
         self.cache.admit(
             tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)

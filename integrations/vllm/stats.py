@@ -120,7 +120,7 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield (value, count) pairs whose observation reproduces a histogram's reported buckets and sum.
+    """Yield (value, count) pairs that, when observed, reproduce a histogram's buckets and sum.
 
     All values of one bucket are equal.
     """

@@ -60,8 +60,8 @@ class TrackedRequest:
     lent_pages: int = 0
     """Number of the request's whole pages that were passed to backups since the last preemption."""
     state_pages: int = 0
-    """Length in pages of the longest prefix that was backed up with its recurrent state and from which
-    another engine can continue."""
+    """Length in pages of the longest prefix that was backed up together with its recurrent state, so
+    that another engine can continue from it."""
     namespace: str = ""
     """The current namespace, including the weights; set by `WeightsTracker.place`."""
     since: int = 0
@@ -93,7 +93,7 @@ class TrackedRequest:
 
     @property
     def has_failed_enough(self) -> bool:
-        """Whether the request is computed without more loads: `FAILURES_MAX` loads have failed."""
+        """Whether `FAILURES_MAX` loads have failed, so that the request is computed without more."""
         return self.failures >= FAILURES_MAX
 
     def tokens_after(self, scheduled: int) -> tuple[int, int]:
@@ -106,22 +106,22 @@ class TrackedRequest:
 
     @property
     def is_local_only(self) -> bool:
-        """Whether only this engine can match the request's pages: the weights have no name."""
+        """Whether the weights have no name, so that only this engine can match the request's pages."""
         return self.namespace.startswith(NO_PERSIST_PREFIX)
 
     @property
     def name(self) -> str:
-        """The request's name in the cache: equal on every rank, and another one after each restart."""
+        """The request's name in the cache: equal on every rank, and changed by each restart."""
         return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
 
     @property
     def loadable_tokens(self) -> int:
-        """Number of tokens in whole pages, without the last token; only these tokens may be loaded."""
+        """Number of tokens that may be loaded: whole pages, without the request's last token."""
         return self._loadable(self.request.num_tokens)
 
     @property
     def loadable_elsewhere(self) -> int:
-        """Number of tokens that another engine may load; it gets the prompt without the output."""
+        """Number of tokens that another engine may load: only prompt tokens, no output tokens."""
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:

@@ -50,8 +50,7 @@ class Handoff(msgspec.Struct, frozen=True):
     """URI of the group that computed the prompt; empty if the pages are read from a store of both
     engines."""
     tokens: int
-    """Number of prompt tokens, in whole pages, that are readable shortly after the response, if not
-    before."""
+    """Number of prompt tokens, in whole pages, that can be read at the response or shortly after it."""
 
     def params(self, engine_id: str) -> dict[str, Any]:
         """Return the handoff in the form of `kv_transfer_params` for the prefill engine's response."""

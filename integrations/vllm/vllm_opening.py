@@ -176,8 +176,8 @@ def _side(
     start_line.tell(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
-        # Use another record file for adapters than for models, whose file stays locked for as long as
-        # weights are read.
+        # Use separate record files for adapters and for models, because the record file of models stays
+        # locked while weights are read.
         _digests(parsed, "adapters"),
         parsed.adapter_versions,
         adapter_options(config, engine_version=engine_version),
@@ -197,7 +197,7 @@ def _side(
         ),
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
-        # Allow extra steps only if the workers are in this process: others send ballots only in vLLM's
-        # own steps.
+        # Allow extra steps only if the workers are in this process. Workers in other processes send
+        # ballots only in vLLM's own steps.
         waits_in_pass=not isinstance(cache, SchedulerCache),
     )

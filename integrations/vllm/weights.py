@@ -20,8 +20,8 @@ class WeightsChange(StrEnum):
     """Setting: which calls to vLLM may change its weights."""
 
     WITH_RESET = "with_reset"
-    """Weights change with each new name, and with each reset that does not directly follow a new name.
-    """
+    """The weights change with each new name, and with each reset that does not directly follow a new
+    name."""
     WITH_NAME = "with_name"
     """Weights change only with a new name; a reset keeps cached pages."""
 
@@ -40,7 +40,7 @@ class WeightsTracker:
     """Tracks the engine's current weights. Every rank makes the same calls at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
-    """All names that mean the weights of the start."""
+    """All names of the weights with which vLLM starts."""
     life: str = ""
     """Identifier of this run of the cache. Only the namespaces of unnamed weights contain it."""
     change: WeightsChange = WeightsChange.WITH_RESET
@@ -51,8 +51,7 @@ class WeightsTracker:
     placed: Callable[[TrackedRequest], None] | None = None
     """Function to call with each request whose namespace has been set."""
     _just_named: bool = False
-    """Whether the last event was a new name of the weights: no reset and no computation have followed.
-    """
+    """Whether vLLM has given the weights a new name, and has neither reset nor computed since then."""
 
     def named(self, version: str) -> bool:
         """Record a name of the weights; return whether the weights have changed."""

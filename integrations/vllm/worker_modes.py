@@ -43,14 +43,15 @@ class OpenedRank(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Ballots(KVConnectorWorkerMetadata):
-    """Carries the workers' ballots to the scheduler. vLLM's aggregation of messages folds them."""
+    """Carries workers' ballots to the scheduler, folded into one when vLLM merges the messages."""
 
     folded: FoldedBallots
     counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
-    """Counters of executors, by rank, from those workers that sent counters in this step."""
+    """Counters of executors, by rank. Only ranks whose workers sent counters in this step are included.
+    """
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
-        """Return one message with the two messages' ballots folded and their counters merged."""
+        """Return one message with the folded ballots and the counters of both messages."""
         if not isinstance(other, Ballots):
             raise InternalError(f"a worker answered with a {type(other).__name__}")
         return Ballots(self.folded.joined(other.folded), self.counts | other.counts)

@@ -48,8 +48,8 @@ class MultimodalItem(Protocol):
     """The key under which SGLang caches the item's embeddings: a hash, which a client may supply."""
     pad_value: int | None
     pad_values: Sequence[int] | None
-    """Token ids that replace the item's placeholders, in order; None if the one id `pad_value` replaces
-    all."""
+    """Token ids that replace the item's placeholders, in order; None if `pad_value` replaces every
+    placeholder."""
     offsets: Sequence[tuple[int, int]] | None
     """(first, last) token position of each run of the item's consecutive placeholders."""
     feature: object | None
@@ -110,7 +110,7 @@ class SlotAllocator(Protocol):
 
 
 class PagedAllocator(Protocol):
-    """Allocator of one pool's slots, page by page."""
+    """Allocator of one pool's slots, which allocates whole pages."""
 
     def available_size(self) -> int: ...
 
@@ -120,7 +120,10 @@ class PagedAllocator(Protocol):
 
 
 class WindowAllocator(Protocol):
-    """Allocator of a windowed model: full-attention slots for all tokens, window slots for some."""
+    """Allocator of a windowed model, with full-attention slots and window slots.
+
+    All tokens have full-attention slots. Only tokens in the window need window slots.
+    """
 
     full_to_swa_index_mapping: torch.Tensor
 

@@ -70,8 +70,7 @@ class ExtraSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     compare_batches: bool = False
-    """Whether ranks compare each batch among themselves before they compute it; a mismatch is an error.
-    """
+    """Whether ranks compare their batches before each forward pass. Different batches are an error."""
     prefetch_threshold: Count = 0
     """A request is prefetched only if at least this number of its tokens is not on the device."""
     prefetch_timeout_base: StopTime | None = None

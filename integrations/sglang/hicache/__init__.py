@@ -1,1 +1,1 @@
-"""Makes any Lockstep store a storage backend of SGLang's HiCache; ranks still vote within HiCache."""
+"""Makes any Lockstep store a storage backend of SGLang's HiCache; HiCache itself makes ranks agree."""

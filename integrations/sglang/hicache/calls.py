@@ -1,8 +1,9 @@
 """HiCache's storage calls on a Lockstep store. Any failure counts as a miss and is logged.
 
 SGLang calls the storage in threads of its own, and an exception would end such a thread. Therefore no
-exception leaves this class after the store is open. The flag of a page is True only if the page was
-read and verified, or if the store has confirmed after a write that it has the page.
+exception leaves this class after the store is open. Reads and writes return one flag per page. After a
+read, the flag is True only if the page was read and verified. After a write, it is True only if the
+store has confirmed that it has the page.
 """
 
 import logging
@@ -30,8 +31,8 @@ from .pages import PageBatch, PoolPages
 from .prefixes import LookupResult, names_asked, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
-"""Maximum number of records of read calls, and also of write calls, kept until SGLang collects metrics.
-"""
+"""Maximum number of records kept for read calls, and as many for write calls, until SGLang collects
+metrics."""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
@@ -105,13 +106,14 @@ class HiCacheCalls:
         self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
 
     def leading(self, keys: Sequence[str]) -> int:
-        """Return how many of the main pool's pages are in the store, up to the first missing one."""
+        """Return how many pages the store has of the main pool before the first missing page."""
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:
-        """Return which prefixes of `keys` can be restored from the pages of all pools in the store.
+        """Return which prefixes of `keys` can be restored from the store.
 
-        `transfers` names the pools besides the main pool, each with its hit policy.
+        Each pool must have the pages that a prefix requires of it. `transfers` names the pools besides
+        the main pool, each with its hit policy.
         """
         by = time.monotonic() + self._settings.exists_timeout_s
         there: set[ObjectName] = set()
@@ -169,7 +171,7 @@ class HiCacheCalls:
         return gone
 
     def take_moved(self) -> tuple[list[MovedPages], list[MovedPages]]:
-        """Return (read calls, write calls) that moved pages since the last `take_moved`."""
+        """Return (read calls, write calls) that moved pages since the last call of `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
             self._read.clear()

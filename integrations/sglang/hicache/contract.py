@@ -61,8 +61,9 @@ class HicacheHostPool(Protocol):
 class HicacheTransfer(Protocol):
     """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots; only read here.
 
-    `hit_policy` determines which pages of this pool a prefix needs to be restorable. With the policy
-    `block_groups`, the pool stores a block of `block_pages` main-pool pages under `group_pages` keys.
+    `hit_policy` determines which of its pages this pool must have so that a prefix can be restored.
+    With the policy `block_groups`, the pool stores each block of `block_pages` main-pool pages under
+    `group_pages` keys.
     """
 
     @property

@@ -68,9 +68,10 @@ def pool_names(
     facts: EngineFacts,
     pieces: Sequence[int],
 ) -> PoolNames:
-    """Return the naming of a pool's pages on one rank; `pieces` has the bytes of each piece of a page.
+    """Return the parts of object names that are equal for all pages of a pool on one rank.
 
-    Raises `ConfigError` if the model has no name.
+    `pieces` has the number of bytes of each piece of a page. Raises `ConfigError` if the model has no
+    name.
     """
     if not config.model_name:
         raise ConfigError("the model has no name, which page keys need; give --served-model-name")

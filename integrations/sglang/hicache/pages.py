@@ -32,8 +32,9 @@ class PageBatch:
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """Function to call with n after page n of the batch was read from the store. It copies the page
-    from its temporary tensor to the pool, or does nothing if the page was read in place."""
+    """Function to call after a page was read from the store; its argument is the page's number in the
+    batch. It copies the page from its temporary tensor to the pool, or does nothing if the page was
+    read in place."""
 
 
 class PoolPages:
@@ -53,8 +54,8 @@ class PoolPages:
         self._is_in_place = found is not None
         if found is None:
             self._require_flat_pages()
-            # A page of a pool without bytes only says that a page exists. Store one byte for it,
-            # because no object may be empty.
+            # Store at least one byte per page, because no object may be empty. In a pool whose pages
+            # have no bytes, a page only says that it exists.
             self.pieces = [max(1, self._flat_length * self._flat_dtype.itemsize)]
         else:
             self.pieces = [len(piece) for piece in found[0]]
@@ -103,8 +104,8 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # A pool that raises this error has more data per page than `get_page_buffer_meta` can
-            # report, so access in place would lose data.
+            # Do not access the pages in place. A pool that raises one of these errors has more data per
+            # page than `get_page_buffer_meta` can report, and this data would be lost.
             return None
         if not meta or not meta[0]:
             return None

@@ -57,8 +57,8 @@ def restorable_prefixes(
     for transfer in transfers:
         name, policy = transfer.name, transfer.hit_policy
         if policy == BLOCK_GROUPS:
-            # Do not shorten the prefix at a missing block, because a block only repeats main-pool pages
-            # in another form.
+            # Do not remove prefixes with missing blocks from `lengths`, because a block only repeats
+            # main-pool pages in another form.
             whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
             pools[name] = _leading(whole) * transfer.block_pages
             continue
@@ -82,8 +82,8 @@ def restorable_prefixes(
 def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
     """Return the keys of each block (a group of `block_pages` pages of the main pool).
 
-    The pool has a block under `group_pages` keys: keys that `transfer` gives, or else the keys of the
-    block's last pages.
+    The pool stores each block under `group_pages` keys. They are given by `transfer`; if not, they are
+    the keys of the block's last pages.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:

@@ -129,8 +129,8 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # A list of targets shorter than `keys` is safe, because `read_flat` then returns False for
-        # every key.
+        # If `targets` is shorter than `keys`, `read_flat` has returned False for every key, so no
+        # missing target is accessed here.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(

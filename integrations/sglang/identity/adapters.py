@@ -42,8 +42,8 @@ class Adapters:
     files can change.
 
     `versions` are the user's versions of adapter weights, by name; `where` names the setting that holds
-    them. `options` is a digest of SGLang's adapter options. `shares` says that SGLang applies all
-    weights of an adapter, so that its identity may be shared with other engines.
+    them. `options` is a digest of SGLang's adapter options. `shares` is True if SGLang applies all
+    weights of an adapter. Only then may other engines share pages of the adapter.
     """
 
     def __init__(

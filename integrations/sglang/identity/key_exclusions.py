@@ -1,8 +1,9 @@
-"""SGLang settings that enter no page key, or only keys not shared with other engines (rule R16).
+"""SGLang settings that do not prevent sharing pages with other engines (rule R16).
 
-Any other setting, known here or not, enters the key unless it has SGLang's default value
-(`sharing.py`). `Class.name` is a setting inside an object of this class. `Class` alone stands for
-whether SGLang's configuration has such an object.
+Some of these settings enter no page key. The others enter only keys that are not shared with other
+engines. Any setting that is not listed here enters the key unless it has SGLang's default value
+(`sharing.py`). `Class.name` is the setting `name` in an object of the class `Class`. `Class` alone
+stands for whether SGLang's configuration has such an object.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The part of every page key that identifies an SGLang engine's KV, besides the tokens (rule R16).
 
 It combines the weights (a digest of their files, or a version given by the user) with the settings that
-affect KV (`sharing.py`). Page keys also contain the cache's model name and page layout. Together these
-separate KV that must not be shared.
+affect KV (`sharing.py`). Page keys also contain the cache's model name and page layout. KV that must
+not be shared differs in at least one of these parts.
 
 All ranks must compute the same identity. The ranks' caches compare it when they open.
 """
@@ -121,7 +121,7 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngine
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
     """Yield the settings of a namespace.
 
-    A setting that names a file has the value True or False: whether a file is given.
+    The value of a setting that names a file is replaced by True if a file is given, else by False.
     """
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
@@ -183,7 +183,7 @@ def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
 def _loaded(
     resolved: Resolved, named: tuple[object, object, object], digests: FileDigests, where: str
 ) -> str:
-    """Return the identity of the weights that `named` says how to load: path, revision, load format."""
+    """Return the identity of one model's weights; `named` is (path, revision, load format)."""
     path, revision, load_format = named
     if load_format == DUMMY:
         # Add the TP size to the identity of dummy weights, because each rank fills its shard from the

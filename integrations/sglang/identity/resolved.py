@@ -32,7 +32,7 @@ def resolved(model_config: object) -> Resolved:
 
 def declared(arguments: Callable[..., object]) -> dict[str, object]:
     """Return the default value of each SGLang argument, by name."""
-    # Construct the arguments to get their defaults, because construction neither resolves arguments nor
+    # Construct the arguments only to get their defaults: construction neither resolves arguments nor
     # reads files.
     blank = arguments(model_path="")
     return {

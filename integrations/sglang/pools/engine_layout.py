@@ -31,7 +31,8 @@ class SglangPool:
 
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """Maps a column's name to its tensors, one per layer; `order` is the order of a tensor's axes."""
+    """Maps a column's name to its tensors, one per layer. `order` is the order of the axes of each
+    tensor."""
     order: AxisOrder
 
     @property
@@ -131,8 +132,8 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, SglangPool]:
     if not layers:
         return {KV_POOL: latent}
     row = layers[0].shape[1]
-    # A row of this column is not a token's, because a page holds all keys, then all scales. This is
-    # harmless, because pages are copied whole.
+    # A row of this column does not belong to one token, because a page holds all keys and then all
+    # scales. This is harmless, because pages are copied whole.
     column = Column(
         name=INDEX,
         layers=len(layers),

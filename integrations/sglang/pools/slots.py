@@ -19,8 +19,8 @@ WINDOW_POOL = "window"
 Pages = npt.NDArray[np.int32]
 
 MakeRoom = Callable[[int, int, int], object]
-"""Function that evicts these numbers from SGLang's tree: full-attention tokens, window tokens, states.
-"""
+"""Function that evicts from SGLang's tree. Its arguments are the numbers of full-attention tokens,
+window tokens and states to evict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +32,8 @@ class Reserved:
     window: torch.Tensor | None
     """Window slots, one for each of the load's last tokens; None for a model without windows."""
     pages: Mapping[str, Pages]
-    """Maps each pool to page numbers, one for each page of the load; -1 if a page has no window page.
-    """
+    """Maps each pool to page numbers, one for each page of the load. In the window pool, the number is
+    -1 for a page before the window."""
     state: torch.Tensor | None = None
     """The slot for the recurrent state after the load's last token; None for a model without states."""
 

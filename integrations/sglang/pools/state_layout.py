@@ -111,8 +111,8 @@ def _divided(
     for name, conv in convolutions.items():
         counts = [count // tp_size for count in groups]
         if conv.ndim != 4 or conv.shape[2 + axis] != sum(counts):
-            # Give up if the convolution's channels are not those in `groups`. This happens with more
-            # ranks than heads, because ranks then hold copies of a head.
+            # Return no parts if the convolution's channels are not those in `groups`. This happens with
+            # more ranks than heads, because ranks then hold copies of a head.
             return []
         begin = 0
         for number, count in enumerate(counts):
@@ -128,8 +128,8 @@ def _channels(conv: torch.Tensor, axis: int, begin: int, end: int) -> Iterator[t
         if axis == 0:
             yield layer[:, begin:end]
         else:
-            # Yield each input as a separate layer, because only the channels of one input are
-            # contiguous.
+            # Yield the channels of each input as a separate layer, because in this order of axes only
+            # the channels of one input are contiguous.
             yield from (layer[:, at, begin:end] for at in range(layer.shape[1]))
 
 
@@ -139,7 +139,7 @@ def _convolutions(buffers: StateBuffers) -> dict[str, torch.Tensor]:
 
 
 def _temporal(buffers: StateBuffers) -> list[_Part]:
-    """Return a list of one part, the recurrent matrices; empty if the model has only convolutions."""
+    """Return a list with the part of the recurrent matrices; empty if there are only convolutions."""
     return [_Part("temporal", list(buffers.temporal))] if buffers.temporal.numel() else []
 
 

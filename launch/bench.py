@@ -1,4 +1,4 @@
-"""`lockstep bench`: measure operations of Lockstep, each with a hardware limit from the same run."""
+"""`lockstep bench`: measure operations of Lockstep, and in the same run a hardware limit for each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -104,7 +104,10 @@ def _check_files(timeline: Path | None, page: Path | None) -> None:
 def _replay_twice(
     settings: ReplaySettings, scratch: Path, timeline: Path | None
 ) -> tuple[int, dict[str, Report]]:
-    """Replay cold and warm; return (first nonzero exit status or 0, reports by run)."""
+    """Replay cold, then warm; return (exit status, reports by run).
+
+    The exit status is the first that is not 0; 0 if there is none.
+    """
     reports: dict[str, Report] = {}
     for run in ("cold", "warm"):
         path = scratch / f"{run}.json"

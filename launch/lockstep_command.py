@@ -67,11 +67,11 @@ def main() -> None:
     except Interrupted:
         _end("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The program that reads our output has closed the pipe.
+        # The program that reads our output has closed the pipe, so do not report an error.
         sys.exit(1)
     except Exception:
-        # If `Interrupted` was raised during an import, the library may have replaced it by another
-        # exception.
+        # If `Interrupted` was raised during an import, the imported library may have replaced it by
+        # another exception.
         if not was_interrupted():
             raise
         _end("interrupted", EXIT_INTERRUPTED)

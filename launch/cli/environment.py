@@ -15,8 +15,8 @@ from ...errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
-"""Variables with the Mooncake client's TCP timeouts in seconds: for the next bytes, and the first
-answer."""
+"""Names of the variables for the Mooncake client's two TCP timeouts, in seconds: until more bytes
+arrive, and until the first answer arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +108,8 @@ def read_gloo_interface() -> str:
 def prepare_for_mooncake() -> None:
     """Let the Mooncake client wait only 2 s for a stopped server, unless the user has set a time.
 
-    By default the client waits 30 seconds for each piece of an object, regardless of a call's deadline.
-    The client has no other setting for this timeout, and reads these variables for each new connection.
+    By default the client waits 30 seconds for each piece of an object, even after the call's deadline.
+    Only environment variables can change this timeout; the client reads them for each new connection.
     """
     for name in MOONCAKE_TIMEOUTS:
         os.environ.setdefault(name, "2")

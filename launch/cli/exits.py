@@ -63,7 +63,7 @@ def printing() -> Generator[None]:
 
 
 def _drop_output() -> None:
-    """Redirect stdout to /dev/null, because Python flushes stdout at exit, which would fail again."""
+    """Redirect stdout to /dev/null, so that Python's own flush at exit does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -26,7 +26,7 @@ class Interrupted(BaseException):
 
 
 _raised: Final[list[int]] = []
-"""The number of the signal that raised `Interrupted`; empty until then."""
+"""Number of the signal that raised `Interrupted`, as a list; empty before the signal."""
 _other_hooks: Final["list[Callable[[sys.UnraisableHookArgs], object]]"] = []
 """The `sys.unraisablehook` that was installed before `raise_on_signals`."""
 _AGAIN_S: Final = 0.001
@@ -106,7 +106,7 @@ def ignore_signals() -> None:
 
 
 def _end_patience() -> None:
-    # Cancel only our own timer; a timer with another handler belongs to other code.
+    # If SIGALRM has another handler, the timer belongs to other code, which still needs it.
     if signal.getsignal(signal.SIGALRM) is _raise_once:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -123,6 +123,6 @@ def _raise_again(ignored: "sys.UnraisableHookArgs") -> None:
         for each in _other_hooks:
             each(ignored)
         return
-    # Raise from a timer, because Python also ignores exceptions that this hook raises.
+    # Raise from a timer, because Python also ignores exceptions that `sys.unraisablehook` raises.
     signal.signal(signal.SIGALRM, _raise_once)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

@@ -39,7 +39,8 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
         choose_interface(address)
     join_timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     try:
-        # Create the store here, because `init_process_group` does not return the store that it creates.
+        # Create torch's rendezvous store here, because `init_process_group` does not return the store
+        # that it creates.
         store, rank, world_size = next(rendezvous("env://", timeout=join_timeout))
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=join_timeout
@@ -51,8 +52,8 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
             f"{environment.master_port} within {JOIN_TIMEOUT_S:.0f} s: {why}"
         ) from error
     try:
-        # Give gloo the longest timeout, because start and rounds have deadlines of their own, and gloo
-        # must not end either early.
+        # Give gloo the longer of the two timeouts. Joining and rounds have their own deadlines, and
+        # gloo must not time out before them.
         collective = TorchCollective.create(timeout_s=max(timeout_s, JOIN_TIMEOUT_S))
         try:
             yield Meeting(store, collective)

@@ -1,7 +1,8 @@
 """Types, checks and parsing that the options of all subcommands share.
 
-An option is a parameter of a command's function, or a field of a dataclass that is such a parameter. An
-option's type, default, bounds and help text are declared only there; cyclopts reads them.
+Each parameter of a command's function is an option. If the parameter is a dataclass, each of its fields
+is an option instead. An option's type, default, bounds and help text are declared only there; cyclopts
+reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from .report_files import check_that_writable
 AT_LEAST_1: Final = Parameter(validator=Number(gte=1))
 AT_LEAST_0: Final = Parameter(validator=Number(gte=0))
 OF_A_GROUP: Final = Parameter(validator=Number(gte=1, lte=RANKS_MAX))
-"""Minimum and maximum of an option that is a number of ranks."""
+"""Bounds of the options that give a number of ranks."""
 
 
 def _check_report(_kind: object, path: Path | None) -> None:
@@ -153,7 +154,7 @@ def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
     """Return the capabilities of the --store; raise `ConfigError` if the store cannot be used."""
     check_not_a_path(uri)
     try:
-        # Check only the store of rank 0, because the stores of all ranks have the same errors.
+        # Check the store of rank 0 only, because the URIs of the ranks differ only in the rank number.
         capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error

@@ -34,7 +34,7 @@ _FILES_MIN = 64
 """Minimum limit on open files; two ranks use 32 files when they start."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
-"""Seconds within which other ranks report a lost peer after the first rank has failed."""
+"""Seconds after the first failure of a rank within which the other ranks report a lost peer."""
 
 
 class RankErrors(ErrorHandler):
@@ -50,8 +50,8 @@ class RankErrors(ErrorHandler):
 
     def record_exception(self, e: BaseException) -> None:
         """Record the exception that ends this rank."""
-        # Ignore signals: an interrupted write would leave a partial file, on which torch's launcher
-        # fails.
+        # Ignore signals, because an interrupted write would leave a partial error file, which torch's
+        # launcher cannot read.
         ignore_signals()
         path = self._get_error_file_path()
         if not isinstance(e, LockstepError):
@@ -60,8 +60,8 @@ class RankErrors(ErrorHandler):
             say(str(e))
         else:
             now, line = time.time(), in_options(str(e))
-            # torch reads the time of a failure in whole seconds. All ranks may fail within one second,
-            # so `failed_at` also has the fraction.
+            # torch reads the time of a failure in whole seconds, but all ranks may fail within one
+            # second. `failed_at` therefore includes the fraction.
             told = {"py_callstack": line, "timestamp": str(int(now))}
             data = {"message": {"message": line, "extraInfo": told}, "failed_at": now}
             Path(path).write_text(json.dumps({**data, "line": str(e)}), encoding="utf-8")
@@ -91,7 +91,7 @@ def run_ranks(
     """
     if problem := why_ranks_cannot_start(address):
         return EXIT_GROUP, problem
-    # torch logs each signal that it sends. Discard this log, because the returned line says enough.
+    # Discard torch's log of the signals that it sends, because the returned error line says enough.
     log = logging.getLogger("torch.distributed.elastic")
     log.handlers, log.propagate = [logging.NullHandler()], False
     with rank_folder() as folder:
@@ -107,8 +107,8 @@ def run_ranks(
             max_restarts=0,
             monitor_interval=_POLL_S,
             logs_specs=DefaultLogsSpecs(folder, redirects=Std.NONE if are_heard else Std.ALL),
-            # Do not let torch install signal handlers, because ours raise `Interrupted` only once.
-            # torch's would abort the ranks' shutdown at a second Ctrl-C, and would undo `nohup`.
+            # Do not let torch install its signal handlers. They would abort the ranks' shutdown at a
+            # second Ctrl-C, and would undo `nohup`. Our handlers raise `Interrupted` only once.
             signals_to_handle="",
             shutdown_timeout=shutdown_timeout_s,
         )
@@ -131,8 +131,8 @@ def rank_folder() -> Generator[str]:
         Path(folder, "unlocked").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Lock the file before its rename to `lock`, because another launcher removes every folder whose
-        # file `lock` is not locked.
+        # Lock the file before it gets the name `lock`, because other launchers remove every folder
+        # whose file `lock` is not locked.
         Path(lock.name).rename(Path(folder, "lock"))
         yield folder
 

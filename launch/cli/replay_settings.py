@@ -38,7 +38,8 @@ COMPONENT_POOLS = (
     "state_device_pages",
     "state_host_pages",
 )
-"""Names of settings for pool sizes that only some profiles need; a size not given is derived."""
+"""Names of the settings for sizes of pools that only some profiles have; a size that is not given is
+derived."""
 _MAY_DIFFER = frozenset(
     {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
 )
@@ -47,7 +48,8 @@ only rank 0 writes reports."""
 
 _PORT_MAX = 65535
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
-"""Maximum KV pages of a pool, so that no pool derived from it exceeds `PAGES_MAX`."""
+"""Maximum number of KV pages; pool sizes that are derived from the number then stay within `PAGES_MAX`.
+"""
 
 
 def _values(names: type[StrEnum]) -> list[str]:
@@ -217,7 +219,7 @@ class ReplaySettings:
         return self.cache_config().pool_sizes()
 
     def pool_sizes(self) -> dict[str, int]:
-        """Return the sizes of all pools of the profile, given or derived, by setting name."""
+        """Return the sizes of all pools of the profile by setting name, whether given or derived."""
         profile = find_profile(self.profile)
         return {
             "device_pages": self.device_pages,

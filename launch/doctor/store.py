@@ -1,8 +1,8 @@
 """Checks of a store: O_DIRECT, free space, latency and bandwidth.
 
 The checks write real objects through the store's backend, under unique names, and remove them again.
-Each result is compared with a limit that is measured in the same run. For a store of files the limit is
-plain file calls; for a store on the network it is a plain connection.
+Each result is compared with a limit that is measured in the same run. For a store of files, plain file
+calls give the limit; for a store on the network, a plain connection gives it.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Median time in us to read a small object through the store, and without the store (the limit)."""
+    """Median times in us of a small read: through the store, and without the store as the limit."""
 
     store: str
     read_us: float = 0.0
@@ -109,8 +109,8 @@ def _direct_failure(directory: Path) -> str:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     except OSError as error:
-        # A failed open may still have created the file. On a read-only filesystem the unlink fails,
-        # too.
+        # The failed open may have created the file, so remove the file. On a read-only filesystem, the
+        # removal also fails.
         with suppress(OSError):
             path.unlink()
         return error.strerror or str(error)
@@ -151,7 +151,7 @@ def judge_room(uri: str, directory: str) -> list[CheckResult]:
 
 
 def probe_answers(uri: str) -> Answers:
-    """Write some small objects, time their reads, and remove them; time the same without the store."""
+    """Time the reads of small test objects, and equal reads without the store; remove the objects."""
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:
@@ -216,7 +216,7 @@ def _bare_read_us(directory: Path) -> float:
 
 
 def judge_answers(answers: Answers) -> CheckResult:
-    """Judge the latency of a small read, because each request with a hit waits for its first page."""
+    """Judge the latency of a small read; a request with a hit waits until its first page is read."""
     name = "store answers"
     if answers.failure:
         remedy = "see docs/storage.md, and try the same URI with `lockstep store stat`"

@@ -67,8 +67,8 @@ class ConfigFields:
     ) -> int:
         """Return an integer field, or `default` if the field is missing.
 
-        Raises `ConfigError` if the field is missing and there is no default, or if the integer is
-        outside `least` to `most`.
+        Raises `ConfigError` if the field is missing and there is no default, or if the integer is less
+        than `least` or more than `most`.
         """
         if self.has(name):
             number: int = self._converted(name, Annotated[int, Meta(ge=least, le=most)])

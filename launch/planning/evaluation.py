@@ -33,8 +33,8 @@ class Evaluation:
         self._operations = sum(
             self.model.work.operations(each.prompt_length) for each in self.requests
         )
-        # Keep the prompts, divided into pages, for a few page sizes, because many points of a sweep
-        # have the same page size.
+        # Keep the divided prompts for a few page sizes, because many evaluated cache sizes have the
+        # same page size.
         self.prompts = lru_cache(maxsize=4)(self._prompts)
 
     def pools(self, page_tokens: int) -> ModelPools:
@@ -122,8 +122,8 @@ class Evaluation:
     def _pages_enough(self, page_tokens: int) -> int:
         """Return a number of pages per tier with which no page is ever evicted."""
         state = self.model.profile.state
-        # Multiply the number, because the window and state pools are smaller than the KV pool, and must
-        # also hold all pages of every request.
+        # Make the KV pool larger than its own pages require. The window and state pools are smaller
+        # than the KV pool, and must also hold all pages of every request.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)
@@ -138,8 +138,8 @@ class Evaluation:
             of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
             return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
 
-        # Count reads of replicated content on every rank, but its writes once, because only one rank
-        # writes.
+        # Count reads of replicated content on every rank, but writes only once, because only one rank
+        # writes this content.
         return MovedGib(
             l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
             l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),

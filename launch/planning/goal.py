@@ -46,8 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Sizes are counted in steps of the search. The lower bound begins at -1, because zero host memory
-    # is enough if the device alone reaches the ratio.
+    # Count sizes in steps of the search. Size -1 is surely too little; size 0 may be enough, if the
+    # device alone reaches the ratio.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)
@@ -64,7 +64,10 @@ def reach(
 
 
 def _between(too_little: int, enough: int, count: int) -> list[int]:
-    """Return up to `count` sizes evenly spaced between two bounds; only `enough` if there are none."""
+    """Return up to `count` sizes evenly spaced between `too_little` and `enough`.
+
+    Return only `enough` if there is no size between the two.
+    """
     gap = enough - too_little
     inner = {too_little + gap * part // (count + 1) for part in range(1, count + 1)}
     return sorted(inner - {too_little, enough}) or [enough]

@@ -1,4 +1,4 @@
-"""Numbers of a model's layers with full attention, window attention and recurrent states."""
+"""How many layers of a model have full attention, window attention or recurrent states."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FULL, WINDOW, STATE = "full_attention", "sliding_attention", "linear_attention"
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """Numbers of a model's layers by kind of attention."""
+    """How many layers of a model have each kind of attention."""
 
     full: int
     window: int = 0

@@ -16,7 +16,8 @@ from .layer_kinds import LayerKinds, layer_kinds
 from .prompt_work import PromptWork, head_dim, work_of
 
 CHECKPOINT_TOKENS = 1024
-"""Tokens between checkpoints of a recurrent state; a default, because engines let operators choose."""
+"""Default number of tokens between checkpoints of a recurrent state; in engines, operators choose this
+number."""
 _HEADS_ONLY: Final = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "olmoe", "ernie4_5", "ernie4_5_moe"),
@@ -94,7 +95,8 @@ def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
     latent = column("latent", elements, dtype)
     if not fields.has("index_head_dim"):
         return (latent,)
-    # Engines keep one 8-bit key for all heads of the index, and one scale for each 128 elements.
+    # For each token, engines keep one 8-bit index key for all heads, and one scale for each 128
+    # elements of the key.
     key = fields.number("index_head_dim")
     scales = column("index_scale", -(-key // 128), "float32")
     return latent, column("index_k", key, "float8_e4m3fn"), scales

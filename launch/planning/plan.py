@@ -1,4 +1,4 @@
-"""`lockstep plan`: print the results by cache size, or the least size for a hit ratio; write JSON."""
+"""`lockstep plan`: print the hits per cache size, or the least size with a given hit ratio."""
 
 import sys
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def _plan(
     sweep: Sweep = _USUAL_SWEEP,
     report: ReportFile = None,
 ) -> int:
-    """Evaluate all sizes or find the least; print and write the result; return the exit status."""
+    """Evaluate the cache sizes, or search for the least one; report, and return the exit status."""
     settings, sizes, goal = replace(settings, trace=trace), sweep.sizes(), sweep.goal
     evaluation = Evaluation(settings)
     console = Console(highlight=False, emoji=False)

@@ -17,7 +17,8 @@ from ..replay.report import HitTokens
 from .published import PUBLISHED
 
 FIFO: Final = "fifo"
-"""Name of the FIFO policy, which only a reference cache with a single tier has; replicas do not."""
+"""Name of the FIFO policy. A reference cache with a single tier can use this policy; a replica cannot.
+"""
 _POINTS_MAX: Final = 10_000
 _USUAL_HOST_GIB: Final = (0.0, 128.0, 512.0, 2048.0)
 
@@ -77,7 +78,7 @@ def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
 
 
 def _share(_hint: object, tokens: Sequence[Any]) -> float:
-    """Return a ratio in (0, 1] that the option gives as 0.3 or 30%."""
+    """Convert an option value such as 0.3 or 30% to a ratio in (0, 1]."""
     text = str(tokens[0].value)
     number, percent, rest = text.partition("%")
     try:
@@ -138,8 +139,8 @@ class Sweep:
     def sizes(self) -> list[Size]:
         """Return all combinations of the sizes.
 
-        Raises `ConfigError` if there are too many, or if the sweep has a goal and an option has several
-        values.
+        Raises `ConfigError` if there are too many combinations, or if a hit ratio is to be reached and
+        an option has several values.
         """
         if self.goal is not None and self.host_gib is not None:
             raise ConfigError("--goal searches for the host memory; leave out --host-gib")

@@ -39,7 +39,10 @@ class ModelPools:
 
     @cached_property
     def stored_bytes(self) -> Mapping[str, int]:
-        """Bytes of a page in the store, by pool: one object per rank, or one object if replicated."""
+        """By pool: bytes of a page in the store.
+
+        A page has one object per rank, or a single object if its content is replicated.
+        """
         shards = {pool: layout.shard(0, self.tp) for pool, layout in self.layouts.items()}
         return {
             pool: (1 if shard.replicated else self.tp) * (shard.page_bytes + HEADER_BYTES)

@@ -96,8 +96,8 @@ def _mixer_weights(fields: ConfigFields, layers: int) -> int:
         return 0
     keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
     values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
-    # The input projection yields queries, keys, values and gates. The output projection is as large as
-    # that of the values.
+    # The input projection computes queries, keys, values and gates. The output projection has as many
+    # weights as the projection of the values.
     return layers * fields.number("hidden_size") * (2 * keys + 3 * values)
 
 

@@ -100,7 +100,7 @@ def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
 
 
 def advised(sizes: list[PageSize]) -> PageSize:
-    """Return the smallest page size whose objects are large enough for fast reads, or the largest."""
+    """Return the smallest of `sizes` whose objects are read fast, or the largest if there is none."""
     return next((each for each in sizes if each.object_bytes >= OBJECT_BYTES_GOOD), sizes[-1])
 
 
@@ -144,7 +144,8 @@ def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
             ("L2", "host", settings.host_gib),
         )
     ]
-    # Assume that a store has as many window and state pages per full-attention page as the host.
+    # Assume that the ratio of window and state pages to full-attention pages is the same in a store and
+    # in host memory.
     ratio = pools.nbytes(1 << 20, "host") / (pools.page_bytes[KV_POOL] << 20)
     page = pools.stored_bytes[KV_POOL] * ratio
     tiers.append(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _table(what: str, *titles: str) -> Table:
-    """Return a table; `what` is the title of its first column, which names the measurements."""
+    """Return an empty table; the first column has the title `what`, for the names of measurements."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     table.add_column(what, no_wrap=True)
     for title in titles:

@@ -153,8 +153,8 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # Count each bucket's steps at a time just below the bucket's upper bound, so that they fall into
-    # the right bin of the histogram.
+    # An entry of `counts` is a bucket's upper bound and number of steps. Place the steps slightly below
+    # the bound, so that the histogram counts them in the bin that contains the bucket.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")
@@ -163,7 +163,7 @@ def _distribution(report: Report, axes: "Axes") -> None:
 
 
 def _in_units(axes: "Axes", *, x: str, y: str | None = None) -> None:
-    """Format the numbers on the axes with these units; an empty unit means that they are counts."""
+    """Format the axes' numbers with these units; if `y` is empty, the y axis has whole numbers."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_formatter(EngFormatter(x))

@@ -46,20 +46,20 @@ def _needed_bytes(settings: ReplaySettings) -> int:
 
 
 def _sizes(settings: ReplaySettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Return (settings given by the user, other settings) that determine pool sizes."""
+    """Return the settings that determine pool sizes: (settings given by the user, the others)."""
     sizes = {name: getattr(settings, name) for name in _SIZES}
     given = {name: size for name, size in sizes.items() if size != _DEFAULTS[name]}
     return given, {name: size for name, size in sizes.items() if name not in given and size}
 
 
 def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: int) -> int:
-    """Return the largest value of an option with which a rank's pools fit `room` bytes, or 0."""
+    """Return the largest value of an option with which a rank's pools fit `room` bytes; 0 if none."""
 
     def needed(size: int) -> int | None:
         try:
             return _needed_bytes(replace(settings, store=None).with_sizes({name: size}))
         except ConfigError:
-            # With this value the settings are invalid, because the pool cannot hold a whole window.
+            # A pool of this size is invalid, because it cannot hold a whole window.
             return None
 
     largest = bisect_left(range(1, value), True, key=lambda size: (needed(size) or 0) > room)

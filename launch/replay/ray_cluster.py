@@ -20,8 +20,8 @@ CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 1.5
 """Seconds to wait until the killed processes of an embedded Ray cluster have exited."""
 _OBJECT_STORE_BYTES = 80 << 20
-"""Bytes of Ray's object store; Ray's approximate minimum, because only rank outcomes pass through it.
-"""
+"""Bytes of Ray's object store: about Ray's minimum, because only the outcomes of ranks pass through the
+store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
 
 
 def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> Any:
-    """Return a placement group whose bundles have `ranks_per_node` ranks each (None: one bundle).
+    """Return a placement group of bundles with `ranks_per_node` ranks each (None: all ranks in one).
 
     Each rank takes one CPU, and also one GPU if `gpus` is true. Raises `ConfigError` if the cluster is
     too small. If other jobs use the resources, the actors in the group wait for them.
@@ -106,7 +106,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
             _temp_dir=str(temporary),
             **quiet,
         )
-        # Loopback is enough, because an embedded cluster runs only on this machine.
+        # A loopback address is enough, because an embedded cluster runs only on this machine.
         return LOOPBACK
     _check_that_somebody_listens(address)
     try:

@@ -1,7 +1,7 @@
 """Replay on Ray actors, one per rank; an actor runs the same function as a rank's process.
 
-The process of the command hosts torch's rendezvous store. Ray carries only the settings, the progress
-and the outcome of each rank.
+The process of `lockstep replay` hosts torch's rendezvous store. Ray carries only the settings, the
+progress and the outcome of each rank.
 """
 
 import threading
@@ -128,7 +128,7 @@ def _run_actors(
         wait_for_workers=False,
         timeout=timedelta(seconds=START_TIMEOUT_S),
     )
-    # Only set a flag, because an exception from a signal handler would break Ray's calls.
+    # Let signals only set a flag, because an exception from a signal handler would break Ray's calls.
     interrupted = note_signals()
     gpus = settings.device == "cuda"
     reserved = reserve(ray, settings.ranks, ranks_per_node=ranks_per_node, gpus=gpus)

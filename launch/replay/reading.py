@@ -34,7 +34,8 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("path", "l3_l2_gbps", print_path),
     ("tree", "repetitions", print_tree),
 )
-"""For each benchmark: its name, a key that only its report has, and the function that prints it."""
+"""For each benchmark: its name, a key that identifies its report, and the function that prints the
+report."""
 _WANTED: Final = "a report that --report of `lockstep replay`, `demo` or `bench` wrote"
 
 
@@ -152,7 +153,7 @@ def _with_samples(report: Report) -> Report:
 
 
 def _section(title: str, report: Report) -> list[str]:
-    """Return the main figures and the plots of one replay as pieces of HTML."""
+    """Return pieces of HTML with the faults, the main numbers and the plots of one replay."""
     faults = failures_in(report)
     if report["interrupted"]:
         faults.append("The run was interrupted; the counters are partial.")
@@ -188,7 +189,7 @@ def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; img-src data:\">"
-        # Give an empty icon inline; otherwise a browser requests one from the server.
+        # Include an empty icon, because a browser would otherwise request an icon from the server.
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
     )
     body = "\n".join([f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>", *parts])
@@ -196,7 +197,7 @@ def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
-    """Return an HTML table of rows with a label, values (under these titles) and an explanation."""
+    """Return an HTML table; a row has a label, one value per title, and an explanation."""
     heads = "".join(f"<th>{escape(each)}</th>" for each in titles)
     return f"<table><tr><th></th>{heads}<th></th></tr>{''.join(rows)}</table>"
 

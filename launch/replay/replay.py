@@ -104,14 +104,15 @@ class _Rank:
         self._interrupted = note_signals(patience_s=PATIENCE_S)
 
     def _stopped(self) -> bool:
-        # Also stop if the launcher was killed, because a dead launcher cannot stop its ranks.
+        # A rank stops if its launcher was killed, because a dead launcher cannot stop its ranks.
         return self._interrupted() or os.getppid() != self._launcher
 
 
 def _leave(code: int) -> NoReturn:
     """Exit without waiting for threads, because an error may have left threads that never end."""
     for each in (sys.stdout, sys.stderr):
-        # A stream is None if the process was started without it, for example by a service manager.
+        # stdout or stderr is None if the process was started without it, for example by a service
+        # manager.
         if each is not None:
             each.flush()
     os._exit(code)

@@ -81,10 +81,10 @@ class Report(TypedDict):
     """Number of retracted requests that resumed with all their pages; the others were computed again.
     """
     preempted: int
-    """Number of times that a request lost its pages to an older request without a retraction.
+    """Number of times that a request lost its pages to an older request, and was not retracted.
 
-    The request was computed again. A retraction was impossible, because host memory was full or the
-    request had no page to copy.
+    The lost tokens were computed again. A retraction was impossible, because host memory was full or
+    the request had no page to copy.
     """
     recomputed_tokens: int
     """Number of tokens that requests lost and computed again; no other counter includes them."""
@@ -134,7 +134,7 @@ class Report(TypedDict):
     wall_s: float
     """Seconds from the start of the first request to the end of the last write."""
     flush_s: float
-    """Seconds of `wall_s` after the last request had finished, in which the last writes finished."""
+    """Seconds from the end of the last request to the end of the last write; a part of `wall_s`."""
     samples: Samples | None
     """Counters of rank 0 over time; None if no samples were taken."""
     round_us_counts: list[list[float]]

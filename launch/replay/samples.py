@@ -21,8 +21,8 @@ MOMENTS_MAX: Final = 500
 _FIRST_PAUSE_S: Final = 0.05
 SIZES_PER_DOUBLING: Final = 8
 _SIZES: Final = 27 * SIZES_PER_DOUBLING
-"""Number of histogram buckets for step times, from 1 us to two minutes; the last has all longer times.
-"""
+"""Number of buckets of a histogram of step times. The buckets cover 1 us to two minutes; the last
+bucket also has all longer times."""
 
 
 class Samples(TypedDict):
@@ -45,7 +45,8 @@ class Samples(TypedDict):
     hit_storage_tokens: list[int]
     rounds: list[int]
     round_us_p50: list[float]
-    """Median time of the steps since the previous sample, as in `Report.round_us`; error below 1/12."""
+    """Median time of the steps since the previous sample, in microseconds; the relative error is below
+    1/12."""
     round_us_p99: list[float]
     l1_to_l2_bytes: list[int]
     l2_to_l1_bytes: list[int]
@@ -54,7 +55,7 @@ class Samples(TypedDict):
 
 
 Counted = npt.NDArray[np.int64]
-"""Number of steps by bucket of their time."""
+"""A histogram of step times: the number of steps in each bucket."""
 
 
 def counted_by_size(times_us: Sequence[float] | npt.NDArray[np.float64]) -> Counted:
@@ -96,7 +97,7 @@ class Sampler:
         stopped: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Create the sampler; `stopped` returns whether the replay must stop, and `look` calls it."""
+        """Create the sampler; `stopped` returns whether the replay must stop."""
         self._cache = cache
         self._stopped = stopped
         self._clock = clock

@@ -40,7 +40,7 @@ class ServingRun:
         sampler: Sampler | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """Create the run; `sampler` is None except on rank 0, `events` if the rank keeps no events."""
+        """Create the run; without `sampler` it takes no samples, without `events` keeps no events."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
@@ -57,8 +57,8 @@ class ServingRun:
         self._cache.flush()
         flush_s = time.perf_counter() - served
         try:
-            # All requests and operations have ended, so a page that still belongs to one of them has
-            # leaked.
+            # All requests and operations have ended, so a page that still belongs to a request or an
+            # operation has leaked.
             self._cache.inspection.check()
         except InvariantViolation as broken:
             return self.so_far(flush_s, str(broken))
@@ -113,7 +113,7 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
     deadline = time.monotonic() + COLLECT_TIMEOUT_S
     for rank in range(1, ranks):
         with suppress(RuntimeError):
-            # Poll the store, because its own wait prints a warning when it times out.
+            # Poll the rendezvous store, because its own wait function prints a warning at a timeout.
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
@@ -123,9 +123,9 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
 
 
 def _put(store: Store, key: str, data: bytes) -> None:
-    """Write data of any length; other ranks see the key once all pieces are written.
+    """Write data of any length under `key`; the key exists only after all pieces are written.
 
-    The data is split into pieces, because a value of the store can have only a few MB.
+    The data is split into pieces, because a value in torch's rendezvous store can have only a few MB.
     """
     pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
     for number, piece in enumerate(pieces):

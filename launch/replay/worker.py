@@ -50,7 +50,7 @@ class Watch:
     on_joined: Callable[[], None] = lambda: None
     """Called when the rank has joined the others, before it opens the cache."""
     on_open: Callable[[], None] = lambda: None
-    """Called before the first request is served; `stopped` is called only after this."""
+    """Called before the first request is served; until this call, `stopped` is not called."""
     on_interrupted: Callable[[], None] = lambda: None
     """Called before a rank leaves early because of an interruption."""
 
@@ -73,8 +73,8 @@ def run_rank(
         agreed, requests = _agree(settings, environment, meeting.collective)
         replayed = _replay(agreed, requests, environment, meeting, watch)
         if replayed is None or not replayed.report["interrupted"]:
-            # Wait until all ranks are done, because the rank that hosts the rendezvous store may exit
-            # first.
+            # Wait for all ranks, because the first to exit may be the rank that hosts the rendezvous
+            # store.
             dist.barrier()
     return replayed
 
@@ -144,7 +144,8 @@ def _replay(
             own, results = run.so_far(), None
             submit_requests(meeting.store, environment.rank, own)
     finally:
-        # Close without waiting for other ranks, because after an error they take no further round.
+        # Close the cache without waiting for other ranks, because after an error they take no further
+        # round.
         cache.abandon()
     interrupted = results is None
     if environment.rank == 0:

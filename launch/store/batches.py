@@ -32,8 +32,8 @@ class Defects:
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """By outcome (`failed`, `timed out`): number of objects with this defect; empty if the defect has
-    only one outcome."""
+    """Number of objects with this defect, by outcome (`failed`, `timed out`); empty if the defect can
+    have only one outcome."""
 
     def add(self, name: ObjectName, outcome: str | None = None) -> None:
         """Count one more object with the defect."""
@@ -51,10 +51,11 @@ class Scratch:
         self._memory = memoryview(bytearray())
 
     def buffers(self, shapes: Sequence[ObjectShape]) -> list[memoryview]:
-        """Return a buffer for each object shape, of its size; all are valid until the next call."""
+        """Return one buffer of the right size per object shape; the next call invalidates them."""
         sizes = [shape.nbytes for shape in shapes]
         if sum(sizes) > len(self._memory):
-            # Free the old memory before allocating the new, so that both never exist together.
+            # Free the old memory first, so that the old and the new memory never exist at the same
+            # time.
             self._memory = memoryview(bytearray())
             self._memory = memoryview(bytearray(sum(sizes)))
         buffers: list[memoryview] = []

@@ -61,7 +61,7 @@ class Selection:
     namespaces: frozenset[str] | None
     """Namespaces whose objects are removed; None for all."""
     manifests: frozenset[ObjectName] = frozenset()
-    """Manifests, which are removed after all other objects because they describe these."""
+    """Manifests to remove. They describe the other objects, so they are removed last."""
 
     def wants(self, stored: StoredObject) -> bool:
         """Return whether an object must be removed; manifests are removed separately."""
@@ -71,7 +71,7 @@ class Selection:
 
 
 class _Oldest:
-    """Collects the oldest objects of a store, just enough to free `nbytes` bytes by their removal."""
+    """Collects the oldest objects of a store: just enough to free `nbytes` bytes by removing them."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -79,7 +79,10 @@ class _Oldest:
         self._heap: list[tuple[float, int, StoredObject]] = []
 
     def add(self, stored: StoredObject) -> None:
-        """Add an object of known age, and drop the youngest objects if the others suffice."""
+        """Add an object; an object of unknown age is ignored.
+
+        The youngest objects are dropped as long as the others free enough bytes.
+        """
         if stored.age_s is None:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
@@ -162,7 +165,7 @@ async def _collect(
     removed: Removal,
     dry_run: bool,
 ) -> str:
-    """Remove pages that are too old or exceed the size limit; return text about remaining pages."""
+    """Remove pages by age or down to the size limit; return text about the remaining pages."""
     namespaces = None
     if model is not None:
         catalogue = (await survey(store)).catalogue

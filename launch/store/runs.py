@@ -66,8 +66,7 @@ async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Convert the error here, because the caller would report an `OSError` as an error of the
-            # store.
+            # Convert the error, because the caller reports an `OSError` as an error of the store.
             raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 

@@ -18,10 +18,10 @@ _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
 """Assumed minimum bandwidth of a store in bytes/s, with which the timeout of a call is computed."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
-"""URI options with which opening a file store starts evictions, and makes reads count as uses.
+"""URI options that start evictions when a file store is opened, and that make reads count as uses.
 
-A tool removes these options. A tool must not start evictions, and reading every object must not mark
-all objects as used.
+A tool removes these options before it opens a store. A tool must not start evictions, and a tool that
+reads every object must not mark all objects as used.
 """
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {
@@ -106,7 +106,7 @@ def _check_that_there(uri: str) -> None:
 
 
 def for_a_tool(uri: str, *, looking: bool = False) -> str:
-    """Return the URI for opening a store in a tool: without evictions, and read-only with `looking`."""
+    """Return the URI with which a tool opens a store: without evictions; read-only if `looking`."""
     if not is_read_only_command(parse_uri(uri)):
         return uri
     head, _, query = uri.partition("?")

@@ -22,7 +22,7 @@ SAMPLE_MAX: Final = 1_000_000
 
 @dataclass(slots=True)
 class StoreSample:
-    """A uniform random sample, of limited size, of those objects for which `wanted` is true."""
+    """A uniform random sample, of at most `size` objects, of the objects that `wanted` accepts."""
 
     size: int
     wanted: Callable[[StoredObject], bool]
@@ -79,7 +79,7 @@ async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[Read
 async def told(
     objects: AsyncIterator[StoredObject], progress: StoreProgress
 ) -> AsyncIterator[StoredObject]:
-    """Yield the same objects, and report many of them at a time to the progress bar."""
+    """Yield all `objects`, and advance the progress bar by many objects at a time."""
     number = nbytes = 0
     async for stored in objects:
         yield stored

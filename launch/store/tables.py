@@ -25,7 +25,8 @@ from ..cli.amounts import age_in_words, bytes_in_words, count, printable, well_f
 from .batches import Defects
 
 _DIGITS: Final = 16
-"""Number of digits of a namespace's digest that are printed; commands accept shortened digests."""
+"""Number of digits of a namespace's digest that are printed. Commands accept the beginning of a digest.
+"""
 _WRITER: Final = re.compile(r"stage[0-9]+of([0-9]+)\.tp([0-9]+|\.all)")
 _WIDE: Final = 160
 """Width of output that does not go to a terminal, so that long lines in a file are not wrapped."""
@@ -157,7 +158,8 @@ def _print_model(model: ModelContents) -> None:
 def _print_namespace(namespace: NamespaceContents) -> None:
     digest = namespace.namespace
     shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
-    # List each writer once, because every pipeline stage of a group leaves a mark with the same text.
+    # Print each writer once. Every pipeline stage of a group leaves its own mark, but with the same
+    # text.
     by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
     written = f", written by groups of {by}" if by else ""
     say(f"  namespace {shown}{written}")

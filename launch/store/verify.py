@@ -32,7 +32,7 @@ from .tables import Record, found_record, print_found, print_json, say
 
 @dataclass(slots=True)
 class Verification:
-    """Numbers of objects by outcome of the verification so far."""
+    """How many objects had each outcome of the verification so far."""
 
     sound: int = 0
     sound_bytes: int = 0
@@ -138,8 +138,8 @@ async def _verify(
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # Skip manifests that the listing found corrupt: they are counted, but a read-only store lists them
-    # again.
+    # Skip the manifests that the listing found corrupt. They are already counted, but a read-only store
+    # lists them again.
     read_before.update(surveyed.corrupt)
     if namespace is not None:
         # The option may be the beginning of a namespace's digest, so find the full digest.

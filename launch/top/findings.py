@@ -25,11 +25,11 @@ ADMISSIONS_MIN: Final = 8
 SALTED_SHARE: Final = 0.5
 """If more than this share of requests has a new namespace, each request seems to have its own salt."""
 SLOW_READ_S: Final = 0.25
-"""Seconds from which a read counts as slow, because computing the page again takes less."""
+"""A read that takes this many seconds or more is slow, because computing the page again takes less."""
 TURNOVER_S: Final = 600.0
 """If all host pages are evicted within this many seconds, conversations miss at their next turn."""
 SKEW: Final = 4.0
-"""A rank is slow if other ranks wait at least this many times longer in rounds than it does."""
+"""A rank is slow if the other ranks wait in rounds at least this many times as long as that rank."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
 SILENT_NAMED: Final = 4
@@ -118,7 +118,8 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Also check unwritten pages: retries are up to 30 s apart, so a window may contain no failed write.
+    # Check the unwritten pages, too. Retries are up to 30 s apart, so a window may contain no failed
+    # write.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
@@ -178,8 +179,8 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # Timed-out pages include the unreadable ones, because a timed-out call counts its pages as
-        # unreadable.
+        # A timed-out call counts its pages as unreadable, so add the unreadable pages to the late
+        # pages.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
@@ -295,8 +296,8 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # Put `_late` and `_unreadable` before `_lacking`: if one rank lacks pages that the others have, a
-    # slow store or a corrupt page is often the cause.
+    # Put `_late` and `_unreadable` before `_lacking`. A slow store or a corrupt page is often the
+    # reason that one rank lacks pages that the other ranks have.
     _late,
     _unreadable,
     _lacking,

@@ -20,7 +20,8 @@ from ..cli.amounts import printable
 _TIMEOUT_S: Final = 2.0
 """Maximum seconds until a rank's whole answer has arrived, even if its bytes arrive slowly."""
 _BYTES_MAX: Final = 16 << 20
-"""Maximum bytes of an answer; larger than any rank's metrics, in case another program answers."""
+"""Maximum bytes of an answer: more than the metrics of any rank. Another program at the address may
+send a longer answer."""
 _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
@@ -67,7 +68,7 @@ class GroupSample:
 
     @property
     def has_one_scheduler(self) -> bool:
-        """Whether one scheduler answers for all ranks, so that the other ranks have no ports."""
+        """Whether one scheduler serves the metrics of all ranks, so only its port must answer."""
         return self._info("transport") == EngineChannel.transport
 
     def _info(self, label: str) -> str:
@@ -127,7 +128,8 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
     ranks: dict[int, Numbers] = {}
     silent: dict[str, str] = {}
     heard_s = {} if before is None else dict(before.heard_s)
-    in_time = answers.copy()  # Copy, because threads may still add answers after the timeout.
+    # Copy the answers, because threads may add further answers after the timeout.
+    in_time = answers.copy()
     for address in addresses:
         try:
             ranks |= _ranks_in(in_time.get(address, b""))
@@ -138,7 +140,7 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
-    """Query the waiting addresses in turn, giving each an equal share of the time that remains."""
+    """Query the waiting addresses in turn, each for an equal share of the time until `until_s`."""
     with suppress(IndexError):
         while (now_s := time.monotonic()) < until_s:
             address = waiting.popleft()
@@ -150,7 +152,7 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
     """Store the answer from an address; drop an answer that is incomplete at the deadline."""
     answer = bytearray()
     try:
-        # If the deadline has passed, the negative timeout raises `ValueError`.
+        # After the deadline `left_s` is negative, and connecting raises `ValueError`.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
             # Send HTTP/1.0, so that the answer is not chunked, and ends when the server closes the

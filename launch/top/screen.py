@@ -22,7 +22,7 @@ _WEIGHTS = {
 
 
 def screen(windows: Sequence[Window]) -> RenderableType:
-    """Return the whole screen; `windows` are sorted from the shortest to that of the whole run."""
+    """Return the whole screen; `windows` are sorted by length, and the last covers the whole run."""
     recent = windows[0]
     return Group(
         _head(recent),
@@ -123,8 +123,8 @@ def _pools(window: Window) -> Table:
                 window.grew("removed_pages_total", tier=tier, cause="room"),
                 window.grew("removed_pages_total", tier=tier, cause="limit"),
             ]
-            # Show stored and removed pages only in rows of the pool `kv`, because they are counted per
-            # tier, over all pools.
+            # Show stored and removed pages only in the rows of the pool `kv`, because their numbers are
+            # sums over all pools.
             told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
             table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
     return table

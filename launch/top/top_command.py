@@ -37,8 +37,8 @@ class GroupHistory:
                 f"{silence_of(now)}; the group has ended (see its log) or uses another port: give"
                 " the one of --metrics-port, or of metrics_port under an engine"
             )
-        # Compare counters only between answered readings of one run. Therefore drop a reading that no
-        # rank answered, and all readings from before a restart of the group.
+        # Counters can be compared only between readings of one run of the group. Drop the previous
+        # reading if no rank answered it. After a restart of the group, drop all earlier readings.
         if self._seen and not self._seen[-1].ranks:
             self._seen.pop()
         if self._seen and not now.goes_on_from(self._seen[-1]):

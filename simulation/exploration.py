@@ -104,7 +104,7 @@ class Exploration:
             raise ConfigError("--pd sets the number of ranks; remove --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
-        """Return a copy in which unset seeds, model, faults and L1 owner are set to suit the bug."""
+        """Return a copy whose unset seeds, model, faults and L1 owner are those that the bug needs."""
         if self.revive is None:
             return self
         from .revived.revived import find_bug  # noqa: PLC0415

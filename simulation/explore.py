@@ -79,9 +79,9 @@ def explore(
 ) -> ExplorationReport:
     """Run the schedule of each seed and return the report.
 
-    Each worker process calls `begin` when it starts. With a revived bug, stop at the first seed, in
-    order, whose schedule has a violation. A violation is reported and does not raise. Raises
-    `ValueError` for invalid sizes and names.
+    Each worker process calls `begin` when it starts. With a revived bug, stop at the first seed whose
+    schedule has a violation. A violation does not raise; it is part of the report. Raises `ValueError`
+    for invalid sizes and names.
     """
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()

@@ -1,9 +1,9 @@
 """Simulation of two groups: a producer computes prompts and serves their pages to a consumer.
 
 Each group is a separate simulation with its own ranks, stores, faults and checkers. The groups share
-virtual time, so that all planned events have one order. They also share the numbers that represent page
-contents and the meaning of page keys. The consumer reads pages from the host memory of the producer's
-ranks by object name, whatever the TP sizes are.
+virtual time, so that all planned events have one order. They also share the meaning of page keys, and
+the numbers that represent page contents. The consumer reads pages from the host memory of the
+producer's ranks by object name, whatever the TP sizes are.
 """
 
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def draw_pair(
 
 
 def _with_model_of(one: World, other: World) -> World:
-    """Return the world `other` with the model of the world `one`, but with its own pool sizes."""
+    """Return the world `other`, changed to serve the model of `one`; `other` keeps its pool sizes."""
     config, pools = other.config, dict(other.device_pools)
     components: list[ComponentConfig] = []
     for served, drawn in zip(one.config.components, config.components, strict=True):
@@ -154,7 +154,7 @@ class _Group(Schedule):
         takes: GroupHandoff | None = None,
         source: "_Group | None" = None,
     ) -> None:
-        """Create a producer with the queue `gives`, or a consumer with the queue `takes`.
+        """Create a producer that fills the queue `gives`, or a consumer that empties `takes`.
 
         A consumer reads pages from the group `source`.
         """

@@ -1,9 +1,9 @@
 """Simulates operators who attach and detach stores while requests run.
 
 An operator asks some or all ranks to attach a store, or to detach the attached one. This proposal
-reaches each rank at a different moment, and sometimes one rank gets another proposal. After every step
-all ranks must use the same store. A proposal must be applied on all ranks or on none, and must end in
-bounded time.
+reaches each rank at a different moment, and sometimes one rank gets a different proposal. After every
+step all ranks must use the same store. A proposal must be applied on all ranks or on none, and must end
+in bounded time.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +25,7 @@ from .world.world import World
 
 _WITHOUT = (StoreState.DETACHED, StoreState.LOST)
 _STEPS_TO_END = 4
-"""Maximum number of steps after its timeout within which a proposal must end."""
+"""A proposal must end at most this many steps after its timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """Number of rounds that the rank had taken when the proposal ended, to tell equal proposals apart.
-    """
+    """Number of rounds that the rank had taken when the proposal ended. It distinguishes equal
+    proposals."""
 
 
 class Proposing:
@@ -68,8 +68,8 @@ class Proposing:
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
         """The chance that a rank cannot open a store that it is asked to attach."""
         self._can_attach = world.config.host_pages > 0
-        # Add the time for which clock faults may stop agreed time, and the time that the other group of
-        # a pair may take between steps of this group.
+        # Allow for the time that clock faults add to a timeout, and for the time that the other group
+        # of a pair takes between steps of this group.
         slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
         self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage
@@ -82,7 +82,7 @@ class Proposing:
         self._attached = False
         """Whether a store was attached at the end of the previous step."""
         self._recorded: int = 0
-        """Number of entries in the replica's journal at the end of the previous step."""
+        """Length of the replica's journal (the log of its changes) at the end of the previous step."""
 
     def begin_epoch(
         self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
@@ -101,7 +101,8 @@ class Proposing:
         self._steps += 1
         rate = self._rate
         if self._caches[0].store_state() in _WITHOUT:
-            # Raise the rate while no store is attached, so that one is attached most of the time.
+            # Raise the rate of proposals while no store is attached, so that a store is attached most
+            # of the time.
             rate *= 5
         if self._can_attach and self._random.random() < rate:
             self._begin_campaign()
@@ -209,7 +210,7 @@ class Proposing:
     def _had_store(self) -> bool:
         """Return whether a store was attached when the ranks decided on the latest proposals.
 
-        A group also detaches a store by itself, if I/O of that store keeps too many pages in
+        Without a proposal, a group detaches a store only if I/O of the store keeps too many pages in
         quarantine.
         """
         journal = self._caches[0].inspection.journal

@@ -2,7 +2,7 @@
 
 Each control request has a number and is delivered to every rank: late to some ranks, twice to others,
 or after the next request. All ranks must execute it in the same step, unchanged and in number order.
-That step must come after every rank has received the request, and soon after that.
+The step must come after every rank has received the request, but only a few steps later.
 """
 
 from collections import Counter, deque
@@ -57,7 +57,8 @@ class Requesting:
         self._carried_out: list[list[bytes]] = []
         """By rank: the control requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """For each of the last steps: every rank had all control requests up to this number."""
+        """By step, for the last steps: the highest number up to which every rank had received all
+        control requests."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
         """Continue with the caches of a new group, whose control requests have numbers from 1."""

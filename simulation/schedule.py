@@ -42,7 +42,7 @@ _TREE_EVERY = 3
 """Number of steps between comparisons of the prefix tree with every rank's memory."""
 _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
-"""Virtual time after which every transfer has completed, except those that never complete."""
+"""Virtual time after which every transfer that ever completes has completed."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
 """Virtual time after which a group no longer assumes that the store still has an object it wrote."""
 _WRITE_OUTS_MAX = 8
@@ -57,7 +57,7 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults after which the affected rank, like the others, keeps taking steps until the epoch ends."""
+"""Faults that do not stop the affected rank: like the others, it takes steps until the epoch ends."""
 
 
 class _CopiesLost(Exception):
@@ -66,7 +66,7 @@ class _CopiesLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """State that the groups of a pair share, except for the clock."""
+    """State, other than the clock, that the groups of a pair share."""
 
     result: ScheduleResult
     contents: ExpectedContents = field(default_factory=ExpectedContents)
@@ -141,8 +141,8 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # This second `_end` cannot fail because of hung copies: a new epoch has nothing in
-                # flight.
+                # Hung copies have ended the epoch. The second `_end` cannot fail for this reason,
+                # because a new epoch has nothing in flight.
                 self._begin_anew()
                 self._end()
         except Violated as violated:
@@ -365,7 +365,8 @@ class Schedule:
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # Skip the probe, because pages of quarantined operations can never be allocated.
+            # Do not probe for free pages, because pages of quarantined operations can never be
+            # allocated.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():
@@ -390,7 +391,8 @@ class Schedule:
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # Repeat if a backup has started that was waiting for quarantined pages or for a backoff.
+            # Repeat if a backup has started. Such a backup had to wait for quarantined pages or for a
+            # backoff.
             if set(seen.in_flight) <= before and seen.idle:
                 break
         else:

@@ -24,8 +24,7 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""Maximum number of steps in which ranks that can restore different lengths must find a common length.
-"""
+"""Maximum number of steps until the ranks agree on a length, if they can restore different lengths."""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
@@ -38,10 +37,10 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """Raise unless an admission covers the match just before, and loads its tokens not on the device.
+    """Raise unless an admission covers the preceding match, with a load for tokens not on the device.
 
-    With `sparse` state, which exists at some positions only, the device may have more of the prefix
-    than the match could use. The admission may then use more device tokens than the match reported.
+    A `sparse` state exists at some positions only, so the match may be shorter than the prefix on the
+    device. The admission may then use more device tokens than the match reported.
     """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
@@ -55,16 +54,17 @@ def check_admission(
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
-    """Raise unless a backup covers whole pages, at least those that a match finds on the host."""
+    """Raise unless a backup covers whole pages, and at least what a match finds on the host."""
     if covered % page_tokens or not found <= covered <= tokens:
         said = f"covers {covered} of {tokens} tokens, and match finds {found}"
         raise Violated(f"a back_up of request {request} {said}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Raise unless pages in use hold this rank's shard of the right content, and nothing writes them.
+    """Raise unless each page in use holds this rank's shard of its content, and no transfer writes it.
 
-    Each entry of `wanted` has a page, the content that it should hold, and the name of its request.
+    Each entry of `wanted` has a page, the content that it should hold, and the name of the request that
+    uses it.
     """
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content, request in wanted:
@@ -103,7 +103,7 @@ class TreeChecker:
     def _offered(
         self, component: Component, nodes: Iterable[tuple[TreeIdentity, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return (device, host): by page of the prefix tree, the content that the page should hold."""
+        """Return (device, host): two dicts with the expected content of each page of the tree."""
         pool, index = component.pool, component.index
         offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, node, prefix in nodes:
@@ -196,8 +196,8 @@ class DeadlineChecker:
         """Raise if an operation has been in its current phase for longer than allowed."""
         table = cache.inspection.in_flight
         since = self._since
-        # Allow extra steps, because at most one failed operation of a queue settles per round, and
-        # because progress reports may arrive late.
+        # Allow extra steps: at most one failed operation per queue settles in a round, and progress
+        # reports may arrive late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
         current: dict[int, tuple[Phase, int]] = {}
         for operation in table.values():
@@ -265,7 +265,7 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """Raise if a load into engine-owned pages is quarantined, or a request waits for an ended load."""
+    """Raise if a load into engine-owned pages is quarantined, or a request waits for an ended copy."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESUME)
@@ -284,10 +284,10 @@ def check_loads(cache: HostCache) -> None:
 def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
-    """Raise if a drained group has leaked pages or locks, or still has an operation in flight.
+    """Raise if a drained group has leaked pages or locks, or an operation that should have ended.
 
-    Operations whose I/O never completes (`restless`: their ids by rank) are an exception: they must be
-    quarantined, and no others may be.
+    Only operations whose I/O never completes may be in flight, and they must be quarantined; `restless`
+    has their ids by rank.
     """
     counted = cache.stats(rounds=0).replica
     found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())

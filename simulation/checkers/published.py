@@ -1,8 +1,8 @@
 """Predicts which device hits a match must find, without using the replica.
 
-A device pool must not have evicted anything if all pages ever written to it fit in it. The prefix that
-an admitted request shares with the tree stays as long as the request. Recurrent states are an
-exception: each request works on a copy, so the state in the tree may be evicted.
+If all pages that were ever written to a device pool fit in the pool, nothing can have been evicted. The
+prefix that an admitted request shares with the tree stays as long as the request. Recurrent states are
+an exception: each request works on a copy, so the state in the tree may be evicted.
 """
 
 from collections.abc import Collection
@@ -32,13 +32,13 @@ class Published:
         """Contents of the last page of each published prefix; at most one state is kept for each of
         them."""
         self._loaded = 0
-        """Number of full-attention pages that load backs were to fill, whether or not they succeeded.
-        """
+        """Number of full-attention pages that load backs were to fill, including load backs that
+        failed."""
         self._loads = 0
         """Number of load backs; each may have filled one state slot."""
         self._requests = world.requests_max
-        """Highest number of concurrent requests so far, finished requests that only serve pages
-        excluded."""
+        """Highest number of concurrent requests so far; a finished request that only serves pages does
+        not count."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
         """Whether the device may have evicted pages, because it was full, because a namespace has
@@ -60,10 +60,10 @@ class Published:
         self._loads += answer.operation is not None
 
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
-        """Record whether the device may have been full until now.
+        """Record that the device may have evicted pages, if it may be full.
 
-        Pages of operations in flight count, too, because a retraction still owns its request's partial
-        page.
+        The pages of operations in flight are counted, too, because a retraction still owns its
+        request's partial page.
         """
         self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)
@@ -90,10 +90,10 @@ class Published:
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
         """Raise if a match misses the prefix that an admitted request has just published or restored.
 
-        In a model with recurrent state, this is checked only if the prefix ends at a checkpoint and the
-        state pool has enough slots. A hit on any tier then suffices, because a state in host memory
-        need not be published again. Slots of operations in flight are not counted as available, because
-        a failed retraction keeps its slot while a copy accesses it.
+        In a model with recurrent state, a match must find the prefix only if it ends at a checkpoint
+        and the state pool has enough slots. A hit on any tier suffices, because a state in host memory
+        need not be published again. The slots of operations in flight do not count as free, because a
+        failed retraction keeps its slot while a copy accesses the slot.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:

@@ -16,15 +16,15 @@ from ..rank.memory import SimulatedStore
 from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
-"""(component, tree node, page position): from this position on, the node's pages must be in the store.
-"""
+"""A component, a tree node and a page position; the node's pages from this position on must be in the
+store."""
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
     """Raise unless each rank's store has accepted all pages that the write policy requires it to have.
 
-    Nothing is checked if a store was attached after the start, because it need not have older pages.
-    Nothing is checked while pages are quarantined, because the pools may then lack free pages.
+    Nothing is checked if a store was attached after the start, because that store need not have older
+    pages. Nothing is checked while pages are quarantined, because the pools may then lack free pages.
     """
     if promises_anything(seen):
         for node in seen.prefixes.tree.nodes():
@@ -92,16 +92,16 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # Add the pages for a match one page shorter, because the same prompt sent again may match
-            # only that far: its last token is always computed.
+            # If the same prompt is sent again, its last token is computed, so the match may end one
+            # page earlier. Also require the window pages for such a match.
             yield from _before(components[1:], node)
 
 
 def _fits(seen: Inspection) -> bool:
-    """Return whether each host pool other than full attention has more pages than one match needs.
+    """Return whether each host pool, except the full-attention pool, has more pages than a match needs.
 
-    A window pool must hold one page more than its window. With fewer pages, window pages at two ends of
-    the same tree path evict each other.
+    A window pool must have room for one page more than a window. Otherwise, the windows of two matches
+    that end on the same tree path evict each other's pages.
     """
     pages = seen.config.pool_pages(HOST)[1:]
     spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])
@@ -115,7 +115,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield the window pages in memory that only a match ending one page before `node` ends needs."""
+    """Yield the window pages in memory that only a match one page shorter than `node` needs."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

@@ -1,8 +1,8 @@
 """Simulated engine-owned device pages: an allocator with a prefix cache, like vLLM's.
 
-The allocator decides alike for all ranks, but a page has a different number on each rank. This shows
-whether anything that ranks compare depends on page numbers. The contents of free pages are checked,
-because no copy may access them.
+The allocator makes the same decisions for all ranks, but a page has a different number on each rank.
+This shows whether anything that ranks compare depends on page numbers. The contents of free pages are
+checked, because no copy may access them.
 """
 
 from collections import OrderedDict
@@ -67,7 +67,7 @@ class AllocatedPages(EveryRank):
             self._contents[page] = content
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one user of each page; pages freed together are reallocated in reverse order."""
+        """Drop one user of each page; the last page that becomes free is reallocated first."""
         for page in reversed(pages):
             if page == NO_PAGE:
                 continue
@@ -77,7 +77,7 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def overwrite(self, pages: Iterable[int]) -> None:
-        """Overwrite those of `pages` that are free, as another engine's requests would."""
+        """Overwrite the free pages among `pages`, as if requests of another engine had used them."""
         for page in pages:
             if page in self._free:
                 self._forget(page)

@@ -83,10 +83,10 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         """Let the engine act before a step: give its commands to all ranks."""
 
     def decide(self, *, active: bool) -> float:
-        """Let the engine act between the halves of a step: give its commands to all ranks.
+        """Give the engine's commands to all ranks, between the two halves of a step.
 
-        New work starts only if `active`. Return how many seconds the engine waits for I/O if it
-        computes nothing in this step.
+        New work starts only if `active`. Return for how many seconds the engine waits for I/O in this
+        step if it computes nothing.
         """
         del active
         return 0.0
@@ -110,14 +110,14 @@ class SimulatedEngine(ABC, Generic[CacheT]):
         """
 
     def sample_apart(self, rank: int) -> None:
-        """Give one command that carries other tokens on `rank` than on the other ranks."""
+        """Give one command to all ranks, with different tokens on `rank` than on the others."""
         bringing = self._random.choice(self._commands_with_tokens(*self._prompts.draw()))
         self._coverage[f"sampled apart before {bringing[0]}"] += 1
         bring(self._caches, rank, bringing)
 
     @abstractmethod
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
-        """Return all commands that carry tokens: for the new `prompt`, and for requests in flight."""
+        """Return all commands that carry tokens of the new `prompt` or of requests in flight."""
 
     def _control(self) -> None:
         """Draw whether to give an operator command to the caches, and count it."""
@@ -178,7 +178,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
             request.stage = EngineStage.PREFETCHING
 
     def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
-        """Record how many tokens are cached before a prefetch starts."""
+        """Before a prefetch starts, record how many tokens are cached."""
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

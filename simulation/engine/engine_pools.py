@@ -45,10 +45,10 @@ class EnginePools:
         """Freed pages to be overwritten, each entry with a pool and its pages."""
 
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
-        """Return how many of a request's first `pages` pages can come from the device prefix cache.
+        """Return how many of a request's first `pages` pages it can take from the device prefix cache.
 
-        After these pages, the windows (and with `with_state` the recurrent state) are cached, too, so
-        that the request can compute its next token.
+        The cache also has the window pages that the request needs to compute its next token; with
+        `with_state`, it also has the recurrent state.
         """
         full, end = self.pools[KV_POOL], 0
         while end < pages:
@@ -64,10 +64,10 @@ class EnginePools:
     def begin(
         self, request: EngineRequest, first: int, length: int, *, forks: bool = False
     ) -> bool:
-        """Give a request the cached pages before page `first`, and new pages up to `length` tokens.
+        """Give a request cached pages before position `first`, and new pages up to `length` tokens.
 
-        With `forks`, the request's state is a copy of the cached state. Return False if too few pages
-        are free; the request then has no pages.
+        With `forks`, the request gets a copy of the cached state. Return False if too few pages are
+        free; the request then gets no pages.
         """
         start, last = first * self._page, -(-length // self._page)
         tables: dict[str, list[int]] = {}
@@ -125,11 +125,11 @@ class EnginePools:
                     pool.publish(page, content)
 
     def windows(self, length: int) -> list[int]:
-        """Return the first page position that each window still needs after `length` tokens."""
+        """Return for each window pool the first page position needed after `length` tokens."""
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Return whether a request, after a failed load, has all pages and the state to compute."""
+        """After a failed load: return whether a request has all pages and the state to compute."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
@@ -151,7 +151,7 @@ class EnginePools:
         return [] if self.state is None else request.tables[self.state.pool]
 
     def reserve_copy(self, request: EngineRequest) -> bool:
-        """Allocate a slot for a copy of a request's state; return False if there is none.
+        """Allocate a slot for a copy of a request's state; return False if no slot is free.
 
         The copy is made after the next forward pass.
         """
@@ -177,7 +177,7 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return, by pool, the page numbers on this rank of those pages of a request that a copy needs.
+        """Return the page numbers, on this rank and by pool, of a request's pages that a copy accesses.
 
         These are the pages at positions `first` to `last`, and the `slot` of the state.
         """
@@ -226,11 +226,11 @@ class EnginePools:
             pool.check_free()
 
     def reads(self, layers: Layers, length: int) -> int:
-        """Return the first page position that these layers need to compute the token after `length`."""
+        """Return the first page position that these layers need for the token after `length` tokens."""
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Return whether the device has cached all that these layers read after page `end`."""
+        """Return whether the device cache has all that these layers need to go on after `end` pages."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

@@ -11,7 +11,7 @@ NO_PAGE = -1
 
 
 class EveryRank:
-    """One pool's device pages on all ranks; `on` converts common page numbers to those of one rank."""
+    """One pool's device pages on all ranks, by common numbers; `on` returns a rank's own numbers."""
 
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None
@@ -38,12 +38,12 @@ class EveryRank:
             device.compute(numbers[page], before, after, request)
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy the content of one page to another at once, like the device does in stream order."""
+        """Copy one page's content to another page without delay; later work sees the copy."""
         for device, numbers in self._devices:
             device.fork(numbers[source], numbers[destination])
 
     def require_untouched(self, why: str, pages: Iterable[int]) -> None:
-        """Raise if a copy may still access one of `pages`; `why` says why none should."""
+        """Raise if a copy may still access one of `pages`; `why` says why no copy should."""
         pages = list(pages)
         for device, numbers in self._devices:
             for page in pages:

@@ -15,7 +15,7 @@ from ..world.request import EngineRequest
 from ..world.violated import Violated
 
 _WAITING_MAX = 4
-"""Maximum number of requests that wait for the consumer; beyond it the oldest is dropped."""
+"""Maximum number of requests that wait for the consumer; if more wait, the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class GroupHandoff:
         told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
         if told % self.page_tokens or not 0 <= told <= found.host_tokens:
             raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
-        # Send the request usually when all its tokens can be read, and rarely before.
+        # Usually send the request once the consumer can read all its tokens; rarely send it earlier.
         is_whole = 0 < told == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):
             request.is_handed_over = True

@@ -1,4 +1,4 @@
-"""Backups from engine-owned device pages, which the engine leaves unchanged meanwhile."""
+"""Backups from engine-owned device pages; the engine does not change a page while a backup reads it."""
 
 from ..checkers.checkers import check_covered
 from ..world.request import EngineRequest
@@ -9,7 +9,7 @@ class LendingBackups(LendingEngine):
     """Backs up requests' computed tokens from engine-owned device pages."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
-        """Back up the whole pages that exist after this step's forward pass, or sometimes fewer.
+        """Back up all, or sometimes only some, of the whole pages after this step's forward pass.
 
         Return False if there is nothing to back up. If the request started in this `generation` of the
         cache, raise unless the backup covers all tokens that a match finds on the host.
@@ -40,7 +40,7 @@ class LendingBackups(LendingEngine):
         return True
 
     def let_go(self, request: EngineRequest) -> None:
-        """Free the pages and state copies that a request kept only for a backup, once it has ended."""
+        """Free the pages and state copies that were kept only for a backup, if it has ended."""
         if self.ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
             return
         request.lends_state = False
@@ -48,13 +48,13 @@ class LendingBackups(LendingEngine):
         self.coverage["pages left behind by a window"] += self.pools.leave_behind(request)
 
     def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
-        """Return the slot from which a backup reads the state after `known` tokens; empty for none.
+        """Return the state slot that a backup of `known` tokens reads, as a list; empty for no state.
 
-        The slot is either a copy or the slot in which the model updates the state. In the latter case
-        the request waits for the backup.
+        The slot has either a copy of the state, or the state that the model updates. In the latter
+        case, the request waits until the backup has ended.
         """
         if known % self.page_tokens:
-            # Pass any slot: the cache must ignore the state, because the last page is partial.
+            # The last page is partial, so the cache must ignore the state. Pass any slot to test this.
             return self.pools.slot(request)
         if not known or known != max(request.computed, request.planned):
             return []

@@ -10,7 +10,7 @@ class LendingLoads(LendingEngine):
     """Loads cached prefixes of requests; the engine checks its own prefix cache on the device first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
-        """Return how many tokens the cache can load; raise unless a match confirms the number."""
+        """Return how many host tokens the cache can load; raise if a match finds another number."""
         most = request.prompt - 1 if length is None else length
         tokens = request.head(most)
         hit = self.ask(
@@ -51,8 +51,8 @@ class LendingLoads(LendingEngine):
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # Look for device pages without the state first, because a load would bring the state. Without a
-        # load, the state must be on the device, too.
+        # First look for device pages without a state, because a load would bring the state. If nothing
+        # can be loaded, look for device pages whose state is also on the device.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:
             hit = self.hit(request, first * unit, most)
@@ -83,7 +83,7 @@ class LendingLoads(LendingEngine):
         request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
-        """Return whether a load runs, succeeded or failed; record a load that has ended.
+        """Return the state of a load: running, succeeded or failed; record a load that has ended.
 
         Once the cache reports the end of a load, no copy may access the request's pages.
         """

@@ -30,7 +30,7 @@ class LendingRetracts(LendingEngine):
         return done
 
     def look(self, request: EngineRequest) -> str:
-        """Return a retraction's result, or "waits"; resume the request once its pages are saved."""
+        """Return how a retraction ended, or "waits"; resume the request once its pages are saved."""
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1
@@ -44,14 +44,14 @@ class LendingRetracts(LendingEngine):
             self.pools.require_untouched(f"request {request.name} is SAVED", request)
             request.bringing, request.computed, request.refused = request.computed, 0, 0
             held = self.pools.take_all(request)
-            # From now on, other requests may get the freed pages.
+            # The retraction has saved the pages, so other requests may use them from now on.
             self.pools.give_back(held, overwrite=self.random.random() < 0.7)
         elif self.random.random() < 0.6:
             return self._resume(request)
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Return whether copies access the request's pages, and all these copies are quarantined."""
+        """Return whether copies access the request's pages, and each of these copies is quarantined."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

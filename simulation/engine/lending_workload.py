@@ -3,7 +3,7 @@
 The engine works like vLLM's scheduler. Between the halves of a step it prefetches, queries hits, loads,
 computes in chunks, backs up whole pages, preempts and releases. Its forward pass runs after the loads
 of the step have started, and before its backups start. The pages of a preempted request may be given to
-other requests before the cache is told to fence them; they are overwritten only after the fence.
+other requests before the cache fences these pages, but are overwritten only after the fence.
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
-        """Raise unless every device page is free, and every host page after a reset."""
+        """Raise unless every device page is free, and after a reset also every host page."""
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
@@ -165,8 +165,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # First fence the requests preempted in this step, because this request may get their
-                # pages and writes to them at once.
+                # First fence the requests that were preempted in this step. The admitted request may
+                # get their pages, and writes to the pages at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):
@@ -196,8 +196,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
         request.stage, request.unfilled = EngineStage.COMPUTING, {}
         if not pools.can_compute(request) or self._random.random() < 0.5:
-            # Sometimes restart from scratch, like some engines do; other requests may get the pages at
-            # once.
+            # Sometimes restart the request without pages, like some engines do; other requests may get
+            # its pages at once.
             pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
             request.computed = 0
             request.stage = EngineStage.WAITING
@@ -235,14 +235,14 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             request.tokens += self._prompts.answer(min(missing, self._page + 1))
         length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
         if request.stage is EngineStage.ANSWERING:
-            # Drop decoded tokens for which no page was free; no client has them, and they are sampled
-            # again.
+            # Drop decoded tokens for which no page was free. No client has received them, and they are
+            # sampled again.
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
                 self._back_up(request)
 
     def _refused(self, request: EngineRequest) -> None:
-        """React to a lack of free pages: wait, preempt or retract a request, or abort this one."""
+        """React to a lack of free pages: wait, preempt or retract a request, or abort `request`."""
         request.refused += 1
         if request.refused > PATIENCE:
             self._coverage["given up"] += 1
@@ -315,7 +315,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._release(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Release a finished request, or only its device pages if another group may still read it."""
+        """Release a finished request, or only its device pages if another group may read it."""
         if not self._stays(request):
             self._release(request)
         elif not self._ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
@@ -337,8 +337,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             if name not in self._leaving:
                 raise Violated(f"collect_freed names {name}, which was not released")
             self._freed(name, self._leaving.pop(name))
-        # If `pending_frees` is true, a released request must be pending: copies of quarantined
-        # operations never end, so they must not count.
+        # `pending_frees` may be true only while a released request waits for its copies. Quarantined
+        # copies must not count, because they never end.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("pending_frees is true, but no released request is pending")
 

@@ -61,8 +61,7 @@ class Pins:
 
     def _unpin(self, caches: Sequence[Cache], pin: _Pinned) -> None:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
-        # `unpin` returns False if the pin's TTL has expired; only before that must the tokens be
-        # cached.
+        # If the pin's TTL has expired, `unpin` returns False, and the tokens need not be cached.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
             raise not_kept(pin.kept, "were pinned", found.host_tokens)
 
@@ -81,9 +80,9 @@ class Retracts:
         return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; return False if the host lacks free pages, so that it goes on computing.
+        """Retract a request; return False if the host lacks free pages, and the request continues.
 
-        In both cases its whole pages are then shared with the prefix tree.
+        In both cases, the request's whole pages are shared with the prefix tree afterwards.
         """
         tokens = request.head(request.computed)
         done = ask("retract", caches, lambda c: c.retract(request.name, tokens))
@@ -101,7 +100,7 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """Return a retraction's result, or "waits"; resume the request once its pages are saved."""
+        """Return how a retraction ended, or "waits"; resume the request once its pages are saved."""
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

@@ -22,7 +22,7 @@ def probe(caches: Sequence[Cache], world: World) -> bool:
     count = max((pools[pool][0] for pool in states), default=1)
     names = [f"probe{number}" for number in range(count)]
     tokens = [pages * world.page_tokens] + [0] * (count - 1)
-    # Reserve for all requests even if one is refused, because all of them are released below.
+    # Reserve pages for all requests even if one is refused; all of them are released afterwards.
     had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
     for pool, (device, _) in pools.items() if all(had) else ():
         table = [page for name in names for page in _table(caches, name, pool)]

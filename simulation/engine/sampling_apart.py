@@ -1,4 +1,4 @@
-"""Engines that diverge: one rank's command has as many tokens as the others', but different ones.
+"""Engines that diverge: a command has different tokens on one rank, but equally many on every rank.
 
 The state digest covers tokens (rule R2), so all ranks must notice in the next launched round.
 """
@@ -14,8 +14,8 @@ from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""A command's name, the tokens that it carries, and a function that gives it to a cache with other
-tokens."""
+"""A command's name, the tokens that it carries, and a function that gives a cache this command with the
+given tokens."""
 
 _NAME = "apart"
 """Name of the request or pin in these commands; the engine uses this name for nothing else."""
@@ -33,7 +33,7 @@ def cache_commands(
     ]
     for each in requests:
         computes = each.stage in (EngineStage.COMPUTING, EngineStage.ANSWERING)
-        # Only a request that has computed tokens after its shared prefix can insert different tokens.
+        # A request can insert different tokens only if it has computed tokens after its shared prefix.
         if computes and each.computed > each.shared:
             commands.append(("insert", each.head(each.computed), partial(_insert, each)))
     return commands

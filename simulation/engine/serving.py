@@ -17,12 +17,12 @@ class ServesPeers:
         self._page = world.page_tokens
 
     def serve(self, caches: Sequence[RankCache], request: EngineRequest, length: int) -> bool:
-        """Draw whether to serve the first `length` tokens of a request; return whether it was done."""
+        """Draw whether to serve a request's first `length` tokens; return whether they are served."""
         if self._random.random() > 0.03:
             return False
         ttl_s = self._random.choice((0.05, 0.5, 30.0))
-        # Serve several lengths, like vLLM's producer: the length promised first, then lengths actually
-        # reached.
+        # Serve several lengths, like vLLM's producer: first the promised length, then lengths that the
+        # request has reached.
         ends = [self._random.randint(0, length) for _ in range(self._random.choice((0, 1, 2, 3)))]
         for end in (length, *ends):
             self._serve(caches, request, end, ttl_s)

@@ -1,4 +1,4 @@
-"""Serves old prompts again that are still cached in memory, long after the store lost its objects."""
+"""Serves old prompts again whose pages are still in memory, long after the store lost its objects."""
 
 from collections.abc import Callable, Iterable, Sequence
 

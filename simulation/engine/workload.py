@@ -290,8 +290,8 @@ class Workload(SimulatedEngine[Cache]):
         request.tokens += self._prompts.answer(min(missing, self._page + 1))
         if not self._advance(request, len(request.tokens) // TOKEN_BYTES):
             return
-        # Drop decoded tokens for which no page was free; no client has them, and they are sampled
-        # again.
+        # Drop decoded tokens for which no page was free. No client has received them, and they are
+        # sampled again.
         request.tokens = request.head(max(request.prompt, request.computed))
         every = self._world.checkpoint_tokens
         share = 0.1 if every is None or request.computed % every else 0.6

@@ -1,7 +1,7 @@
 """A group that serves a trace's prompts one after the other: a real replica whose I/O is instant.
 
-Every order completes at once on every rank, so the verdict can be derived from the effects that gave
-the order. No ballots, executors or page contents are needed. Equal prompts give equal figures.
+Every order completes at once on every rank, so its verdict can be derived from the order itself. No
+ballots, executors or page contents are needed. Equal prompts give equal figures.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ attempts."""
 
 
 class Served(NamedTuple):
-    """Numbers of a prompt's pages, by the tier that they came from."""
+    """How many pages of a prompt came from each tier."""
 
     device: int
     host: int
@@ -61,10 +61,10 @@ class InstantGroup:
         self._rounds = 0
         self._names = 0
         self._lengths: dict[int, Sequence[int]] = {}
-        """By prefetch operation: prefix lengths in pages that the store can restore."""
+        """By prefetch operation: the prefix lengths, in pages, that the store can restore."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
-        """Compute a prompt; return how much was cached, or None if it does not fit the device."""
+        """Compute a prompt; return how much of it was cached, or None if the device is too small."""
         if prompt.reserved > self._device_pages:
             return None
         replica, name = self.replica, str(self._names)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 class KeyStore:
     """The keys that a group has in its store. Single-threaded.
 
-    A full store evicts the least recently used key first. Of one prefix it evicts the last page first.
+    A full store evicts the least recently used key first. Among the keys of one prefix, it evicts the
+    key of the last page first.
     """
 
     def __init__(self, object_bytes: Mapping[str, int], bytes_max: int | None = None) -> None:

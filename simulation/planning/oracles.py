@@ -1,9 +1,9 @@
 """Hit counts of reference caches on a trace: unbounded, optimal (Belady), and FIFO.
 
-Belady's cache knows the future: it evicts the pages whose next use is furthest away, and does not admit
-a page whose next use is later than that of all cached pages. A page is needed no later than the pages
-after it in a prompt. A prefix is therefore evicted from its end, as a tree requires. No cache of the
-same size has more hits, whatever its tiers and policy.
+Belady's cache knows the future. It evicts the page whose next use is latest, and does not admit a page
+whose next use is later than the next use of every cached page. In a prompt, the next use of a page is
+never later than that of the pages after it. A prefix is therefore evicted from its end, as a tree
+requires. No cache of the same size has more hits, whatever its tiers and policy.
 
 Pages that always occur together form a run. Counting runs instead of pages saves time.
 """
@@ -22,9 +22,9 @@ class SharedPages:
     """A run: consecutive pages that occur only together, so every prompt with one of them has all."""
 
     number: int
-    """Number of the run; a run has a higher number than the runs before it in a prompt."""
+    """Number of the run; in a prompt, each run has a higher number than the runs before it."""
     first_page: int
-    """Index of the run's first page, if the pages of all runs are counted in run order."""
+    """Number of pages in all runs with a lower number."""
     width: int
 
 
@@ -92,7 +92,7 @@ def _grow(top: _Branch, ids: bytes) -> None:
 
 
 def _common(ids: bytes, other: bytes, at: int) -> int:
-    """Return how many bytes `ids` has in common with `other` from byte `at`, in whole pages."""
+    """Return how many leading bytes of `ids` equal `other` from byte `at` on, in whole pages."""
     if other.startswith(ids, at):
         return len(ids)
     few, many = 0, min(len(ids), len(other) - at) // ID_BYTES + 1
@@ -127,8 +127,8 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """By run number: how many of the run's first pages are cached."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of cached runs, latest next use first. An entry is outdated, and skipped, if its next use
-    differs from that in `when`."""
+    """Heap of cached runs; the run with the latest next use comes first. An entry is outdated, and is
+    skipped, if `when` has another next use for its run."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):

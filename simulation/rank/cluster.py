@@ -116,7 +116,7 @@ class Cluster:
     def end_step(
         self, *, idle_s: float = 0.0, missing: int | None = None
     ) -> list[GroupError | None]:
-        """Do the second half of a step; return each rank's error in either half, or None.
+        """Do the second half of a step; return, by rank, the error in either half or None.
 
         At pipeline depth 1 this launches a round. An engine without work waits `idle_s` seconds for
         I/O; see `RankCache.end_step`.

@@ -19,7 +19,7 @@ _SLOW_STORE_FACTOR = 12
 
 @dataclass(frozen=True, slots=True)
 class ObjectPage:
-    """One object that a fetch reads or a persist writes, with its host page."""
+    """An object that a fetch reads or a persist writes, and the host page that has its bytes."""
 
     index: int
     """The page's index in the sequence of all pages of the order."""
@@ -47,9 +47,9 @@ class OrderWork:
     over: bool = False
     """Whether the order's outcome has been reported."""
     queue: deque[ObjectPage] = field(default_factory=deque[ObjectPage])
-    """Pages whose transfers have not started, although the order has already claimed their slots."""
+    """Pages whose transfers have not started. The order claimed their slots when it was issued."""
     pending: list[bool] = field(default_factory=list[bool])
-    """By page index of a fetch: True until the page has landed."""
+    """By page index of a fetch: whether the page has yet to land."""
     reading: list[ObjectPage] = field(default_factory=list[ObjectPage])
     """Pages that are being read from another group; a cancel of the order discards their data."""
     landed: int = 0
@@ -58,7 +58,7 @@ class OrderWork:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the order's store has been closed, so that calls that still hang have no effect."""
+        """Whether the order's store has been closed; calls that end after the close have no effect."""
         return self.store is not None and self.store.closed
 
 
@@ -74,8 +74,8 @@ class Conditions:
         self.random = random
         self.closed = False
         self.find = find
-        """Records a violation by this rank, such as an access to a page that the cache had ruled out.
-        """
+        """Function that records a violation by this rank, such as an access to a page that no transfer
+        may access."""
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []
 

@@ -1,4 +1,4 @@
-"""Device-host copies in virtual time, and the fences that stop copies from reading the device.
+"""Device-host copies in virtual time, and the fences after which copies do not read device pages.
 
 A copy is one unit over all its pools: it starts once and ends as a whole. While it runs, its
 destination pages have torn content. A copy may fail, and it may hang.
@@ -26,8 +26,8 @@ class _Pair:
     destinations: Slots
     destination: int
     sealed: tuple[str, int] | None = None
-    """Pool and host page, if the page has a checksum (a retracted request's page), which the copy back
-    to the device must find valid; else None."""
+    """Pool and host page of a page that has a checksum, which the copy back to the device verifies.
+    Only pages of retracted requests have checksums; None for other pages."""
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from .memory import SimulatedStore, SymbolicMemory
 from .stores import FIRST_STORE, RankStores
 
 _PAGE_BYTES = 1 << 10
-"""Number of bytes counted per moved page; only the counters of moved bytes depend on this number."""
+"""Assumed bytes per page; only the counters of moved bytes depend on this number."""
 
 MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
 """Creates one rank's executor from its conditions, its memory and its store."""
@@ -76,10 +76,9 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """Why no rank can continue because copies hang; None if all ranks can continue.
+        """Why hung copies prevent all ranks from continuing; None if the ranks can continue.
 
-        One hung copy into engine-owned device pages is reason enough; of other hung copies it takes
-        many.
+        A single hung copy into engine-owned device pages is enough. Of other copies, many must hang.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"

@@ -11,7 +11,7 @@ from ..world.violated import Record
 class Slots:
     """The page slots of one pool on one tier of one rank.
 
-    An order claims its slots when it is issued, until its I/O is done. Several orders may read a slot;
+    An order claims its slots from its issue until the end of its I/O. Several orders may read a slot;
     an order that writes a slot must be the only one.
     """
 
@@ -21,7 +21,8 @@ class Slots:
         self.content = [EMPTY] * pages
         """Content number of each slot; see `world/contents.py`."""
         self.shard = rank * SHARDS
-        """The number that this rank's shard adds to the content number of a prefix."""
+        """This number is added to the content number of a prefix, so that each rank's shard has its own
+        number."""
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
         """By slot: the operation that writes, or may still write, the slot; None if there is none."""
@@ -38,7 +39,7 @@ class Slots:
         return f"rank {self.rank}: {self.slot(page)} of request {request} {held}"
 
     def touched_although(self, page: int, why: str) -> str:
-        """Return a violation message: a transfer accesses a page that the cache had ruled out."""
+        """Return a violation message: a transfer accesses a page that no transfer may access."""
         return f"rank {self.rank}: a transfer touches {self.slot(page)}, although {why}"
 
     def nothing_to_copy(self, page: int, who: str) -> str:
@@ -84,7 +85,7 @@ class Slots:
         self.content[page] = after + self.shard
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy the content of one slot to another at once, like the device does in stream order."""
+        """Copy one slot's content to another slot without delay; later work sees the copy."""
         if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
             return
         content = self.content[source]

@@ -49,7 +49,7 @@ class SimulatedLookups:
         return seen
 
     def _some(self, indices: list[int]) -> list[int]:
-        """Draw at least one of `indices`: the first ones, the last ones, or a random sample."""
+        """Draw one or more of `indices`: some from the start, some from the end, or a random sample."""
         count = self._random.randint(1, len(indices))
         match self._random.randrange(3):
             case 0:

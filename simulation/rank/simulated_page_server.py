@@ -1,8 +1,8 @@
 """Simulated page server of one rank, with readers of other groups.
 
-A reader takes time over a page and checks its content. No reader starts after the serving order is
-cancelled. `Quiesced` is reported after the last reader has ended; slow readers are cut off. The readers
-are drawn here, or are the ranks of another simulated group (`simulated_peers.py`).
+A reader needs some time to read a page, and checks the page's content. No reader starts after the
+serving order is cancelled. `Quiesced` is reported after the last reader has ended; slow readers are cut
+off. The readers are drawn here, or are the ranks of another simulated group (`simulated_peers.py`).
 """
 
 from dataclasses import dataclass

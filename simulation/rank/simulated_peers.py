@@ -1,7 +1,7 @@
 """Reads pages from the host memory of another simulated group, like a `peer://` source.
 
-A read takes the parts of a page from one or several ranks of that group, and locks all of them from its
-start to its end. If one rank does not serve its part, or cuts the read off, the page is missing.
+A read takes the parts of a page from one or several ranks of that group. All parts are locked until the
+read ends. If one rank does not serve its part, or cuts the read off, the page is missing.
 """
 
 from collections import Counter, defaultdict
@@ -40,7 +40,10 @@ class ServingGroup:
 
 @cache
 def _objects_for(layout: PageLayout, place: ShardPlace, ranks: int) -> tuple[str, ...]:
-    """Return the shard names of a group of `ranks` ranks that overlap the shard at `place`."""
+    """Return the names of a group's shards that overlap the shard at `place`.
+
+    The group has `ranks` ranks.
+    """
     others = tuple(each.name for each in sources_of(layout, place, ranks))
     return others or (layout.shard_name(place),)
 
@@ -55,8 +58,8 @@ class SimulatedPeers:
         self._place = place
         self._coverage = coverage
         self._reads = defaultdict[tuple[str, bytes], list[list[PeerRead | None]]](list)
-        """Reads in flight by pool and key; each read has one entry per server, None if it does not
-        serve the page."""
+        """By pool and key: the reads in flight. A read has one entry per server; the entry is None if
+        the server does not serve the page."""
 
     def touch(self, who: str) -> None:
         """Do nothing, because a serving group is never closed for its readers."""
@@ -79,4 +82,4 @@ class SimulatedPeers:
         return first % SHARDS + self._place.tp_rank * SHARDS
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Do nothing, because a page damaged in transit is still intact on the serving group."""
+        """Do nothing: a page that was damaged in transit is still intact on the serving group."""

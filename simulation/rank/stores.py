@@ -6,7 +6,7 @@ from ..world.violated import Record
 from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"
-"""URI of the store with which a group starts, unless it starts without a store."""
+"""URI of the store that is attached when a group starts, if the group starts with a store."""
 OTHER_STORE = "memory://other"
 
 
@@ -15,7 +15,7 @@ class PageSource(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the source has been closed, so that calls that still hang have no effect."""
+        """Whether the source has been closed; calls that end after the close have no effect."""
         ...
 
     def touch(self, who: str) -> None:
@@ -84,7 +84,7 @@ class OpenStore:
         return self._store.write(pool, key, content)
 
     def note_accepted(self, pool: str, key: bytes) -> None:
-        """Record that this rank need not write an object, whether or not it exists."""
+        """Record that this rank need not write an object, even if the object does not exist."""
         self._store.accepted.add((pool, key))
 
     def remove(self, pool: str, key: bytes) -> None:

@@ -21,9 +21,9 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """Revive: a prefetch looks up more pages than a window needs, and reads the first, not the last.
+    """Revive: a prefetch looks up more pages than a window needs, and reads the first of these pages.
 
-    A handed-over request needs the window's last pages, which end where its prefix ends.
+    A handed-over request needs the last of these pages, because its window ends where its prefix ends.
     """
     return Build(parts=Parts(prefetching=_ReadsFirstPages))
 

@@ -24,7 +24,7 @@ class _WritesOnce(Persisting):
 
 
 def trust_for_good() -> Build:
-    """Revive: a page that the store has accepted once is never written again, even if lost since."""
+    """Revive: a page that the store once accepted is never written again, even if the store lost it."""
     return Build(parts=Parts(store=_TrustsForGood))
 
 

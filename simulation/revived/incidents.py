@@ -37,9 +37,9 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Revive incident A: a load back shares page numbers with a tree node, and changes them.
+    """Revive incident A: a load back uses a tree node's own array of page numbers, and changes it.
 
-    Only transfers of pools other than full attention do so, like in the original code.
+    As in the original code, only transfers of pools other than full attention do so.
     """
     make = partial(make_executor, kind=_MovesDescriptors)
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))

@@ -1,6 +1,6 @@
 """Historical bugs of serving engines, put back to prove that the simulator finds them.
 
-To revive a bug, ranks are built with a class that behaves like the old code. The product code has no
+A revived bug is a class with the old behaviour, from which the ranks are built. The product code has no
 switches for it. The simulation then shows which checker finds the bug, and in which step.
 """
 

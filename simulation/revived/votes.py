@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Revive: ranks agree only on how many backups completed, and each settles those it completed."""
+    """Revive: ranks agree only on a number of completed backups; each rank settles its own."""
     parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Move the queue positions that settle now to backups that this rank has completed."""
+        """Give the queue positions that settle now to backups that this rank has completed."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -144,9 +144,9 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """Revive: ranks restore the MIN of their longest lengths, even if some rank cannot.
+    """Revive: ranks restore the MIN of their longest lengths, which some rank may be unable to restore.
 
-    A rank without a state at that length continues from the last state before it, or from none.
+    A rank without a state at that length continues from the last state before it, or without a state.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
@@ -156,7 +156,8 @@ class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore, because it has no state there."""
 
     needs: tuple[Need, ...] = ()
-    """Keys that the lookup queried; an earlier state among them replaces a missing state."""
+    """Keys that the lookup queried. A missing state is replaced by an earlier state among these keys.
+    """
 
 
 class _TakesTheSmallest(Prefetching):

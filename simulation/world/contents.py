@@ -19,7 +19,7 @@ SHARDS = 1 << 40
 """A rank's content number is the prefix's number plus the rank times this constant."""
 
 OVERWRITTEN = SHARDS - 1
-"""Content that an engine writes over pages that a request has freed, before they are used again."""
+"""Content that an engine writes over a request's freed pages before other requests use the pages."""
 
 _NAMES = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
 

@@ -1,7 +1,7 @@
 """The faults of a schedule: their kinds, their rates, and the steps in which they strike.
 
-The seed switches each kind of fault on or off per schedule. Rare pairs of kinds thus occur without the
-other kinds, too. Every fault that strikes is counted by kind.
+For each schedule, the seed decides which kinds of fault are on. A rare pair of kinds can thus occur in
+a schedule that has no other kinds. Every fault that strikes is counted by kind.
 """
 
 from collections import Counter
@@ -43,13 +43,13 @@ class Mishap(StrEnum):
     FAILED_COPY = "failed_copy"
     """Fault: a copy between device and host ends with an error."""
     SPOILED_SAVE = "spoiled_save"
-    """Fault: a host page with a retracted request's data changes while it is in host memory."""
+    """Fault: a retracted request's data changes while it is in host memory."""
     HUNG_COPY = "hung_copy"
     """Fault: a copy between device and host outlives its deadline."""
     REPEATED_REPORT = "repeated_report"
     """Fault: a progress report is repeated, perhaps after its operation has ended."""
     LATE_REPORT = "late_report"
-    """Fault: a progress report arrives after later reports."""
+    """Fault: a progress report arrives after reports that were sent later."""
     SLOW_RANK = "slow_rank"
     """Fault: one rank's transfers take several times as long as the others'."""
     CLOCK_SKEW = "clock_skew"
@@ -61,7 +61,8 @@ class Mishap(StrEnum):
     TINY_POOLS = "tiny_pools"
     """Fault: host and device pools can hold only a fraction of the pages in use."""
     TINY_BOUNDS = "tiny_bounds"
-    """Fault: the limits on prefetches and persists, in flight and waiting, are very small."""
+    """Fault: the limits on the numbers of running and waiting prefetches and persists are very small.
+    """
     ABORTED_REQUEST = "aborted_request"
     """Fault: the engine aborts a request at a random moment."""
     DEAD_RANK = "dead_rank"

@@ -64,7 +64,7 @@ def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw (device, host) pages of a window pool; in most draws, one whole prompt fits."""
+    """Draw (device, host) pages of a window pool; usually the pages of one whole prompt fit."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(

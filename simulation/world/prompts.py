@@ -53,7 +53,8 @@ class Prompts:
         if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
             if at_checkpoint:
-                # Add one word after the checkpoint, because a request's last token is always computed.
+                # End the prompt one word after a checkpoint. Its last token is always computed, so a
+                # match can then reach the checkpoint.
                 step = self._checkpoint_tokens * TOKEN_BYTES
                 tokens = tokens[: len(tokens) // step * step] + _words(
                     self._random, 1, _SEGMENT_WORDS
@@ -93,8 +94,8 @@ class Prompts:
         length = self._random.randint(1, 3 * self._page_tokens)
         choices = (1, 1, 2, 2, 3)
         if self._sparse:
-            # Branch more, and often at a page's end: recurrent state is kept only at some positions, so
-            # prompts that part at and between these positions test it best.
+            # Test recurrent states with more branches, often at a page's end: a state is kept only at
+            # some positions, and prompts must part both at and between these positions.
             choices = (1, 2, 2, 3, 3)
             if self._random.random() < 0.6:
                 length += -(start + length) % self._page_tokens

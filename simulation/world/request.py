@@ -47,7 +47,7 @@ class EngineRequest:
     is_served: bool = False
     """Whether the request has finished and is kept only to serve its pages to another group."""
     is_handed_over: bool = False
-    """Whether the request was handed over to the other group."""
+    """Whether the request was handed over to another group."""
     computed: int = 0
     """Number of computed tokens.
 
@@ -102,7 +102,7 @@ class EngineRequest:
     lends_state: bool = False
     """Whether a backup may still be reading the slot in which the model updates the request's state."""
     copies_state: bool = False
-    """Whether the last slot of `kept` is to get a copy of the state after this step's forward pass."""
+    """Whether the state is to be copied to the last slot of `kept` after this step's forward pass."""
     planned: int = 0
     """Number of tokens that will be computed after this step's forward pass; 0 if the request skips it.
     """

@@ -21,4 +21,5 @@ def not_to_be_had(what: str, found: object) -> Violated:
 
 
 Record = Callable[[str], None]
-"""Records a violation; used if a raised exception would not reach the code that runs the schedule."""
+"""Function that records a violation. It replaces an exception that could not reach the code that runs
+the schedule."""

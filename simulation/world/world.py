@@ -117,7 +117,7 @@ class World:
         return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
-        """Return whether a request's cached prefix and its reserved pages fit an empty device."""
+        """Return whether a request's cached prefix and reserved pages fit an empty device."""
         unit = self.page_tokens
         cached = cached_tokens // unit
         wanted = max(cached, -(-reserve_tokens // unit))
@@ -151,7 +151,7 @@ class Side:
     """Parameters of one of the two groups of a pair, fixed before the group's world is drawn."""
 
     role: str
-    """The group's role; it also separates the random draws of the two groups."""
+    """The group's role. The random draws of the two groups differ by role."""
     heads: int
     """Number of KV heads, divisible by the TP sizes of both groups; 0 means one head per rank."""
     prompt_pages: int

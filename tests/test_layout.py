@@ -171,7 +171,7 @@ def claims_in_loops(test: ast.AST) -> list[str]:
 
 def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
     """An `__init__.py` holds only a docstring: Python runs it with every module of its folder."""
-    # These `__init__.py` files export public names, so they may import.
+    # Each of these `__init__.py` files exports public names, so it may import.
     plugins = ("vllm/__init__.py", "transformers/__init__.py")
     exceptions = ("__init__.py", *(f"integrations/{each}" for each in plugins))
 
@@ -198,7 +198,7 @@ def test_every_path_that_a_page_names_is_in_the_tree(page: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "ranks/group/cache.py",  # relative to the repository's root
+        "ranks/group/cache.py",  # A full path from the repository's root.
         "replica/tree/",  # A path may start at any folder above the file or folder that it names.
         "node.py",
         "storage_backends/{file,s3}/",

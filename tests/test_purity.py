@@ -96,7 +96,7 @@ def reaches(module: Module, *prefixes: str) -> bool:
 
 
 def impure_paths(modules: list[Module]) -> list[str]:
-    """Return one line for each pure module and impure name: the import path between them."""
+    """Return one import path, as text, for each pure module and each impure name that it reaches."""
     library = {module.path: module for module in modules}
 
     @cache

@@ -1,4 +1,4 @@
-"""`lockstep bench agreement`: its report and its output. The tests judge no figure."""
+"""`lockstep bench agreement`: its report and its output, but not the measured numbers."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`lockstep bench path`: its report, and the files it leaves. The tests judge no figure."""
+"""`lockstep bench path`: its report and the files that it leaves, but not the measured numbers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`lockstep bench tree`: its report and its output. The tests judge no figure."""
+"""`lockstep bench tree`: its report and its output, but not the measured numbers."""
 
 import json
 from collections.abc import Iterator
@@ -94,6 +94,6 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # The prompt adds five nodes to the tree; four branches leave it at ends of nodes.
+    # The prompt adds five nodes. Four branches leave it, each at the end of a node, and add four nodes.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

@@ -79,9 +79,9 @@ def queue_lanes(
     seen: Callable[[int], OperationProgress | None],
     named: Callable[[int], int],
 ) -> list[int]:
-    """Return the expected lanes of a queue, computed from scratch; `line` has the unsettled tickets.
+    """Return the expected lanes of a queue, computed from scratch; `line` has its unsettled operations.
 
-    The lanes count an operation as ended if the ballot no longer expects it: all ranks have ended it.
+    An operation that the ballot no longer expects counts as ended, because all ranks have ended it.
     """
     outcomes = [(queue_index, outcome(queue, seen(operation))) for queue_index, operation in line]
     for queue_index, ended in outcomes:
@@ -148,7 +148,7 @@ class Kept:
         return lanes
 
     def seen(self, operation: int) -> OperationProgress | None:
-        """Return the progress that all reports amount to, or None if the operation was forgotten."""
+        """Return the progress that follows from all reports, or None for a forgotten operation."""
         reports = self.expected.get(operation)
         if reports is None:
             return None
@@ -217,7 +217,7 @@ class Kept:
 @given(data=st.data())
 @settings(max_examples=300)
 def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObject) -> None:
-    """Rule R13: ballots are levels, in any order of replica commands and executor reports."""
+    """Rule R13: after any commands and reports, a ballot's lanes equal lanes computed from scratch."""
     votes = votes_of_a_walk(data)
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes]
@@ -258,7 +258,7 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
 def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
     queue: Queue, seed: int
 ) -> None:
-    """The first-failed lane equals that of a scan, also for I/O that ends after its deadline."""
+    """The first-failed lane equals the result of a scan, even if I/O ends after its deadline."""
     votes = votes_of_a_long_queue(queue, random.Random(seed))
 
     assert [vote for vote, _ in votes] == [obvious for _, obvious in votes], f"seed {seed}"

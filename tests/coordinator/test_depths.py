@@ -92,7 +92,7 @@ class Play:
 
     def _pass_side(self, *, first: bool) -> None:
         schedule = self.schedule
-        # At depth 0 the engine runs both halves in one call, so nothing comes between them.
+        # At depth 0, both half steps run in one call, so the engine acts only before the first.
         engine_has_its_turn = first or self.ranks.depth
         late = schedule.abort is not None and self._side >= schedule.abort
         if late and engine_has_its_turn and not self.aborted:
@@ -135,8 +135,8 @@ def schedules(delays: range, moments: range) -> list[Schedule]:
         for deadline in (None, *moments)
         for abort in (None, *moments)
         for quiet in (0, 3)
-        # If a deadline and an abort are far apart, the first ends the prefetch: other schedules cover
-        # that.
+        # Keep the deadline and the abort at most one half step apart: otherwise the first of them alone
+        # ends the prefetch.
         if deadline is None or abort is None or abs(deadline - abort) <= 1
     ]
 

@@ -14,7 +14,7 @@ entries = st.lists(st.sampled_from("abc"), max_size=12)
 
 
 def test_a_recorder_keeps_the_last_entries_and_counts_all() -> None:
-    """Rule R10: a recorder keeps only the last entries, so its memory is bounded, but counts all."""
+    """Rule R10: a recorder counts all entries, but keeps only the last ones, so memory is bounded."""
     recorder = Recorder(capacity=3)
     for number in range(5):
         recorder.record("take", number, "host")

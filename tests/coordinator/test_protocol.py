@@ -1,4 +1,4 @@
-"""Check rules P1 to P8 of `coordinator/round.py` on every rank; tests/scenarios cover P2, P6 and P7."""
+"""Rules P1, P3 to P5 and P8 of `coordinator/round.py`, checked on every rank."""
 
 import random
 from collections.abc import Callable

@@ -44,7 +44,7 @@ def opened(store: str | None = None, **settings: Any) -> Generator[Cache]:
 
 
 def rows(ended: Ended) -> list[tuple[str, ...]]:
-    """Return the example's printed table: name, prompt, computed, device, host, storage, tokens."""
+    """Return the rows of the example's table: a name, five token counts, and a comparison."""
     assert ended.status == 0, ended.err[-2000:]
     return ROW.findall(ended.out)
 

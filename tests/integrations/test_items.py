@@ -111,7 +111,7 @@ def test_an_item_is_in_the_page_in_which_it_begins_up_to_its_last_placeholder_th
 
 
 def test_an_item_that_begins_with_the_last_token_of_a_page_fills_that_page() -> None:
-    """If an item starts at a page's last token, the whole page encodes its digest, not 31 bits."""
+    """If an item starts at a page's last token, the ids of the whole page encode the item's digest."""
     ids = ids_of(32, (cat(15, 10),), 8)
 
     assert all(found < 0 for found in ids[8:16])

@@ -294,7 +294,8 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     log = serving.said()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
-    # The "withdrawn" warning is logged under the default level; requests appear once it is INFO.
+    # The default level logs the warning "withdrawn". Control requests appear only once the level is
+    # INFO.
     told = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )

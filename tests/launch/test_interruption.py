@@ -1,4 +1,4 @@
-"""Signals: recorded for a caller that polls for them, and raised if none does."""
+"""Signals are recorded for a caller that polls for them; without such a caller, they raise an error."""
 
 import signal
 import sys
@@ -79,7 +79,7 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
 def test_an_interruption_that_python_ignores_is_raised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python ignores exceptions in destructors and callbacks, so the interruption is raised again."""
+    """Python ignores exceptions in destructors and callbacks; an interruption there is raised again."""
 
     class Destroyed:
         def __del__(self) -> None:

@@ -17,10 +17,12 @@ from tests.launch.test_help import ALL, Words
 LEGAL = {
     ("plan", "--storage-gib", "inf"),
     ("plan", "--storage-gib", "1e+300"),
-    # `--tokens` is refused only after the page size is known, so the error states the number that fits.
+    # The error for `--tokens` names the largest number that fits, which is known only with the page
+    # size.
     ("size", "--tokens", "1e+300"),
 }
-"""Extreme values that an option accepts, or that the command refuses with an error that fits better."""
+"""Extreme values that the number check of an option accepts; the command may refuse them later, with a
+more specific error."""
 NEEDED = {"--page-bytes": "8192", "--store": "file:///nowhere", "--tokens": "1"}
 """Values of a command's required arguments. Arguments that are not listed get a path."""
 

@@ -41,7 +41,7 @@ def test_the_option_that_was_given_is_blamed_and_what_it_says_fits_does_fit(
     option, fits = refused(settings)
 
     assert option == f"--{name.replace('_', '-')}"
-    # Half of the value, because other processes use the machine's memory at the same time.
+    # Try only half of the size that fits, because other processes use the machine's memory, too.
     check_pool_memory(settings.with_sizes({name: fits // 2}), ranks_here=2)
     assert refused(settings.with_sizes({name: 2 * fits}))[0] == option
 

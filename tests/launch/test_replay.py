@@ -64,7 +64,7 @@ def assert_sound(report: Report, ranks: int, requests: int) -> None:
 @pytest.mark.parametrize(
     "profile",
     [
-        # This profile has every kind of state; the other profiles run as slow tests.
+        # This profile has every kind of state. The other profiles are marked as slow tests.
         "hybrid-all",
         *(pytest.param(name, marks=pytest.mark.slow) for name in PROFILES if name != "hybrid-all"),
     ],

@@ -43,9 +43,9 @@ def begin(
     *options: object,
     ranks_only: bool = False,
 ) -> Running:
-    """Start a replay that would run for minutes, and return when it writes to its store.
+    """Start a replay that would run for minutes, and return once the replay writes to its store.
 
-    With `ranks_only`, return as soon as rank processes exist; these are still importing.
+    With `ranks_only`, return once rank processes exist; these are still importing modules then.
     """
     trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
     start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
@@ -77,7 +77,7 @@ def pages(tmp_path: Path) -> int:
 
 
 def told(command: Running) -> list[str]:
-    """Return the output lines, except warnings that another rank's store still lacks a page."""
+    """Return the output lines, except warnings that another rank's store lacks a page."""
     return [line for line in command.said().splitlines() if " lacks page " not in line]
 
 
@@ -98,7 +98,7 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
         "report.json",
         "timeline.json",
     }
-    # torchrun keeps a directory for the logs of its own runs.
+    # torchrun leaves a directory behind for the logs of its own runs.
     assert {name for name in left if not name.startswith("torchelastic_")} == set()
     half_written = [each for each in (tmp_path / "store").rglob("*") if ".tmp" in each.name]
     assert half_written == []

@@ -27,7 +27,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def begun(operations: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Return the report's counts without `no_room`, which a timeline does not record."""
+    """Return the report's counts except `no_room`, because a timeline does not record it."""
     return {
         kind: {how: count for how, count in outcomes.items() if how != "no_room"}
         for kind, outcomes in operations.items()

@@ -248,7 +248,7 @@ WANTED = ObjectShape(SHAPE.parts, (1, 3))
 
 
 def extracted(payload: bytes) -> tuple[HeaderFinding, bytes]:
-    """Extract the wanted parts from a payload; return the header's finding and the extracted bytes."""
+    """Extract the wanted parts; return the finding of the header check, and the extracted bytes."""
     header = memoryview(encoded(FULL))[:HEADER_BYTES]
     buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
     finding = extract_parts(memoryview(payload), header, buffers, WANTED)

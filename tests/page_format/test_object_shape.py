@@ -56,7 +56,7 @@ def mask(bits: set[int]) -> int:
 
 @st.composite
 def drawn_shapes(draw: st.DrawFn) -> ObjectShape:
-    """Draw the shape of a caller that holds some of the parts."""
+    """Draw the object shape of a caller that holds only some of an object's parts."""
     parts = draw(drawn_parts())
     held = draw(st.sets(st.sampled_from(range(len(parts))), min_size=1))
     return ObjectShape(parts, tuple(sorted(held)))

@@ -377,7 +377,7 @@ def test_stages_without_layers_of_a_column_that_is_absent_do_not_have_it() -> No
 def test_objects_have_one_name_for_all_ranks_exactly_if_they_are_the_same(
     columns: tuple[Column, ...],
 ) -> None:
-    # A replicated object has one name on all ranks, because each rank writes a share of these objects.
+    # A replicated object is the same on all ranks, so all ranks use one name for it.
     layout = PageLayout(page_tokens=2, columns=(*columns, replace(NARROW, layers=1)))
     shards = [
         shard_of(layout, place, ["narrow"])

@@ -37,9 +37,10 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Return the hits in an ideal LRU store of `pages_max` pages, which evicts ends of prompts first.
+    """Return the hits of an ideal LRU store for `pages_max` pages that evicts ends of prompts first.
 
-    A real store must have at least the hits of an ideal store as small as a sweep may make it.
+    A real store must have at least as many hits as an ideal store of the smallest size that a sweep
+    leaves.
     """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0
@@ -56,7 +57,7 @@ def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
 
 
 def chats(count: int) -> list[Prompt]:
-    """Return prompts that share a system prompt; after every sixth, one turn of a growing chat."""
+    """Return prompts with one shared system prompt; each seventh prompt is a turn of a growing chat."""
     system = list(range(40))
     prompts: list[Prompt] = []
     for number in range(1, count + 1):

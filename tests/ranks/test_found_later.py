@@ -108,7 +108,7 @@ def write_all(cache: Cache) -> None:
 
 
 def edited(model: str) -> Callable[[list[int]], list[int]]:
-    """Return how the next run changes a prompt: not at all with states, else its last two tokens."""
+    """Return how the next run edits a prompt: not at all with states, else it changes two tokens."""
     return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
 
 

@@ -1,7 +1,6 @@
 """Regression tests for the incidents that the project starts from.
 
-`tests/scenarios/incident_*.txt` shows each incident on the real code, without the bug. These tests
-cover conditions that scenarios cannot express. `test_revived` proves that the simulator finds each bug.
+They cover conditions that a scenario file in `tests/scenarios` cannot express.
 """
 
 from typing import Any
@@ -55,7 +54,7 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
 
 
 def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_nothing() -> None:
-    """Incident B, second part: a lock skips nodes without device pages until a load fills them."""
+    """Incident B: a lock skips nodes without device pages until a load fills them."""
     ranks = windowed_ranks()
     ranks.compute("a", END)
     ranks.compute("other", prompt_of(4, 12))
@@ -76,7 +75,7 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
 
 def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
     """Incident D, related bug: a host insert refreshed the recency of full-attention pages only."""
-    # Window host pages for two of the three prompts; each prompt needs matches at two lengths.
+    # The host has window pages for only two of three prompts, so one prompt's pages are evicted.
     ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
     other = prompt_of(7, 4)
     ranks.compute("stem", STEM)

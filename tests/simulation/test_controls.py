@@ -1,4 +1,4 @@
-"""Control requests of an operator at any moment violate no invariant."""
+"""An operator's control requests violate no invariant, whenever they arrive."""
 
 import pytest
 

@@ -184,7 +184,7 @@ class _SettlesAll(Prefetching):
 
 
 class _TakesItsCeilingForTheGroups(Prefetching):
-    """Planted bug: one rank's ceiling of readable pages counts as pages landed on all ranks."""
+    """Planted bug: the number of pages that one rank can read counts as landed on all ranks."""
 
     def arrived(self, verdict: PrefetchArrived) -> None:
         operation = self.has_slot(verdict.operation)
@@ -220,7 +220,7 @@ class _LosesAPage(OwnedDevice):
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
-            # Planted bug: lose one of the duplicate pages that the insert freed.
+            # Planted bug: one of the duplicate pages that the insert freed is lost.
             pool.take(1)
         return shared
 

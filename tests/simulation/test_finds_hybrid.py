@@ -1,4 +1,4 @@
-"""Planted bugs of models with more than full attention; see `test_finds`."""
+"""Planted bugs of hybrid models: the simulator must find each of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ class _Forgetful(SimulatedExecutor):
 
 
 class _WrongPool(SimulatedExecutor):
-    """Planted bug: full-attention objects are read into window pages, as both have the same keys."""
+    """Planted bug: reads of window pages get full-attention objects, as both have the same keys."""
 
     def _read_object(self, page: ObjectPage) -> int | None:
         return super()._read_object(replace(page, pool=KV_POOL) if page.pool == WINDOW else page)

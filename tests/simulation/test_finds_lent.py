@@ -1,4 +1,4 @@
-"""Planted bugs of the cache with engine-owned device pages (lent); see `test_finds`."""
+"""Planted bugs of the cache with engine-owned (lent) device pages: the simulator must find each."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -97,7 +97,7 @@ class _LoadsAgain(LentDevice):
 
 
 class _KeepsWhatWaits(Copies):
-    """Planted bug: a preempted request's backup begins after its pages were reused."""
+    """Planted bug: the backup of a preempted request begins after the request's pages were reused."""
 
     def drop(self, operation: int) -> None:
         del operation
@@ -120,7 +120,7 @@ class _ResetsNothing(Requests):
 
 
 class _KeepsItsKeys(Prefixes):
-    """Planted bug: keys are unchanged by a reset, so storage would serve pages from before it."""
+    """Planted bug: a reset does not change keys, so storage would serve pages from before the reset."""
 
     def root(self, place: TreeIdentity) -> Node:
         seed = namespace_seed(self._config.model_digest, place.namespace)
@@ -138,7 +138,7 @@ class _HastyLoads(SimulatedExecutor):
 
 
 class _Unfenced(SimulatedExecutor):
-    """Planted bug: a backup succeeds although the engine overwrote its pages while it read them."""
+    """Planted bug: a backup succeeds although the engine overwrote the pages during the copy."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -149,7 +149,7 @@ class _Unfenced(SimulatedExecutor):
 
 
 class _Quarantines(SimulatedExecutor):
-    """Planted bug: engine-owned pages are quarantined, so a hanging copy does not end the epoch."""
+    """Planted bug: a hanging copy quarantines engine-owned pages instead of ending the epoch."""
 
     def _give_up(self, work: OrderWork) -> None:
         self.conditions.give_up_quiet(work)

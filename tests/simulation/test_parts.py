@@ -271,7 +271,7 @@ class Hung(NamedTuple):
     ends: bool
     """Whether the read completed eventually, after its cancellation."""
     content: int
-    """Number in the host page at the end, after any late write."""
+    """Content of the host page (a number) at the end, after any late write."""
     late_writes: int
 
 

@@ -31,7 +31,7 @@ def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_
 
 
 class _CountsThoseBeyondAGap(RequestLog):
-    """Planted bug: a log reports how many requests it has, with gaps: the bare count of rule R2."""
+    """Planted bug: a log reports its number of requests although earlier requests are missing."""
 
     @property
     def count(self) -> int:

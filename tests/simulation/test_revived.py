@@ -165,7 +165,7 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
 
 def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
     bug = REVIVED_BUGS["C"]
-    # Skip the first seeds, because those run before other processes are started.
+    # The bug must not show in the first of these seeds, because they run before worker processes start.
     seeds = range(14, 60)
     alone, together = (
         explore(

@@ -1,4 +1,4 @@
-"""Simulated schedules replay exactly, have no violation, and cover their faults.
+"""Simulated schedules can be replayed exactly, violate no invariant, and contain every fault.
 
 A failing seed prints the command that replays it.
 """
@@ -22,7 +22,7 @@ from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
-# A few seeds per depth whose schedules contain every event that these tests require.
+# A few seeds per depth. Their schedules contain every event that the tests require.
 FEW = {0: range(83, 98), 1: range(61, 76)}
 """Seeds to run, by pipeline depth."""
 FEW_LENT = range(1, 18)
@@ -326,7 +326,7 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
 
 
 def test_an_end_that_left_a_window_to_a_copy_that_failed_is_written_all_the_same() -> None:
-    """Regression: after a failed copy, a prefix that relied on its window pages was not retried."""
+    """Regression: a prefix that relied on window pages of a failed copy was never written."""
     result = run_schedule(402350, profile="hybrid-all", depth=0, l1="replica")
 
     assert result.violation is None

@@ -82,7 +82,7 @@ def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
 
 
 def flips(rank: Rank, column: str) -> Iterator[int]:
-    """Flip one bit in every seventh byte of page 3 of a column, in turn; yield the byte's index."""
+    """Flip a bit of every seventh byte in a column's page 3, one at a time; yield each byte's index."""
     view = rank.pool.column(column).view(torch.uint8)
     flat = view[:, 3].flatten()
     for index in range(0, len(flat), 7):

@@ -1,7 +1,4 @@
-"""Profiles are models scaled by a stated factor, with every part of the model.
-
-`tests/launch/planning/test_model_config.py` compares their geometry with the published configurations.
-"""
+"""Profiles are models scaled by a stated factor; each profile has every part of its model."""
 
 import re
 

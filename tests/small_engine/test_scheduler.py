@@ -20,7 +20,7 @@ ROOMY = ReplaySettings(
 
 
 def ideal_hits(requests: Iterator[WorkloadRequest]) -> int:
-    """Return the hit tokens of an unbounded cache: whole pages, without any prompt's last token."""
+    """Return the hit tokens of an unbounded cache: whole pages before a prompt's last token."""
     seen: set[bytes] = set()
     hits = 0
     for request in requests:
@@ -132,7 +132,7 @@ def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> N
 
 
 def served_three_that_grow(profile: str, *, host_pages: int) -> ReplayCounts:
-    """Serve three requests that need sixteen pages each at the start of decoding and 22 at the end."""
+    """Serve three requests; each needs 16 pages at the start of decoding and 22 at the end."""
     settings = replace(
         ROOMY,
         profile=profile,
@@ -220,9 +220,10 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> No
 @pytest.mark.parametrize(
     ("profile", "pool", "column", "corrupt"),
     [
-        # Nine full-attention pages are hits; each is checked at the hit and at the request's end.
+        # Nine full-attention pages are hits. Each is checked twice: at the hit, and at the request's
+        # end.
         ("llama", "kv", "v", 18),
-        # Two window pages are hits; both are checked at the hit, and one of them at the request's end.
+        # Two window pages are hits. Both are checked at the hit, and one again at the request's end.
         ("gpt-oss", "window", "v", 3),
         # The state is checked at the hit only, because decoding replaces it before the request ends.
         ("qwen-next", "state", "conv", 1),

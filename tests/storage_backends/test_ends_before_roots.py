@@ -44,7 +44,7 @@ class Prefixes:
         return [number] if above is None else [*self.path(above), number]
 
     def prompts(self, count: int) -> Iterator[tuple[list[int], int]]:
-        """Yield prompts, each with the index of the first page to serve, after recent prefixes."""
+        """Yield prompts and the index of the first page to write: the last if the rest is recent."""
         recent: deque[int] = deque(maxlen=3)
         for _ in range(count):
             path = self.path(self._draw.randrange(PAGES))

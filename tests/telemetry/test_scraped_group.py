@@ -20,7 +20,7 @@ STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_page
 """Settings with so little host memory that many pages must come from storage."""
 
 Served = tuple[GroupSample, list[ReplayCounts], list[float]]
-"""The last scrape, the counts of the ranks' engines, and hit totals scraped during the run."""
+"""The last scrape, the counts of all ranks' engines, and the hit totals scraped earlier in the run."""
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ class TestTorch(CollectiveContract):
 
 @pytest.mark.distributed
 class TestTwoRanksToAHost(CollectiveContract):
-    """The collective contract over simulated hosts of two ranks, and of one for an odd rank."""
+    """The collective contract over simulated hosts of two ranks; an odd last rank has its own host."""
 
     @pytest.fixture
     def ranks(self, tmp_path: Path) -> RanksAsProcesses:

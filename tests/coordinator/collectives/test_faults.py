@@ -118,7 +118,7 @@ def complaints(stories: dict[int, Story], victim: Victim, error: str) -> list[st
 
 
 def disagreements(stories: dict[int, Story], victim: Victim) -> list[str]:
-    """Return how the survivors' reports differ beyond the inherent differences."""
+    """Return the differences between survivors' reports that are not inherent."""
     survivors = {rank: story for rank, story in stories.items() if rank != victim.rank}
     if victim.hosts == 2 and victim.rank == 0:
         hosts = [[survivors[1]], [survivors[2], survivors[3]]]
@@ -188,7 +188,7 @@ def test_a_rank_killed_or_stopped_anywhere_in_a_round_ends_all_others_alike(
 ) -> None:
     """Rules R10 and R13: all survivors report the same error, and no rank waits past its deadline.
 
-    A rank that was stopped by SIGSTOP is continued later in its call, and must report the same error.
+    A rank stopped by SIGSTOP is resumed later; its call must then report the same error.
     """
     trial = trial_on(tmp_path, victim)
 

@@ -24,7 +24,7 @@ from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 pytestmark = pytest.mark.distributed
 
 REFUSED = "UsageError: this process was forked from process PARENT, and only that process is in the"
-"""The error text of every call that a forked child makes and that would need the group."""
+"""Start of the error text that a forked child gets from every call that needs the group."""
 
 
 @pytest.mark.parametrize("transport", BUILDS)
@@ -129,7 +129,7 @@ def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
 
 
 def beginnings(said: list[str]) -> list[str]:
-    """Return the first characters of each outcome, as many as the common refusal text has."""
+    """Cut each outcome to the length of the expected error text, for a comparison."""
     return [each[: len(REFUSED)] for each in said]
 
 

@@ -61,7 +61,8 @@ def run_all(rounds_by_lanes: dict[int, int], member: Member, hold: Hold) -> list
 def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> list[str]:
     """Run the same rounds over all transports; return a line for each wrong result.
 
-    Half of the rounds stay pending until the next one. Each rank has random delays of its own seed.
+    Half of the rounds stay pending until the next round. Each rank draws random delays from its own
+    seed.
     """
     rank, world_size = transports["torch"].rank, transports["torch"].world_size
     drawn = np.random.default_rng([SEED, world_size, lanes])
@@ -101,7 +102,7 @@ def delay(delays: random.Random) -> None:
 
 
 ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 + 1
-"""A vector length above torch's limit for gathering, which torch reduces instead."""
+"""The shortest vector length for which the torch transport reduces instead of gathering."""
 
 
 def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) -> None:

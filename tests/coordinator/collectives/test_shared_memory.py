@@ -1,4 +1,4 @@
-"""Shared memory between ranks: its setup, races around a check of the cells, and interrupted exits."""
+"""Shared memory between ranks: setup, ranks that arrive during a check, and interrupted exits."""
 
 import fcntl
 import mmap
@@ -191,9 +191,9 @@ def wait_for_no_time(group: Piped, hold: Hold) -> list[int]:
 def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
     ranks: RanksAsProcesses,
 ) -> None:
-    """A round is complete if all lanes were written, even if the last rank has died since.
+    """A round is complete once all lanes are written, even if the last rank has died since.
 
-    Otherwise one rank would end the epoch a round before the others, which found all lanes.
+    Otherwise this rank would end the epoch one round before other ranks, which found all lanes.
     """
     with ranks.start(partial(miss_the_moment, "dies", PATIENCE_S), 2) as group:
         assert group.result(1) == "a vector"
@@ -209,7 +209,7 @@ def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:
-    """Let rank 0 write its lanes (and perhaps die) right after rank 1 did not find them."""
+    """Let rank 0 write its lanes, and perhaps die, right after rank 1 found that they are missing."""
     collective: Any = over_shared_memory(group)
     if not group.rank:
         group.gather(b"looked", PATIENCE_S)

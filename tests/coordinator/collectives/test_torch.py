@@ -40,7 +40,7 @@ def ranks(tmp_path: Path) -> RanksAsProcesses:
 def test_when_a_rank_is_killed_all_survivors_end_promptly(
     ranks: RanksAsProcesses, world_size: int
 ) -> None:
-    """Rule R10: a rank's death reaches all others, because every rank that notices leaves the group."""
+    """Rule R10: every rank that notices a rank's death leaves the group, so that all others notice."""
     with ranks.start(die, world_size) as group:
         told = [group.result(rank) for rank in range(world_size - 1)]
 
@@ -51,7 +51,7 @@ def test_when_a_rank_is_killed_all_survivors_end_promptly(
 def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a stopped rank, which neither answers nor leaves, blocks no other past the deadline."""
+    """Rule R10: no rank waits past the deadline for a stopped rank that neither answers nor leaves."""
     with ranks.start(freeze, 4) as group:
         told = [group.result(rank) for rank in range(3)]
 
@@ -111,7 +111,7 @@ def test_a_store_that_is_gone_names_nobody() -> None:
 def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_does(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: reading a control request that was already deleted fails after two seconds."""
+    """Rule R10: reading a deleted control request fails after two seconds."""
     [(error, value)] = ranks.run(read_what_is_not_there, 1)
 
     assert error.endswith("after 2000 ms")
@@ -119,7 +119,7 @@ def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_doe
 
 
 def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
-    """Rule R1: other collectives cannot reorder rounds, because Lockstep uses a separate group."""
+    """Rule R1: Lockstep uses a separate process group, so other collectives cannot reorder rounds."""
     rounds = [number * 2 for number in range(40)]
     sums = [2 * number + 1 for number in range(40)]
 
@@ -134,7 +134,7 @@ def test_without_a_default_group_the_error_says_what_to_call() -> None:
 def test_close_is_safe_after_the_engine_has_begun_anew(
     ranks: RanksAsProcesses, tmp_path: Path
 ) -> None:
-    """Closing a cache is safe even if the engine has replaced torch's process groups since."""
+    """Closing a cache is safe even after the engine has replaced torch's process groups."""
     again = partial(close_after_a_new_start, f"file://{tmp_path / 'again'}")
 
     assert ranks.run(again, 1) == ["PeerLost"]
@@ -147,7 +147,7 @@ def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_ma
 
 
 def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
-    """Rule R10: no rank gets a group before all have connected: its exit would fail the others."""
+    """Rule R10: no rank gets a group before all have connected; a rank that exits would fail others."""
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
@@ -163,7 +163,7 @@ def die(collective: Collective, hold: Hold) -> tuple[str, float]:
 
 
 def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str:
-    """Gather twice, the second time without the absent ranks; return the error of those that joined."""
+    """Gather twice, the second time without the absent ranks; return the other ranks' error."""
     collective.gather(b"", PATIENCE_S)
     if collective.rank in absent:
         hold()
@@ -217,7 +217,7 @@ class SilentStore:
         return self._answers.wait(PATIENCE_S)
 
     def get(self, key: str) -> bytes:
-        """Return an arbitrary value."""
+        """Return a fixed value for any key."""
         return b"0"
 
 
@@ -267,7 +267,10 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return the number of groups kept after rank 0 left one, and after 20 more were created."""
+    """Return the number of kept groups, twice.
+
+    It is counted after rank 0 left a group during a round, and again after 20 new groups were created.
+    """
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))
@@ -281,7 +284,7 @@ def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]
 
 
 def create_behind(collective: Collective, hold: Hold) -> str:
-    """Return whether `create` returned a group, on a rank whose peer hangs while creating it."""
+    """Return whether rank 0's `create` returned a group although rank 1 hangs while creating it."""
     if collective.rank == 1:
         import torch.distributed
 

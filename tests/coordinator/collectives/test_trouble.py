@@ -37,7 +37,7 @@ def ranks_over(transport: str, folder: Path) -> RanksAsProcesses:
 
 
 def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
-    """Run a round; return the error's name and text (or "vector"), and whether it took little time."""
+    """Run a round; return the error's name and text (or "vector"), and whether it ended quickly."""
     started = time.monotonic()
     try:
         collective.launch(lanes_in(1, collective.rank)).wait(PATIENCE_S)
@@ -75,7 +75,7 @@ def fork_and_end(
         return said, before.left_over()
     parent = os.getpid()
     if not os.fork():
-        # The child lives until the test closes the pipe to its ranks.
+        # The child lives until the test closes its pipe to this rank.
         try:
             hold()
         finally:
@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """If a host leader's cell is damaged, other hosts end a round later, with the same error."""
+    """If a host leader's cell is damaged, all hosts raise one error, the other hosts a round later."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
@@ -110,7 +110,7 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
 
 
 def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
-    """Corrupt the cells that `rank`'s process writes as `writer` of its host, from round 2 on."""
+    """Let `rank`'s process corrupt cell number `writer` whenever it writes it, from round 2 on."""
     collective: Any = opening.make()
     assert said_in_a_round(collective)[0] == "vector"
     if collective.rank == rank:

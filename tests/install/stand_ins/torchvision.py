@@ -60,7 +60,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _nothing_named(name: str) -> Nothing:
-    # Python looks up special names to detect an object's features.
+    # Special names must be missing, because Python looks them up to detect an object's features.
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(name)
     return Nothing()

@@ -42,7 +42,7 @@ class Scheduler:
 
 
 class Flushes:
-    """Stand-in for SGLang's deferred flushes, which wait for an idle engine, on a rank's clock."""
+    """Stand-in for SGLang's deferred flushes. A flush waits for an idle engine, by the rank's clock."""
 
     def __init__(self, scheduler: Any, clock_s: float) -> None:
         self.scheduler, self.clock_s = scheduler, clock_s
@@ -69,14 +69,14 @@ class Flushes:
 
 
 class Session:
-    """A client's session whose last activity has a timestamp of the rank's clock."""
+    """A client's session; the time of its last activity is read from the rank's clock."""
 
     def __init__(self, active_s: float, timeout: float | None = TIMEOUT_S) -> None:
         self.last_active_time, self.timeout = active_s, timeout
 
 
 def without_agreed_time(session: Session) -> bool:
-    """Return SGLang's answer with a clock far in the future: any session with a timeout has expired."""
+    """Return whether the session would expire by a clock far in the future."""
     return session.timeout is not None
 
 
@@ -113,7 +113,7 @@ class Clocked:
         self.schedulers = [Scheduler(each) for each in self.controls]
 
     def step(self, *seconds: float) -> None:
-        """Run one round at which the two ranks' clocks show these times."""
+        """Run one round while the ranks' clocks show these times."""
         self.ranks.now_ms[:] = [int(each * 1000) for each in seconds]
         self.ranks.step()
 
@@ -142,7 +142,7 @@ def test_a_deferred_flush_times_out_in_the_same_step_on_every_rank(clocked: Cloc
 
 
 def _checked(flushes: Flushes, clock_s: float) -> list[bool]:
-    """Let a rank check a deferred flush; return all answers so far."""
+    """Let a rank check a deferred flush; return the answers to all flushes so far."""
     flushes.clock_s = clock_s
     flushes.check()
     return flushes.answers.copy()
@@ -200,7 +200,7 @@ def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
 def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
     clocked: Clocked,
 ) -> None:
-    """A slow step expires no session that became active after it, although its agreed time is old."""
+    """After a slow step, whose agreed time is old, sessions that became active later do not expire."""
     sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1))
 
     reaped = [sessions.reap(0)]
@@ -261,7 +261,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
 
     hooks.around_session_begin(begin, updater, None)
     hooks.around_session_end(end, updater, None)
-    # SGLang refuses to end an update session that was never begun, so the hook passes the call on.
+    # The hook passes on the end of a session that never began, so that SGLang refuses it.
     hooks.around_session_end(end, updater, None)
 
     assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]
@@ -336,7 +336,7 @@ def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None
 
 
 def files(streamer: object) -> str:
-    """Return `file`, the name that SGLang reports for a HiCache store."""
+    """Return the store type `file`, which SGLang reports for a HiCache store."""
     return "file"
 
 

@@ -1,4 +1,4 @@
-"""Requests with equal tokens but different KV have different namespaces; all others share."""
+"""Requests share a namespace, except requests whose KV differs although their tokens are equal."""
 
 import pytest
 

@@ -44,7 +44,7 @@ def parsed(extra: dict[str, Any] | None = None, **flags: Any) -> SglangSettings:
 
 
 def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> None:
-    """Each setting that only SGLang's plug-in has reaches the part that uses it."""
+    """Each setting that only SGLang's plug-in has is passed to the part that uses it."""
     settings = parsed(
         {
             "host_pages": 7,

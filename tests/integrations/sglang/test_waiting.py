@@ -68,7 +68,7 @@ def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
 
 
 def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() -> None:
-    """SGLang's cached tokens count as device hits, loaded tokens as host hits, backups as none."""
+    """Tokens cached by SGLang are device hits and loaded tokens are host hits; a backup is no hit."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", LONGER))
     assert below.every(lambda rank: rank.hit("r", PAGE_TOKENS)) == 3 * PAGE_TOKENS

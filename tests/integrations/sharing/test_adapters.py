@@ -20,7 +20,7 @@ APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},
     "a field that nobody knows yet": {"use_something_new": True},
-    # SGLang applies the named modules, and vLLM those that have weights.
+    # SGLang applies an adapter to the modules that its configuration names, vLLM to those with weights.
     "weights that are not named": {"target_modules": ["q_proj"]},
     "modules by a pattern": {"target_modules": "all-linear"},
     # SGLang fuses the weights of q, k and v, and of gate and up.

@@ -18,7 +18,8 @@ collect_ignore = (
         "test_tensor_parallel.py",
     ]
 )
-"""Test modules not collected without Transformers; `test_settings.py` is kept and then fails."""
+"""Test modules that are not collected without Transformers. `test_generate_settings.py` is not
+listed, so that it fails."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

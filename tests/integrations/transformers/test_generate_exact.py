@@ -1,4 +1,4 @@
-"""`generate()` returns the same output from any tier's prefix, and a wrong page would show."""
+"""`generate()` returns the same output with a prefix from any tier, and another with a wrong page."""
 
 import shutil
 from collections.abc import Sequence
@@ -137,8 +137,7 @@ def test_a_conversation_takes_up_what_it_was_answered(
         came.append(reusing(cache, model, turn))
         turn = [*came[-1].tokens, *prompt(seed, 30, shared=0)]
 
-    # Each turn reuses all whole pages of the previous turn but its last token, whose KV is not
-    # computed.
+    # The last token of a turn has no KV, so the next turn reuses the whole pages before that token.
     assert [each.reused for each in came] == [0, 96, 144]
     asked = [each.tokens[:-NEW_TOKENS] for each in came]
     assert close(model, asked, came) == [True] * 3

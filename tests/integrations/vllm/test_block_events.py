@@ -25,7 +25,7 @@ def hashes(told: PagesStored | PagesRemoved) -> list[bytes]:
 
 
 def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> set[bytes]:
-    """Return the block hashes that a router would assume to be in a tier after these events."""
+    """Return the block hashes that a router expects in a tier after it has received these events."""
     known: set[bytes] = set()
     for each in events:
         if each.tier is tier:
@@ -134,7 +134,7 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """After a reset, events name no older page that a request still holds: no match can find it."""
+    """After a reset, no event names an older page, even if a request holds it: no match finds it."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -148,7 +148,7 @@ def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -
 
 
 def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None:
-    """If two pages have one key, evicting the first sends no removal: the second is still cached."""
+    """If two pages have one key, the eviction of one sends no removal, because the other is cached."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"")
     gone = Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))
@@ -180,5 +180,6 @@ def test_salts_without_end_do_not_fill_memory() -> None:
 
     events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
 
-    # The namespace of the first page was dropped, so only the second page has an event.
+    # Only `NAMESPACES_MAX` namespaces are remembered. The first page's was dropped, so only the second
+    # page has an event.
     assert len([*events.take(str.encode)]) == 1

@@ -11,7 +11,8 @@ from lockstep.ranks.protocol.network_config import Peers
 
 PATIENCE_S = 5.0
 AN_HOUR_MS = 3_600_000
-"""The agreed time in ms at which an engine wakes up after an idle hour, during which it stood still."""
+"""Agreed time in ms when the engine wakes up after an idle hour. Agreed time stood still in that hour.
+"""
 PARAMS = {
     "do_remote_prefill": True,
     "remote_host": "10.0.0.4",
@@ -44,7 +45,7 @@ class Waiting:
         return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
-        """Run a pass during the prefetch; without `after_s`, the agreed clock has not advanced."""
+        """Run a pass `after_s` after the wake-up; without `after_s`, agreed time still stands still."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)

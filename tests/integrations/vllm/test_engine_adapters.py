@@ -1,4 +1,4 @@
-"""Adapters in vLLM: pages of one miss for another, and are found again by the adapter's weights."""
+"""Adapters in vLLM: one adapter's pages miss for another, and hit again for the same weights."""
 
 import shutil
 from pathlib import Path

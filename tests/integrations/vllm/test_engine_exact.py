@@ -1,8 +1,7 @@
 """vLLM with Lockstep and a scheduler on every rank returns vLLM's own outputs.
 
 Tokens and log-probabilities are equal exactly. On the CPU, a request's result does not depend on its
-batch, on chunks, or on cached tokens, so one run without a connector is the reference for all. The
-tests of an engine with one scheduler, in `test_engine_one_scheduler.py`, cover more states.
+batch, on chunks, or on cached tokens, so one run without a connector is the reference for all.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Models with windows or recurrent states return vLLM's own outputs under Lockstep.
 
-Tokens and log-probabilities are compared. Each engine of one rank runs once, before the first test,
-through as many states as possible; the tests check its results.
+Tokens and log-probabilities are compared. Each one-rank engine runs only once, before the first test.
+This run covers as many states of the cache as possible, and the tests check its results.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ NEARLY = 0.05
 class Model:
     name: str
     few_blocks: int
-    """Number of device blocks: enough for the longest prompt, but too few for all of `crowd`."""
+    """Number of device blocks. They suffice for the longest prompt, but not for all prompts of the
+    phase `crowd`."""
     block_tokens: int = 32
     longer: int = 1
     """Number of times that a prompt's text is repeated, so that prompts fill whole blocks."""
@@ -60,8 +61,8 @@ MODELS = [
         engine={
             "dtype": "bfloat16",
             "max_model_len": 2048,
-            # A chunk is one block long, because a state's last bits depend on where chunks begin.
-            # Chunks then begin at block boundaries, wherever the prefix comes from.
+            # A chunk is one block long, because a state's last bits depend on where chunks begin. Every
+            # chunk thus begins at a block boundary, wherever the prefix comes from.
             "long_prefill_token_threshold": 544,
         },
     ),
@@ -152,7 +153,7 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
     assert told(reference, roomy, "warm after aborts") == []
     cold, warm = share(model, roomy, "cold"), share(model, roomy, "warm")
     assert warm > max(0.4, 2 * cold)
-    # Hits in vLLM's prefix cache among concurrent requests depend on when each was computed.
+    # Hits of concurrent requests in vLLM's prefix cache depend on the order of their computation.
     assert share(model, roomy, "of a tenant") < cold + NEARLY
     assert share(model, roomy, "warm after aborts") > warm - NEARLY
 
@@ -188,7 +189,7 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
 
 
 def may_differ(model: Model, phase: PhaseResult) -> int:
-    """Return how many requests may differ in their last bits, as they do without a connector.
+    """Return the number of requests whose last bits may differ, as they may without a connector.
 
     A preempted request recomputes its output tokens as part of its prompt, which changes a state's
     bits.

@@ -32,7 +32,8 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
     alone, cached = asked(""), asked(f"file://{tmp_path}/store")
 
     expected = [tokens for _, tokens in alone]
-    # Without Lockstep, vLLM answers this request wrongly, with the image first seen under the uuid.
+    # Without Lockstep, vLLM answers this request with the image that first had the uuid, which is
+    # wrong.
     assert expected[UNDER_A_USED_UUID] == expected[0]
     expected[UNDER_A_USED_UUID] = expected[UNDER_A_USED_UUID + 1]
     assert [tokens for _, tokens in cached] == expected

@@ -79,7 +79,7 @@ def filled_once(
 
 @pytest.fixture
 def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
-    """The URI of this test's copies of the filled stores, so that it may damage them."""
+    """The URI of copies of the filled stores, which one test may damage."""
     for rank in range(2):
         shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
     return f"file://{tmp_path}/rank{{rank}}"
@@ -94,7 +94,7 @@ def test_it_is_exact_cold_and_warm_with_tenants_and_after_a_reset(
     assert other.cached_tokens == cold.cached_tokens
     assert reset.cached_tokens == cold.cached_tokens
     assert again.cached_tokens == warm.cached_tokens
-    # The counted hits equal those that vLLM reports, and the workers' byte counts reach the scheduler.
+    # The scheduler counts the hits that vLLM reports, and receives the workers' byte counts.
     stats, replica = filled_once[1].stats, filled_once[1].stats["replica"]
     cached = sum(each.cached_tokens for each in filled_once[1].phases)
     assert sum(replica["hit_tokens"].values()) == cached
@@ -118,7 +118,7 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
-    """A preempted request may differ by rounding: its output tokens are recomputed as prompt tokens."""
+    """Output of a preempted request may differ by rounding: it recomputes its tokens as a prompt."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)
@@ -139,7 +139,7 @@ def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
 def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """If one store lost pages and the other has corrupt ones, all pages that both have still hit."""
+    """If one store lost pages and another has corrupt pages, the pages that are whole in both hit."""
     for path in objects(tmp_path, 1)[::2]:
         path.unlink()
     for path in objects(tmp_path, 0)[1::8]:

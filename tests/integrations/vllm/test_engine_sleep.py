@@ -1,4 +1,4 @@
-"""An engine that sleeps under load returns the outputs of one that does not, and no stale page."""
+"""An engine that sleeps under load has the outputs of one that stays awake, and hits no stale page."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ OUTPUT_TOKENS = 24
 def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
     group: Group, tmp_path: Path
 ) -> None:
-    """Outputs stay exact over twenty sleeps under load, and when pages copied meanwhile are loaded."""
+    """Outputs are exact over twenty sleeps under load, and again when the pages are loaded later."""
     phases = [
         Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
         Phase(PROMPTS, "warm", OUTPUT_TOKENS),

@@ -34,7 +34,7 @@ def references(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> l
 def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_when_they_come_back(
     models: list[str], references: list[list[Output]], tmp_path: Path
 ) -> None:
-    """Weights change in place, with or without a reset, and back; each version hits only its pages."""
+    """Weights change in place and back, with or without a reset. Each version hits only its pages."""
     former, latter = models
     phases = [
         Phase(PROMPTS, "former"),

@@ -74,7 +74,7 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int
 ) -> None:
-    """A handoff of whole pages omits the last page, and the window pages that only that page needs."""
+    """A handoff of a prompt of whole pages omits the last page, and window pages only needed for it."""
     prefill, decode = (
         stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
     )
@@ -92,7 +92,7 @@ def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """A decode request waits for promised pages, whose copies complete after the prefill's answer."""
+    """A decode request waits for promised pages that the prefill side has not yet computed."""
     sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
     promised = {
         "do_remote_prefill": True,
@@ -297,7 +297,7 @@ def test_a_copy_that_hangs_keeps_no_engine_stepping(
 def test_what_was_served_longest_gives_way_to_what_comes(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """New handoffs replace the pages served longest: host memory keeps four of these eight prompts."""
+    """New handoffs evict the oldest ones, because host memory has room for four of eight prompts."""
     prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
 
     found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]

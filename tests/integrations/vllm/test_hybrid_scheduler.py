@@ -37,7 +37,8 @@ GROUPS = (
 )
 PROMPT = list(range(4 * PAGE_TOKENS))
 TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
-"""The four pages' blocks in each group; 0 is a block that left the window, or a state not kept."""
+"""For each group, the blocks of the four pages. Block 0 stands for a block that left the window, or for
+a state that was not kept."""
 PASSING = {12: 1, 13: 1, 14: 1, 34: 1}
 
 
@@ -61,7 +62,7 @@ class Scripted:
         self.side.cache.begin_backups()
 
     def settle(self) -> None:
-        """Complete all I/O in the next passes, which report it."""
+        """Complete all I/O, and run the passes that report it."""
         for _ in range(3):
             self.executor.obey()
             self.side.end_pass(Scheduled())
@@ -175,7 +176,7 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
 
 
 def promised(scripted: Scripted, request: Sent) -> int:
-    """Return the length in tokens at which another engine continues a finished request."""
+    """Return the number of tokens after which another engine can continue a finished request."""
     request.kv_transfer_params = {"do_remote_decode": True}
     handoff = scripted.side.handoff(request)
     return 0 if handoff is None else handoff.tokens

@@ -1,4 +1,4 @@
-"""Backups without room in host memory are retried while the engine's blocks keep the KV."""
+"""Backups that find no room in host memory are retried while the engine's blocks keep the KV."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class Pressed:
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
-        """Complete all I/O over some passes; return the blocks that are backed up in these passes."""
+        """Complete all I/O in four passes; return the blocks that are backed up in these passes."""
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)

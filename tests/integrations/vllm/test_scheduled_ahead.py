@@ -27,7 +27,7 @@ def test_whatever_overlaps_no_request_reads_what_is_not_its_own(seed: int, depth
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_backed_up_once_there_is_room_is_what_was_computed(seed: int) -> None:
-    """Backups that wait for host memory save the computed bytes, although blocks are reused."""
+    """Backups that waited for host memory contain the computed bytes, although blocks are reused."""
     engine = OverlappingEngine(seed, 2, host_pages=8)
 
     engine.serve(REQUESTS)

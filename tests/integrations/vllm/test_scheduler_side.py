@@ -46,7 +46,7 @@ def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int])
 
 
 def promised() -> tuple[HostRanksInTurn, SchedulerSide, Sent]:
-    """Return ranks, a scheduler side, and a request with a match of four whole host pages."""
+    """Return ranks, a scheduler side, and a request that matches four whole pages on the host."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side = scheduler(ranks)
     [first] = backing_up(ranks, side, PROMPT)
@@ -65,12 +65,12 @@ def abort(side: SchedulerSide, request: Sent) -> None:
 
 
 def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
-    """Return the operations named in each new fence order of a rank."""
+    """Take a rank's new fence orders; return the operations that each of them names."""
     return [order.operations or () for order in ranks.executors[rank].take(Fence)]
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """A preempted `kv_consumer` request may load again; only its second match shows preemption."""
+    """A preempted `kv_consumer` request may load again. Only its second match shows the preemption."""
     ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
@@ -86,7 +86,7 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
 
 
 def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_loading() -> None:
-    """A reset preempts a request that resumes in the same pass; the resumed request's load goes on."""
+    """If a reset preempts a request that resumes in the same pass, the request's load goes on."""
     ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
     side = scheduler(ranks)
     [request] = backing_up(ranks, side, PROMPT)
@@ -121,7 +121,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """A load of part of a page fails, and the request computes it: the engine expects a full block."""
+    """A load that ends inside a page fails, because the engine expects a full block."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 
@@ -139,7 +139,7 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
 @pytest.mark.parametrize("own", [0, 1, 3, 4])
 @pytest.mark.parametrize("backs_up", [True, False])
 def test_what_the_engine_s_own_prefix_cache_has_is_a_hit(own: int, *, backs_up: bool) -> None:
-    """Hits in vLLM's own prefix cache are counted, even with nothing to load or with backups off."""
+    """Hits in vLLM's prefix cache are counted even if Lockstep loads or backs up nothing."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side, request = scheduler(ranks, backs_up=backs_up), Sent(PROMPT)
     side.arrived(request)
@@ -176,7 +176,7 @@ def test_a_hit_is_counted_once_it_is_loaded_and_none_that_failed_is() -> None:
 
 
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
-    """An empty pass waits for copies only if no step is computing, as with scheduling ahead."""
+    """An empty pass waits for copies unless a step is still computing, as with scheduling ahead."""
     ranks = HostRanksInTurn(ranks=1)
     side, [executor] = scheduler(ranks), ranks.executors
     [request] = backing_up(ranks, side, PROMPT)
@@ -205,7 +205,7 @@ def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_ba
 
 
 def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
-    """A request whose adapter may have changed is no longer backed up: its KV is of unknown weights."""
+    """If a request's adapter may have changed, its KV is of unknown weights and is not backed up."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
@@ -320,7 +320,7 @@ def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_
 
 
 def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
-    """A finished request's blocks are free at once, and the next pass fences copies of them."""
+    """A finished request's blocks are free at once; the next pass fences copies of these blocks."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second, third = backing_up(ranks, side, PROMPT, [9, *PROMPT], [8, *PROMPT])
@@ -344,7 +344,7 @@ def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass
 
 
 def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
-    """Pages copied by the last token are persisted at once, because an idle engine takes no step."""
+    """Pages copied before a request ends are persisted at once: an idle engine takes no more steps."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -403,7 +403,7 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
 
 
 def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
-    """A pass that cannot begin raises, and so does the next; neither counts as an agreed step."""
+    """If a pass cannot begin, it and the next pass raise; neither counts as an agreed step."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
     ranks.executors[0].ill = "a thread has died"

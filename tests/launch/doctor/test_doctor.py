@@ -115,7 +115,7 @@ def nobodys_rights_in(folder: Path) -> Generator[None]:
 
 
 def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
-    """The doctor reports a directory without access rights, in which its probe can remove no file."""
+    """The doctor reports "Permission denied" for a folder in which its probe has no access rights."""
     with TemporaryDirectory(dir="/tmp") as folder, nobodys_rights_in(Path(folder)):
         direct = probe_direct(f"file://{folder}")
 

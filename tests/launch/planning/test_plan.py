@@ -23,7 +23,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def write_trace(folder: Path, requests: int) -> Path:
-    """Write a trace in which all prompts start with the same 10 blocks and end with 100 others."""
+    """Write a trace in which each prompt has 10 blocks shared by all and then 100 blocks of its own."""
     path = folder / "trace.jsonl"
     lines = (
         {

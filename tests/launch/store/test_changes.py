@@ -89,7 +89,7 @@ def test_gc_removes_the_least_recently_used_down_to_a_size(lockstep: Run, kept: 
 def test_gc_removes_the_end_of_a_prefix_before_its_root(lockstep: Run, kept: Kept) -> None:
     kept.fill(pages=range(10))
     for number in range(10):
-        # A batched write leaves such mtimes: each page is slightly older than the page before it.
+        # Make each page slightly older than the page before it, as a batched write does.
         kept.age(page_name(number), HOUR_S + number * 0.01)
 
     lockstep("gc", "--to-bytes", f"{13 * OBJECT_BYTES}B", kept.uri)

@@ -118,7 +118,7 @@ def ended(stack: ExitStack, _: Path) -> Window:
 
 
 def killed(stack: ExitStack, folder: Path) -> Window:
-    """Return samples of a group whose engine killed all ranks after losing one, so none answers."""
+    """Return samples of a group that answers no more: the engine killed all ranks after losing one."""
     ended_group = ended(stack, folder)
     assert ended_group.before is not None
     silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
@@ -154,7 +154,7 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
-    """Sample a group in which one rank's store read hangs, permanently or until it heals (`heals`).
+    """Return samples of a group in which a store read of one rank hangs, until it ends if `heals`.
 
     With `is_too_much`, the group drops its store. With `detaches`, an operator detaches the store.
     """
@@ -256,14 +256,14 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
         {"LockstepGroupEnded", "LockstepReplicasDiverged"},
     ),
 }
-"""For each fault: how a group is watched, the first finding of `top`, and exactly the alerts that fire.
-"""
+"""For each fault: the function that samples the group, the first finding of `top`, and the exact set of
+alerts that fire."""
 
 
 def comparable(window: Window, alerts: set[str]) -> Window:
     """Return the samples without latencies, because any call may be slow on a busy machine.
 
-    Samples of a slow store are returned unchanged.
+    Latencies are kept if the case is about a slow store.
     """
     if "LockstepStoreSlow" in alerts:
         return window
@@ -386,7 +386,7 @@ def shown(*windows: Window) -> list[str]:
 
 
 def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
-    """`top --once` also shows a fault from before its two samples, and says when the fault happened."""
+    """`top --once` also shows a fault from before both samples, and when it happened."""
     ranks = {
         rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
         for rank in range(2)

@@ -43,7 +43,7 @@ def serve() -> Iterator[Serve]:
             return str(listening.getsockname()[1])
 
         yield begin
-        listening.shutdown(socket.SHUT_RDWR)  # After a failed test, accept may block.
+        listening.shutdown(socket.SHUT_RDWR)  # Unblock `accept` after a failed test.
 
 
 def raw(answer: bytes) -> Answer:

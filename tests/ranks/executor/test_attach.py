@@ -172,7 +172,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(TransferEnded(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
-    # The store's first call was the persist; wait for the second, the fetch.
+    # Wait for the store's second call, which is the fetch. The first call was the persist.
     store.next_entered()
     store.next_entered()
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
@@ -212,8 +212,8 @@ def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
 
     tight_rank.executor.carry_out(fetches)
     began = [second.next_entered() for _ in range(2)]
-    # Orders start in turn, so once a later order is answered, earlier ones with room have called the
-    # store.
+    # Orders start in turn. Once the later lookup is answered, all earlier fetches that have room have
+    # called the store.
     happened(tight_rank.executor, [look_up], includes(Answered(6, 0)))
     assert second.bytes_running == 2 * PAGE_BYTES
     hung.let_go()

@@ -29,7 +29,8 @@ COLUMNS = (
     Column(name="k", layers=2, heads=4, elements=5, dtype="float32"),
     Column(name="v", layers=3, heads=6, elements=2, dtype="float32"),
 )
-"""Columns split into units of two heads of `k` and three of `v`; `index` is replicated, not split."""
+"""Two columns split by heads, and one replicated column. A unit has two heads of `k` and three of `v`.
+"""
 LAYOUT = PageLayout(page_tokens=TOKENS, columns=COLUMNS).shard(0, 1)
 
 Tensors = Mapping[str, Sequence[torch.Tensor]]

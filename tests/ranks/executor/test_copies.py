@@ -64,8 +64,8 @@ UNITED = {
     "four of eight units": REFERENCE_LAYOUTS["replicated between"].shard(1, 2),
     "one stage": REFERENCE_LAYOUTS["divided"].shard(2, 4, stages=2),
 }
-"""Layouts with several units per page: a unit has all columns of its heads, and units follow each
-other."""
+"""Layouts with several units per page. The units of a page follow each other, and a unit has all
+columns of its heads."""
 KERNEL_CYCLES = 200_000_000
 """Cycles for a kernel that sleeps about 0.1 s, so that a copy that does not wait reads wrong bytes."""
 
@@ -135,7 +135,7 @@ def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
 
 
 def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
-    """Copy pages to the host in a different order, and back in a third; compare all bytes."""
+    """Copy pages to the host, and back to other positions; compare all bytes."""
     pool = executor.device_pool
     fill_device(pool, seed=1)
     slots = random.Random(11).sample(range(PAGES), len(pages))
@@ -188,7 +188,7 @@ def test_host_pages_are_in_the_order_that_ranks_of_all_sizes_share(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: str) -> None:
-    # On a CPU, without a staging buffer, a copy runs in pieces of 8 MiB.
+    # A copy on a CPU has no staging buffer, and runs in pieces of 8 MiB.
     count = 8 if device == "cpu" else 40
     executor = start(plain_layout(3 << 20), device, count)
     fill_device(executor.device_pool, seed=4)
@@ -446,7 +446,7 @@ def test_neighbouring_pages_are_copied_together() -> None:
 
 
 FORCED = {"copy engine": 0, "kernel": 1 << 60}
-"""Minimum bytes of a run of host pages that the copy engine moves: 0 for all runs, 2^60 for none."""
+"""Minimum bytes of a run of host pages that the copy engine moves; the kernel moves shorter runs."""
 SCATTERED = LAYOUTS | UNITED | {f"{size} bytes": plain_layout(size) for size in (8 << 10, 3 << 20)}
 
 
@@ -473,7 +473,7 @@ def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
     monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
     monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
 
-    # This order leaves gaps between the host pages, so no two copies can be merged.
+    # The gaps between host pages in this order prevent any merge of two copies.
     there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
 
     by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0

@@ -49,7 +49,7 @@ def tokens_first_in_memory() -> list[torch.Tensor]:
 
 
 def heads_before_blocks() -> list[torch.Tensor]:
-    """Tensors with one head's part of all blocks contiguous, as in vLLM's LHBNC."""
+    """Tensors in which one head's data of all blocks is contiguous, as in vLLM's LHBNC."""
     return list(torch.rand(LAYERS, HEADS, BLOCKS, TOKENS, ELEMENTS).transpose(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""The kernel that moves host pages, in Triton's interpreter; test_copies.py runs it on a GPU."""
+"""The Triton kernel that moves host pages, run in Triton's interpreter on the CPU."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Storage of several pools: one sequence of pages, and lookups limited to the keys that matter."""
+"""Storage of several pools: their pages share one sequence, and lookups query only relevant keys."""
 
 import asyncio
 import time
@@ -66,7 +66,7 @@ def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:
-    """Return a need for `count` pages of a pool from position `first` on, with `objects`' keys."""
+    """Return a lookup's need for `count` pages of a pool, from position `first` on."""
     return Need(pool, first, keys(count, first), span)
 
 

@@ -27,7 +27,7 @@ THIRD_OF_FOUR_HANGS = FaultPlan(seed=9, rates={Fault.TIMEOUT: 0.25})
 
 @pytest.fixture
 def executor() -> Iterator[RankExecutor]:
-    """An executor whose store has four pages; the third hangs in any call for all four."""
+    """An executor whose store has four pages; a call for all four hangs on the third page."""
     shelf = Shelf()
     writer = make_executor(grouped_layout(), backend=MemoryBackend(shelf))
     fill_host(writer.host_pool, 1)

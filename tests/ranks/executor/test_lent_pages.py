@@ -38,7 +38,7 @@ from tests.kit.ranks.executor_parts import (
 
 @pytest.fixture(params=DEVICES)
 def executor(request: pytest.FixtureRequest) -> Iterator[RankExecutor]:
-    """An executor over an engine's pages, which hold ones; its host pages hold zeros."""
+    """An executor over an engine's pages. The engine's pages hold ones, and the host pages zeros."""
     device: str = request.param
     column = Column(name="kv", layers=1, heads=2, elements=5, dtype="float32")
     layout = PageLayout(page_tokens=4, columns=(column,)).shard(0, 1)
@@ -86,7 +86,7 @@ def test_a_fence_waits_for_copies_that_end_in_time(
 def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule R3: a copy that outlives its fence has failed: it may have read pages overwritten since."""
+    """Rule R3: a copy that outlives its fence has failed: it may have read overwritten pages."""
     gate = Gate(monkeypatch)
 
     begin(executor, to_host(1, [0], [0]))

@@ -82,7 +82,8 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
     executors = [cache.inspection.executor for cache in with_draft.caches]
-    # At least one rank reports a missing page; a read cancelled by another rank's failure reports none.
+    # At least one rank reports a missing page. If that cancels another rank's read, that rank reports
+    # none.
     assert sum(key_outcomes(each, Call.READ)["lacking"] for each in executors) > 0
     assert not any(each.counts().pages_corrupt for each in executors)
     # Nothing that this engine wrote was in the store already, except perhaps its group's mark.
@@ -170,7 +171,7 @@ def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
 
 
 def written_by(shard: ShardLayout) -> StoredObject:
-    """Return an object as the store lists it: with the parts that its writer holds."""
+    """Return an object as a store lists it, with only the parts that its writer holds."""
     parts = tuple(shard.shape.parts[number] for number in shard.shape.held)
     written = ObjectShape(parts, tuple(range(len(parts))))
     name = ObjectName("ab", "cd", KV_POOL, shard.name)

@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 def after(calls: int, nbytes: int, seconds: float) -> int:
-    """Return the bytes per call that `Pace` advises after `calls` calls of `nbytes` bytes in turn."""
+    """Return the call size that `Pace` advises after `calls` consecutive calls of `nbytes` bytes."""
     pace = Pace()
     for number in range(calls):
         pace.begin(number * seconds)

@@ -15,7 +15,7 @@ PAGES_MAX = 12
 
 @st.composite
 def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
-    """Draw a need that starts near the floor, with some empty keys and some pages in host memory."""
+    """Draw a need that starts near the floor; some keys are empty, and some pages are on the host."""
     keys = draw(st.lists(st.sampled_from([b"", b"key", b"key", b"key"]), max_size=PAGES_MAX))
     lowest = 0 if span is not None else floor
     first = draw(st.integers(min_value=lowest, max_value=floor + 2))
@@ -25,7 +25,7 @@ def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
 
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
-    """Draw a lookup, and the store's answers by need and key; some answers are cut short."""
+    """Draw a lookup, and for each of its needs the store's answers by key; some answers are missing."""
     floor = draw(st.integers(min_value=0, max_value=4))
     spans = draw(st.lists(st.integers(min_value=1, max_value=5), max_size=2))
     all_needs = [draw(needs(KV_POOL, floor, None))]

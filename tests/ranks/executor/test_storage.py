@@ -1,4 +1,4 @@
-"""Lookups, fetches and persists: progress reports, the end of I/O, and bounds."""
+"""Lookups, fetches and persists: their progress reports, the end of their I/O, and their bounds."""
 
 import asyncio
 import signal
@@ -322,7 +322,7 @@ def test_an_operation_that_has_ended_or_never_was_is_quiet_at_once(start: Start)
 
 
 class LoopWithAClockOfItsOwn(asyncio.SelectorEventLoop):
-    """An event loop whose clock is far ahead of time.monotonic, as another loop's may be."""
+    """An event loop whose clock is far ahead of `time.monotonic`, as a custom loop's may be."""
 
     def time(self) -> float:
         return super().time() + 100 * LONG_S
@@ -567,7 +567,7 @@ def test_a_wait_gathers_how_far_a_fetch_has_come(
 
 
 def test_a_wait_ends_soon_for_what_lands_after_the_fetch_was_capped(start: Start) -> None:
-    """A wait for a capped fetch returns early: no more pages can land, even if some are missing."""
+    """A wait for a fetch ends early if no more pages can land, even if some are missing."""
     store = HeldStore()
     executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
     persisted(executor, 1)

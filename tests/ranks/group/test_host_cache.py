@@ -1,4 +1,4 @@
-"""Engine-owned device pages (lent): in use while copies run, and never read by the replica."""
+"""Engine-owned (lent) device pages: copies keep them in use, and the replica never reads them."""
 
 import logging
 import time
@@ -76,7 +76,10 @@ def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> No
 
 
 def own_pages(*, named: bool = False) -> HostCache:
-    """Return one rank's cache over four engine pages, passed alone or by name, with real copies."""
+    """Return one rank's cache over four engine pages, with real copies.
+
+    With `named`, the pages are passed in a mapping by pool name.
+    """
     layout = PageLayout(
         page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),)
     )

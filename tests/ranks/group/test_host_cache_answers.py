@@ -172,7 +172,7 @@ def test_an_engine_that_stands_still_takes_a_round_in_each_poll_and_no_more(
 
 
 def test_a_decision_that_comes_with_the_last_round_is_one() -> None:
-    """A decision in the last round counts, even if that round's clock is past the deadline."""
+    """A proposal decided in the last round counts, even if that round's clock is past the deadline."""
     ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
     ranks.now_ms = PassingTime(3_600_000)
     proposal = ranks.caches[0].attach_store("memory://never-ready")

@@ -144,7 +144,7 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
 
 
 def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine: Engine) -> None:
-    """Incident E: a resumed request gets the bytes that were retracted, also in engine-owned pages."""
+    """Incident E, with engine-owned pages: a resumed request gets the bytes that were retracted."""
     tokens = [*PROMPT, 7, 8]
     held = engine.content([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], 2)
     gone = [NO_PAGE] * 4

@@ -19,7 +19,7 @@ TOKENS = list(range(PAGES * PAGE_TOKENS))
 
 
 def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> None:
-    """A prefetch that lands under a node from before a reset leaks no host page."""
+    """No host page leaks if a prefetch lands under a tree node that a reset has dropped."""
     ranks = HostRanksInTurn()
     more = [*TOKENS, *range(900, 900 + PAGE_TOKENS)]
     free = ranks.free(HOST)

@@ -60,14 +60,15 @@ GOOD: dict[str, object] = {
 }
 """Valid values for the other required parameters of a call."""
 OUR_OWN = {"log", "carry_out", "then", "done", "proposal", "patience_s", "level"}
-"""Parameters that only Lockstep's own drivers pass: functions, and objects that it has made."""
+"""Parameters that only Lockstep's own drivers pass; their values are functions and Lockstep's objects.
+"""
 
 
 def calls_of(kind: type[RankCache]) -> list[tuple[type[RankCache], str, str]]:
     """Return each parameter of each public call: class, call, parameter."""
     found: list[tuple[type[RankCache], str, str]] = []
     for name, each in inspect.getmembers(kind, inspect.isfunction):
-        if name[0] == "_" or name != each.__name__:  # A former name has the name of its method.
+        if name[0] == "_" or name != each.__name__:  # Skip private and former names.
             continue
         parameters = list(inspect.signature(each).parameters)[1:]
         found += [(kind, name, of) for of in parameters if of not in OUR_OWN]
@@ -89,7 +90,7 @@ def cache_of(kind: type[RankCache]) -> RankCache:
 
 
 def changed_by(kind: type[RankCache], name: str, parameter: str, odd: object) -> str:
-    """Pass an odd value to a call; return the state change if a refused call made one, else ""."""
+    """Pass an odd value to a call; return the state change of a refused call, or an empty string."""
     cache = cache_of(kind)
     call: Callable[..., Any] = getattr(cache, name)
     by_place: list[object] = []

@@ -135,8 +135,7 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
     ranks.scheduler_cache.deliver(ranks.work(ranks.schedule()))
     ranks.scheduler_cache.begin_step()
 
-    # Both backups completed during a round that got no verdict, so only the repeated round reports
-    # them.
+    # Both backups completed in a round without a verdict, so only the repeated round reports them.
     assert missed == (2, True)
     assert (
         ranks.scheduler_cache.inspection.rounds,
@@ -235,7 +234,7 @@ def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answere
 
 
 def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
-    """An engine keeps stepping until an aborted read ends: its pages are in use, and a detach waits."""
+    """An engine steps until an aborted read has ended, because its pages are in use until then."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.prefetch("r", PROMPT)
     ranks.step()
@@ -320,7 +319,7 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
 def test_a_log_level_reaches_the_scheduler_the_workers_and_the_engine_s_handler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # vLLM's logging handler has a level of its own, below which it drops records.
+    # Like vLLM's, this logging handler drops records below a level of its own.
     log, handler = logging.getLogger("lockstep"), logging.NullHandler(logging.INFO)
     log.addHandler(handler)
     control = socket_in(tmp_path)

@@ -1,4 +1,4 @@
-"""Rule R14: proposals of single ranks become a command on all ranks in one step, or on none."""
+"""Rule R14: proposals of single ranks become one command in one step on all ranks, or on none."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -49,7 +49,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 
 def voted(*staged: StagedLanes) -> Proposed | None:
-    """Return the proposal in the verdict of a round in which each rank staged one of the values."""
+    """Return the proposal in a round's verdict; each rank staged one of the values in that round."""
     shape = BallotShape(world_size=len(staged), prefetch_slots=1)
     layout = LaneLayout(epoch=1, round=1, state_digest=1, prefetch_slots=PrefetchSlots(1).freeze())
     vectors = [
@@ -163,7 +163,8 @@ def test_what_does_not_become_ready_in_time_is_withdrawn(depth: int) -> None:
     say(ranks, 0, Readiness.READY)
     for _ in range(2):
         ranks.step()
-    # Agreed time is the lowest of all ranks' clocks, so one clock's jump does not reach the deadline.
+    # Agreed time is the lowest of all ranks' clocks, so a jump of one clock alone does not reach the
+    # deadline.
     ranks.now_ms[0] += 500_000
     for _ in range(2):
         ranks.step()
@@ -394,7 +395,7 @@ def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
 
 
 def test_what_was_in_host_memory_is_written_with_what_continues_it(depth: int) -> None:
-    """Host pages from before an attach are written together with pages that continue them."""
+    """Host pages from before the attach are written together with later pages of the same prompt."""
     ranks = RanksInTurn(2, depth=depth, store=False)
     ranks.compute("before", prompt(3))
     attach(ranks, 0, 1)

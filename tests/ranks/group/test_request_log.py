@@ -23,7 +23,7 @@ counts = st.integers(0, 1 << 40)
 
 
 def voted(*requests: int | None) -> int:
-    """Return the agreed request count; a rank's count is None if that rank has no log."""
+    """Return the agreed number of control requests; None stands for a rank without a log."""
     shape = BallotShape(world_size=len(requests), prefetch_slots=1)
     vectors = [
         Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, requests=each))
@@ -105,7 +105,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 
 
 class Obeyed:
-    """Ranks that take steps in turn and accept requests, and the requests that each has executed."""
+    """Ranks in turn that accept control requests, and the requests that each rank has executed."""
 
     def __init__(self, ranks: int, *, depth: int = 0) -> None:
         self.ranks = RanksInTurn(ranks, depth=depth, logs=True)

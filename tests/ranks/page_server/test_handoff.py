@@ -21,7 +21,8 @@ LENDS = {
     "to lent pages": (False, True),
     "lent pages": LENT,
 }
-"""Whether the engine owns its device pages (lends them): on the prefill side, on the decode side."""
+"""Whether the engine owns its device pages, for each case: first on the prefill side, then on the
+decode side."""
 BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
 HALF, WHOLE = 4 * PAGE_TOKENS, 8 * PAGE_TOKENS
 TOKENS = keyed(1, WHOLE + 7, PAGE_TOKENS)
@@ -38,7 +39,7 @@ def unused(cache: Cache) -> list[bool]:
 
 
 def free_again(group: ServedGroup) -> list[bool]:
-    """Abort the request and wait until nothing is in flight; return each rank's `unused`."""
+    """Abort the request and let I/O end; return whether all host pages are unused, by rank and pool."""
     group.ask(lambda cache: cache.abort(NAME))
     group.until(lambda cache: not cache.inspection.in_flight)
     group.ask(lambda cache: cache.inspection.check())

@@ -98,7 +98,7 @@ def begin(reader: RawReader, group: ServedGroup, count: int) -> ReadReply:
 
 
 def ended(quiet: "SimpleQueue[int]") -> list[int]:
-    """Wait until an operation has no readers; return its id and those of others reported meanwhile."""
+    """Wait until the server reports an operation without readers; return all operations reported."""
     first = [quiet.get(timeout=PATIENCE_S)]
     return first + [quiet.get_nowait() for _ in range(quiet.qsize())]
 
@@ -285,7 +285,6 @@ def pages_between_answers(
     got: list[bytes] = []
     answers = 0
     while len(got) < count:
-        # The server may be sending a frame when it receives this lookup.
         reader.send(ask(group, 1))
         message, attached = reader.receive()
         if isinstance(message, LookupReply):
@@ -394,7 +393,8 @@ class TestReaders:
         )
 
         assert second.recv(1) == b"L"
-        # This read ends only because the server closes the first connection when the second one opens.
+        # The server closes the first connection when the second one opens; otherwise this read would
+        # not end.
         assert first.makefile("rb").read()[:1] in {b"", b"L"}
         connect(group)
 

@@ -1,4 +1,4 @@
-"""A peer without the secret: its data is never used, and it costs no slots and few log lines."""
+"""Peers without the secret: their data is never used, and they take no slots and few log lines."""
 
 import socket
 from collections.abc import Callable, Generator
@@ -61,7 +61,7 @@ def steps(cache: Cache, done: Callable[[], bool]) -> None:
 
 
 def found(cache: Cache, source: str, request: str = "read") -> int:
-    """Prefetch the prompt from a source; return how many of its tokens are then in host memory."""
+    """Prefetch the prompt from a source; return how many prompt tokens are then in host memory."""
     cache.prefetch(request, PROMPT, source=source)
     steps(cache, lambda: cache.prefetch_done(request))
     cache.abort(request)
@@ -138,7 +138,7 @@ def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_on
 
 
 def refused(address: str) -> None:
-    """Connect without the secret, and wait until the server closes: by then its log line is written."""
+    """Connect without the secret; wait until the server has logged the refusal and closed."""
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(bytes(44))

@@ -238,7 +238,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 
 
 def comes_back(form: Codec[Any], data: bytes) -> bool:
-    """Return whether damaged bytes are refused, or decode to a value that encodes consistently."""
+    """Return whether damaged bytes are refused, or decode to a value that survives a round trip."""
     try:
         again = form.encode(form.decode(data))
     except (WireError, StorageError):

@@ -56,7 +56,7 @@ def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
     cache.insert("r", tokens)
     cache.release("r")
     for page in range(1, nodes):
-        # This prompt branches off in the middle of the other one's path, which splits the node there.
+        # This prompt leaves the first prompt's path in the middle, which splits the node there.
         other = [*tokens[: page * PAGE_TOKENS], *range(PAGE_TOKENS)]
         cache.load_back("other", [], reserve_tokens=len(other))
         cache.insert("other", other)

@@ -99,7 +99,7 @@ def test_every_rank_raises_in_the_round_after_its_engine_brought_other_tokens(
 
 
 def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
-    """Check that the digests differ, first in a journal entry that records a command's tokens."""
+    """Check that digests differ, and that the first journal entry that differs records tokens."""
     assert len({cache.inspection.digest for cache in ranks.caches}) == 2
     journals = [cache.inspection.journal.last(4096) for cache in ranks.caches]
     assert "(rank 0: tokens " in (first_difference(journals) or "")

@@ -1,4 +1,4 @@
-"""The replica's Effects: each command or verdict returns all of its own and leaves none for later."""
+"""The replica's Effects: each command or verdict returns all effects that it caused, and no others."""
 
 from array import array
 
@@ -138,7 +138,7 @@ def test_statistics_are_what_the_events_add_up_to() -> None:
 
 
 def test_a_rank_lacks_only_what_the_others_have() -> None:
-    """A page that no rank could read is not counted as missing on one rank."""
+    """A page counts as missing on one rank only if the other ranks have it."""
     observer = Observer(1, new_replica().operation_table, None)
     for rank, reason in ((0, "could not be read"), (1, OTHERS_HAVE_IT)):
         observer.follow(Effects(events=(MissingOnRank(1, "r", rank, 0, b"key", reason),)))

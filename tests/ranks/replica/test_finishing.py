@@ -1,4 +1,4 @@
-"""Device pages that are kept until copied to the host: by write-back quotas, and by pins."""
+"""Device pages that a write-back quota or a pin keeps until they are copied to the host."""
 
 from collections.abc import Sequence
 
@@ -66,7 +66,7 @@ def fail_copies(ranks: RanksInTurn) -> None:
 
 @pytest.mark.parametrize(("surplus", "copied"), [(1, 2), (2, 2), (3, 4)])
 def test_no_more_is_saved_than_has_to_leave_for_a_quota(surplus: int, copied: int) -> None:
-    """Under a quota, a run is split and only its surplus evicted; the kept part is copied, too."""
+    """A run over its quota is split, and only the surplus is evicted; the kept part is copied, too."""
     ranks = at_its_quota()
 
     publish(ranks, "more", prompt(PROMPTS, pages=surplus))

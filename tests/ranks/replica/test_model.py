@@ -220,7 +220,7 @@ def matches_on_the_way(
         if then != "keep" and kept:
             driven.replica.release(kept.pop(0))
             check(driven.replica)
-        # Prompts to match: each leaves the served prompt at a page, or ends there.
+        # Match two prompts for each page boundary: one branches off there, and the other ends there.
         turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
         ends = [tokens[:at] for at in range(0, len(tokens), PAGE_BYTES)]
         obvious = Obvious(driven)

@@ -99,7 +99,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
 def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
     store: FileStore,
 ) -> None:
-    """A file is quarantined into a free slot if there is one, although opens start at random slots."""
+    """A corrupt file goes into a free quarantine slot, although the search starts at a random slot."""
 
     async def quarantine_one() -> None:
         async with opened(store) as backend:

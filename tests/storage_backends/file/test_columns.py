@@ -70,7 +70,7 @@ async def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
 
     def sweep_first(*names: Any, **directories: Any) -> None:
         monkeypatch.setattr(os, "replace", real_replace)
-        # Opening the store again runs a sweep, just before the writer replaces the object's file.
+        # Run a sweep by opening the store again, just before the writer replaces the object's file.
         with store.files():
             real_replace(*names, **directories)
 

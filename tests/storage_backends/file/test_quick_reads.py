@@ -25,7 +25,7 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.files import FileStore, descriptors_open, failing, files_open_below
 
 MANY = range(150)
-"""Number of objects that exceeds one group of reads."""
+"""Object numbers, more than fit into one group of batched reads."""
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:

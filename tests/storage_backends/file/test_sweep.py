@@ -1,4 +1,7 @@
-"""`file://` with a quota and a TTL: which objects are evicted, and by whom. Virtual time."""
+"""`file://` with a quota and a TTL: the objects that a sweep evicts, and the process that sweeps.
+
+Time is virtual.
+"""
 
 import errno
 import fcntl
@@ -48,8 +51,7 @@ ROOM = SIZE + BLOCK_BYTES
 """Disk space of one object, rounded up to whole blocks."""
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=2, heads=4, elements=8),))
 NOW = time.time() + 1e6
-"""A virtual time far later than the mtime of any file here, for sweeps that take the time as argument.
-"""
+"""A virtual time much later than the mtimes of all test files; tests pass it to sweeps."""
 YEARS_S = 1e8
 PATIENCE_S = 30.0
 """Timeout in seconds for joining the sweeper's thread; shorter than the sweeper's sleep."""
@@ -105,7 +107,7 @@ def no_turns(sweeper: Sweeper) -> None:
 
 @contextmanager
 def sweeping(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
-    """A sweeper without a thread; the test runs its sweeps, by the filesystem's clock."""
+    """A sweeper without a thread: the test runs its sweeps. Time is the filesystem's clock."""
     with store.files() as files:
         sweeper = files.sweeper(limits)
         try:
@@ -269,8 +271,8 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
         assert first.turn(wanted=False) is not None
         assert second.turn(wanted=False) is None
         assert second.turn(wanted=True) is not None
-        # A check whether a sweep is due must not change the lock file's mtime, or it would delay the
-        # sweep.
+        # Only a sweep may change the lock file's mtime. A check whether one is due would otherwise
+        # delay it.
         ended = (store.root / LOCK).stat().st_mtime_ns
         assert second.turn(wanted=False) is None
         assert (store.root / LOCK).stat().st_mtime_ns == ended
@@ -307,7 +309,7 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     async with using(FileBackend(store.root, FileOptions(ttl_s=1e9))) as backend:
         assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
         assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-        # Recording the use of a removed object does nothing: it may be removed after it was read.
+        # Recording the use of an object that was removed after its read has no effect.
         sweeper_of(backend).used([object_name(77)])
         sweeper_of(backend).turn(wanted=True)
     with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
@@ -360,8 +362,8 @@ def test_what_was_marked_by_a_clock_that_was_years_ahead_is_as_good_as_new_and_a
 
     assert sweep(store, SweepLimits(ttl_s=100)) == 0
 
-    # The first sweep set the future mtimes to the filesystem's time, which is far behind the virtual
-    # time.
+    # The first sweep replaced the future mtimes by the filesystem's time, which is far before the
+    # virtual time.
     assert sweep(store, SweepLimits(ttl_s=100)) == 2
     assert left(store) == [1]
 
@@ -405,7 +407,7 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
         written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
         assert written == {WriteOutcome.OK}
         await eventually(is_kept)
-    # The sweeper may still evict here, because a sweep goes on to a low watermark below the quota.
+    # The sweeper may still be evicting, because a sweep only ends at a low watermark below the quota.
     async with opened(store) as reader:
         assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
@@ -572,7 +574,7 @@ async def held_after(
 
 
 def records(namespace: str, models: int) -> list[Write]:
-    """Return writes of `models` manifests, and of marks of groups with two TP sizes."""
+    """Return writes of `models` manifests and of two marks, one for each of two TP sizes."""
     writes: list[Write] = []
     for number in range(models):
         manifest = Manifest(model=f"m{number}", weights_version="1", layouts={"kv": LAYOUT})
@@ -620,7 +622,7 @@ def test_the_room_of_records_counts_and_is_not_taken_for_room_that_can_be_had(
     sweep(store, SweepLimits(quota_bytes=30 * ROOM))
 
     assert all(path.exists() for path in kept)
-    # Twelve manifests and two marks take the room of about thirteen pages, so fewer pages fit.
+    # Manifests and marks count towards the quota: these take the room of about 13 pages.
     assert left(store) == list(range(14))
 
 

@@ -1,7 +1,4 @@
-"""`file://` in a directory with foreign entries: each is a miss, and no link is followed.
-
-`test_file` covers damaged files; this module covers foreign entries around them, and ownership.
-"""
+"""`file://` in a directory with foreign entries: each is a miss, and no link is followed."""
 
 import os
 import resource
@@ -123,7 +120,7 @@ async def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_wr
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         in_place_of(store, strange)
-        # A listing must not hang on a foreign entry; it may include it if its header is a valid one.
+        # A listing must not hang on a foreign entry. It may list an entry with a valid header.
         assert len(await listed(backend)) <= 1
         assert await put(backend, NAME, page(2)) is WriteOutcome.OK
         assert await get(backend, NAME) == (ReadOutcome.OK, page(2))

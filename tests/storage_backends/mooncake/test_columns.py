@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Return a function that, when first called, writes one object for each column mask in `others`."""
+    """Return a function that writes one object for each column mask in `others`, but only once."""
     waiting = list(others)
 
     def write() -> None:
@@ -63,7 +63,7 @@ def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
 def late(
     engine: Engine, happens: Callable[[], None]
 ) -> Callable[[list[str], list[int]], list[int]]:
-    """Return the client's `begin`, changed to call `happens` before each write begins."""
+    """Return the client's `begin`, wrapped so that it calls `happens` first."""
     begin = engine.client.begin
 
     def begin_late(keys: list[str], sizes: list[int]) -> list[int]:
@@ -128,7 +128,7 @@ class TestOvertakenWriters:
 
 
 class SlowLook:
-    """An existence check that queries keys one by one, last first, and calls `happens` in between."""
+    """An existence check that queries keys in reverse; after some keys, it calls `happens`."""
 
     def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
         self._presence = engine.client.presence

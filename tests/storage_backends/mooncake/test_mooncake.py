@@ -197,7 +197,7 @@ class TestWriters:
         async with opened(shared) as backend:
             await put(backend, object_name(1), page(1))
             await get(backend, object_name(1))
-            # An unforced removal fails with -706 while a reader's lease lasts.
+            # While a reader's lease lasts, an unforced removal fails with -706.
             assert shared.owner.remove(shared.key(object_name(1))) == -706
             assert await backend.remove([object_name(1)], deadline=soon()) == [True]
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING

@@ -23,7 +23,7 @@ class TestSteps:
     def moved(
         self, sizes: Sequence[int], held: Sequence[str] = (), *, pieces: int = 2
     ) -> tuple[list[list[str]], list[int]]:
-        """Move one piece per key; keys in `held` fail at the deadline. Return calls and codes."""
+        """Move pieces; keys in `held` fail at the deadline. Return keys by call, and codes by key."""
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())
 
@@ -76,10 +76,10 @@ class TestLeases:
     def codes(
         self, *rounds: dict[str, int], renewed: int = 0, dropped: bool = False, late: bool = False
     ) -> tuple[list[int], list[list[str]]]:
-        """Read keys `a` and `b` while the library returns these codes; return the codes and the calls.
+        """Read keys `a` and `b` with simulated result codes; return the codes, and the keys by call.
 
-        One dict holds the codes of one round of calls; the last dict is repeated. Other keys get code
-        5.
+        Each dict has the codes of one call by key. The last dict is repeated. A key without an entry
+        gets code 5.
         """
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())

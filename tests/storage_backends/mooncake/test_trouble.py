@@ -56,7 +56,7 @@ def mooncake_store() -> Generator[MooncakeStore]:
 
 
 class Lonely(NamedTuple):
-    """A store in which a single other process owns all memory, and that process."""
+    """A store, and the single other process that owns all of its memory."""
 
     store: MooncakeStore
     owner: "subprocess.Popen[str]"
@@ -64,14 +64,13 @@ class Lonely(NamedTuple):
 
 @pytest.fixture(scope="class")
 def lonely() -> Generator[Lonely]:
-    """A store whose client times out on an owner after 1 s; a test that stops the owner resumes it."""
+    """A store with one owner, which the client awaits for 1 s; a test that stops it also resumes it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in MOONCAKE_TIMEOUTS:
             patch.setenv(name, "1")
         prepare_for_mooncake()
         assert {os.environ[name] for name in MOONCAKE_TIMEOUTS} == {"1"}
-        # A long client TTL, because the master would otherwise drop an owner that is stopped for so
-        # long.
+        # With a short client TTL, the master would drop an owner process while it is stopped.
         with a_store("--client_ttl=60", segment_bytes=0) as store, process("own", store) as owner:
             yield Lonely(store, owner)
 
@@ -105,7 +104,8 @@ class TestManyProcesses:
             before = [await backend.read(some, deadline=soon()) for backend, some, _ in calls]
             assert before == [[ReadOutcome.OK] * 4] * 2
             with stopped_process(lonely.owner.pid):
-                # This deadline expires before the library's timeout for the stopped owner.
+                # This deadline of 0.8 s is earlier than the library's timeout of 1 s for the stopped
+                # owner.
                 late = time.monotonic() + 0.8
                 read, written = await asyncio.gather(
                     asyncio.gather(*[one.read(some, deadline=late) for one, some, _ in calls]),
@@ -172,7 +172,7 @@ class TestFullStore:
         async with opened(shared) as backend:
             outcomes = await put_many(backend, range(40), 1 << 20)
             assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
-            # A failed write leaves nothing behind that blocks a later write of the same object.
+            # A failed write does not block a later write of the same object.
             late = object_name(outcomes.index(WriteOutcome.FAILED))
             shared.clear()
             assert await put(backend, late, page(1)) is WriteOutcome.OK

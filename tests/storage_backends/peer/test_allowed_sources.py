@@ -1,4 +1,4 @@
-"""The allow list of hosts that a request may make this rank read from."""
+"""The allow list of hosts: a rank reads a request's pages only from these hosts."""
 
 import pytest
 

@@ -42,11 +42,11 @@ class TestPeerContract(StorageContract):
 
 
 class TestTransferEngineContract(StorageContract):
-    """The storage contract over Mooncake's transfer engine on TCP, with the exemptions of `peer://`."""
+    """The storage contract over Mooncake's transfer engine on TCP, but not what `peer://` may omit."""
 
 
 for exempt in EXEMPT:
-    # pytest collects only functions, so None removes the test.
+    # Remove an exempt test: pytest does not collect an attribute that is None.
     setattr(TestPeerContract, exempt, None)
     setattr(TestTransferEngineContract, exempt, None)
 

@@ -59,7 +59,7 @@ NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
 
 
 async def no_greeting(reader: Impostor) -> None:
-    """Send nothing instead of the greeting; the bytes under test are sent next."""
+    """Send no greeting, so that the bytes under test are the first that the reader receives."""
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ BYTES = 64 * KIB
 LAYOUT = plain_pages(BYTES, heads=2)
 UNTOUCHED = 0xEE
 LARGE = plain_pages(24 << 20)
-"""Pages larger than the sockets' buffers, so that a read needs the reader's event loop to finish."""
+"""Pages larger than the sockets' buffers: no read completes while the reader's event loop is blocked.
+"""
 SIZE = 16 * KIB
 ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: encode(LookupReply(n, b"\1")), "an answer without a request"),

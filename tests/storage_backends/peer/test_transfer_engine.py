@@ -53,7 +53,7 @@ BYTES = 3 << 19
 LAYOUT = plain_pages(BYTES, heads=2)
 COUNT = 8
 WOULD = TransferEngineSettings()
-"""Settings of a reader that may fall back to its connection if the transfer engine fails."""
+"""Reader settings that allow a fallback to the socket connection if the transfer engine fails."""
 OK = ReadOutcome.OK
 
 
@@ -266,7 +266,8 @@ class TestTheOtherProcess:
                 again = await get(backend, object_name(1))
 
         assert outcome is ReadOutcome.FAILED
-        # The reader requests the page again over the connection, where this false rank has none.
+        # After the failure, the reader requests the page over the connection. The false rank has no
+        # page there.
         assert again[0] is ReadOutcome.MISSING
         (line,) = [each.getMessage() for each in caplog.records]
         assert "(a read has failed); they come over the connection from now on" in line

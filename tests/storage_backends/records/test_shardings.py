@@ -125,7 +125,8 @@ async def test_stages_look_for_groups_with_the_same_stages_only(shelf: Shelf) ->
         ours = shardings(rank, 4, 2)
         await ours.look(backend, 1.0, soon())
         found.append(ours.order(KV_POOL))
-    # Only rank 0, in the first pipeline stage, finds a mark: a rank of the same stage wrote it.
+    # Rank 0, in the first pipeline stage, finds the mark that a rank of its stage wrote. Rank 2 finds
+    # none.
     assert found == [[OWN, 4], [OWN]]
 
 
@@ -152,7 +153,7 @@ async def test_groups_of_all_sizes_whose_ranks_hold_all_alike_leave_one_mark(she
         ours = shardings_of(size, LATENT_DRAFT, ["narrow"])
         await ours.look(backend, 100.0, soon())
         found.append(len(ours.elsewhere(KV_POOL)))
-    # Groups of 4 and 8 ranks have no other object to look for, because both use the same names.
+    # Groups of 4 and 8 ranks use the same object names, so neither has other objects to look for.
     assert found == [1, 1, 0, 0]
 
 
@@ -192,7 +193,7 @@ async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
         each.cancel()
     await asyncio.wait(lookups)
     assert slow.stopped == 1
-    # The next search starts at once, because the cancelled one read no marks.
+    # The cancelled lookups read no marks, so the next lookup searches again at once.
     slow.may_answer.set()
     await ours.look(slow, 100.0, soon())
     assert len(slow.asked) == 2

@@ -201,7 +201,8 @@ async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_mem
         await put(backend, object_name(1), page(1))
         proxy.swells = True
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        # Reading stops early in an oversized answer, except for what the connection has buffered.
+        # The client stops reading an oversized response early, except for bytes that are already
+        # buffered.
         assert proxy.bytes_back < 64 << 20
         proxy.swells = False
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
@@ -212,7 +213,7 @@ async def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_o
 ) -> None:
     obstore.put(bucket.client, "trial/0123", b"1")
     async with opened(bucket):
-        # A new trial object is kept, because another process may be opening the store with it.
+        # A recent trial object is kept, because another process may be using it to open the store.
         assert bucket.paths() == ["trial/0123"]
     monkeypatch.setattr(s3, "_TRIAL_OLD_S", 0.0)
     async with opened(bucket):

@@ -32,14 +32,14 @@ PROGRAM = "tests.kit.storage.three_fs_writers"
 
 
 def in_another_loop(scenario: Any) -> None:
-    """Run a coroutine to completion in another thread, even while this event loop is in a call."""
+    """Run a coroutine in another thread's event loop, and block until it has ended."""
     thread = threading.Thread(target=asyncio.run, args=(scenario,))
     thread.start()
     thread.join()
 
 
 def meanwhile(store: SlotStore, index: WatchedIndex, scenario: Callable[[Any], Any]) -> None:
-    """Let the next read be interrupted before its confirmation by a scenario with another backend."""
+    """During the next read, before its confirmation, run a scenario with another backend."""
 
     async def with_another() -> None:
         async with opened(store) as other:
@@ -68,7 +68,7 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
         gone = await outcomes_of(backend, [each for each in killed if each not in standing])
         assert gone == [ReadOutcome.MISSING] * (len(PHASES) - 1)
         store.end_leases()
-        # All slots without an object are free again, so these writes evict nothing.
+        # Only slots with an object are in use, so these writes evict nothing.
         written = [(await put_many(backend, [each], PAGE_BYTES))[0] for each in new]
         assert written == [WriteOutcome.OK] * len(new)
         assert await get_many(backend, new, PAGE_BYTES) == found(new, PAGE_BYTES)
@@ -85,7 +85,7 @@ async def test_a_slot_that_was_lent_out_during_a_read_is_a_miss_and_harms_nobody
         await put(backend, object_name(1), page(1))
         entry = store.entry(object_name(1))
         await put(other, object_name(2), page(2))
-        # Give the reader an old index entry, which maps the rewritten slot to its former object.
+        # The reader gets an old index entry, which names the slot's former object.
         index.late_answer = entry
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
         assert await get(other, object_name(2)) == (ReadOutcome.OK, page(2))

@@ -152,7 +152,8 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert commit(index, 1, one, replaces=old.generation, present=1) is CommitOutcome.DONE
     assert commit(index, 1, two, replaces=old.generation, present=2) is CommitOutcome.STANDS
     assert index.look_up([key(1)]) == [entry(1, one, present=1)]
-    # The old entry's slot and the late writer's slot are free again, so two reservations evict nothing.
+    # Two slots are free again: the old entry's and the late writer's. Two reservations therefore evict
+    # nothing.
     assert len(index.reserve(2, LONG_S)) == 2
     assert index.look_up([key(1)]) != [None]
 
@@ -314,7 +315,7 @@ def full(connect: Connect) -> PageIndex:
 
 @contextmanager
 def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reservation]]]:
-    """Hold the index's write lock in another connection; a thread of this process waits for it."""
+    """Hold the index's write lock in another connection, and let a thread wait for it in `reserve`."""
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     try:
@@ -336,7 +337,8 @@ def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reserva
 def test_a_reader_does_not_wait_behind_a_writer_whom_another_process_holds_up(
     full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without a delay, each use is written to the file, but another process holds the write lock.
+    # Write each use to the file at once, instead of after a delay. Another process holds the write
+    # lock.
     monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
     with writer_held_up(full, tmp_path / "pages.db"):
         found = [
@@ -419,7 +421,7 @@ def test_an_input_or_output_error_is_one_of_a_full_disk_only_where_the_disk_is_f
 
 
 def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:
-    """A change of the journal mode is retried if SQLite returns "locked" for another writer."""
+    """If another writer locks the database, a change of the journal mode is retried."""
     path = tmp_path / "full.db"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE there (x)")

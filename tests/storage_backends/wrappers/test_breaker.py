@@ -32,7 +32,7 @@ OK = [ReadOutcome.OK]
 
 
 class Store:
-    """A store with one page that can be switched off, behind a breaker of three calls and 10 s."""
+    """A one-page store that can be made to fail; its breaker opens for 10 s after 3 failed calls."""
 
     def __init__(self, failing: Failing) -> None:
         self.failing = failing
@@ -127,8 +127,8 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     ]
     assert own_fault == [(FAILED, [WriteOutcome.FAILED], [False])] * 5
     assert store.state() is BreakerState.CLOSED
-    # If a failing call contains one valid key, it counts as a failure of the store, and opens the
-    # breaker.
+    # Each call has an invalid key and a valid one. A failure of the valid key counts, so three calls
+    # open the breaker.
     both = [await store.backend.read([read, *reads_of(1)], deadline=a_while()) for _ in range(3)]
     assert both == [FAILED * 2] * 3
     assert store.state() is BreakerState.OPEN

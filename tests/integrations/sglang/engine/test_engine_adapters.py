@@ -1,4 +1,4 @@
-"""Adapters: pages of one are a miss for another, and are found again by the adapter's weights."""
+"""Adapters in SGLang: one adapter's pages miss for another, and hit again for the same weights."""
 
 from pathlib import Path
 from typing import Any

@@ -50,7 +50,8 @@ class Kind:
     plugin: str
     requests: list[Request]
     decoding: int
-    """Number of concurrent requests whose KV does not fit into the device pools of the tight engine."""
+    """Number of concurrent requests: too many for the device pools of an engine with the settings
+    `tight`."""
     arguments: dict[str, Any]
     tight: dict[str, Any]
     """Engine settings that make the device pools small."""
@@ -67,7 +68,8 @@ KINDS = {
             "max_total_tokens": 1024,
             "max_running_requests": 6,
             "chunked_prefill_size": 128,
-            # SGLang frees pages outside a request's window in the next step, not after 128 tokens.
+            # SGLang frees pages outside a request's window every 128 tokens by default; here, in the
+            # next step.
             "environment": {"SGLANG_SWA_EVICTION_INTERVAL": "1"},
         },
     ),
@@ -82,7 +84,7 @@ KINDS = {
             "disable_overlap_schedule": True,
             "chunked_prefill_size": 64,
             "max_mamba_cache_size": 30,
-            # In 16 bits, the answer would depend on how a prompt is divided into chunks.
+            # A 16-bit state would make the answer depend on the chunks into which a prompt is divided.
             "environment": {"SGLANG_MAMBA_CONV_DTYPE": "float32"},
         },
         tight={
@@ -183,7 +185,7 @@ def test_what_retracted_requests_had_decoded_is_loaded_and_not_computed_again(
     assert differences(served.stock.decoded, answers) == []
     assert sum(answer.retractions for answer in answers) > 0
     assert min(growth(before, after, "retracted")) > 0
-    # These prompts were never computed before, so any loaded tokens were backed up during this test.
+    # These prompts are new, so all loaded tokens were backed up during this test.
     assert min(growth(before, after, "loaded_tokens")) > 0
 
 
@@ -197,7 +199,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
     left = [(each.state["loading"], each.state["keeping"]) for each in engine.ranks()]
     engine.generate(requests)
     engine.flush()
-    # The requests match cached prompts, but are aborted before any load of these prompts begins.
+    # Abort requests that match cached prompts, before any load of these prompts begins.
     engine.generate([Request(tokens=each.tokens, abort_after=0) for each in requests])
     engine.flush()
     answers = engine.generate(requests, together=False)
@@ -246,7 +248,7 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
 def test_what_was_shared_is_written_with_the_window_before_its_end(
     tmp_path: Path, windowed_model: Path
 ) -> None:
-    """With `write_through_selective`, a shared prefix is backed up with the window before its end."""
+    """Under `write_through_selective`, the backup of a shared prefix includes the window at its end."""
     shared = [*range(2, 194)]
     tails = [Request(tokens=[*shared, *range(at, at + 70)]) for at in range(200, 400, 40)]
     engine = lockstep_engine(

@@ -23,7 +23,10 @@ def rig() -> Generator[Rig]:
 
 
 def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
-    """Return a prompt with an image after `PAGES` pages and 5 tokens, as SGLang's scheduler has it."""
+    """Return a prompt with an image, in the form that SGLang's scheduler receives.
+
+    The image starts 5 tokens after the first `PAGES` pages.
+    """
     start = PAGES * rig.page_tokens + 5
     prompt = [*range(start), *[3] * IMAGE_LENGTH, *range(500, 530)]
     modality = here.of(BATCH, "Modality")

@@ -2,8 +2,7 @@
 
 The pools are SGLang's, of each kind that is supported: keys and values, latent attention, and latent
 attention with an index. Free slots are overwritten before a load, and every restored element that a
-request uses is compared. SGLang's own tests cover its tree on the device; `test_engine_walk.py` covers
-equal ranks and leaked slots.
+request uses is compared.
 """
 
 from collections.abc import Generator, Sequence
@@ -42,7 +41,7 @@ def four_on_the_host(rig: Rig) -> list[list[int]]:
 
 
 def left_for_two(rig: Rig, request: Any) -> int:
-    """Return how many tokens to reserve, so that the pool has room for just two such requests.
+    """Return how many tokens to reserve, so that the pool has room for just two requests like this one.
 
     A request needs its prompt and output tokens, and a page more because its last page may be partial.
     """

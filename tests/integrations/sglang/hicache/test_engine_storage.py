@@ -14,7 +14,7 @@ POOLS = "tests.kit.sglang.hicache_pools"
 
 
 def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run a new process; return its `answers`, and its pages `moved` (read, written), by layout."""
+    """Run a new process; return for each layout its calls' results and the pages read and written."""
     found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
     return found
 

@@ -1,8 +1,4 @@
-"""SGLang's pools as pages: their columns, the tensors of each, and pools refused by name.
-
-`tests/ranks/executor/` shows that pages have the same bytes for any axis order and TP size.
-`engine/test_engine_restored_bytes.py` shows that pages of SGLang's own pools are restored.
-"""
+"""SGLang's pools as pages: the columns and tensors of each pool, and unsupported pools."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

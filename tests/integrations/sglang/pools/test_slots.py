@@ -1,4 +1,4 @@
-"""SGLang's token slots as Lockstep's pages: their numbers, reservations, and which are freed."""
+"""SGLang's token slots as Lockstep's pages: how slots are numbered, reserved and freed."""
 
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from lockstep.ranks.protocol.orders import KV_POOL

@@ -1,4 +1,4 @@
-"""SGLang's recurrent states as columns: readable by groups of any TP size, or only of the same one."""
+"""SGLang's recurrent states as columns, and the TP sizes whose groups can read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

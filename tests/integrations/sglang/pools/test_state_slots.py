@@ -34,7 +34,7 @@ def stateful(rows: Rows, pages: int = 8) -> tuple[SlotAllocator, StateSlots]:
 
 
 def no_room(tokens: int, window_tokens: int, states: int) -> None:
-    """Evict nothing, so a reservation without enough free slots fails."""
+    """Evict nothing, so that a reservation fails unless enough slots are free."""
 
 
 def tracked(**kv: Any) -> tuple[int, int | None]:
@@ -70,7 +70,8 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> 
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
-    # The tree already has a state for these tokens, so it takes the token slots but not the state slot.
+    # The tree has a state for these tokens already, so it takes only their token slots, not the state
+    # slot.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
     slots.free_state(reserved)
@@ -118,12 +119,11 @@ def test_a_request_s_own_state_stands_for_all_that_it_has_computed() -> None:
     ("last", "before", "found"),
     [
         (8, 4, (8, 22)),
-        # More tokens are computed than committed, so the last state may cover tokens that are
-        # discarded.
+        # The last state may cover tokens that will be discarded, because more are computed than
+        # committed.
         (12, 8, (8, 21)),
         (12, 4, (4, 21)),
-        # No state is tracked, or the tracked state does not end at a whole page, so no page key can
-        # name it.
+        # No state is tracked, or no page key can name it because it does not end at a whole page.
         (None, None, (0, None)),
         (12, None, (0, None)),
         (16, 12, (0, None)),

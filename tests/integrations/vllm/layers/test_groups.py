@@ -1,4 +1,4 @@
-"""vLLM's groups of layers as pools, lent blocks of requests, and models refused by name."""
+"""vLLM's groups of layers as pools, the blocks that requests lend, and unsupported models."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def listed(lent: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def test_a_load_is_brought_to_the_blocks_that_the_engine_has_for_it() -> None:
-    """A load fills the engine's blocks, except the null block 0; a state goes to the last block."""
+    """A load fills the engine's blocks except null block 0; a state is loaded into the last block."""
     lent = LentBlocks(POOLS).for_load(BLOCKS, 1, 4)
 
     assert listed(lent) == {"kv": [22, 23, 24], "window": [-1, 13, 14], "state": [34]}

@@ -48,7 +48,7 @@ def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bflo
 def described(
     kv_caches: dict[str, torch.Tensor], spec: FullAttentionSpec | None = None, *backends: str
 ) -> EngineLayout:
-    """Return the layout of layers with the named backends; remaining layers have the last backend."""
+    """Return the layout of layers with the named backends; the last name holds for all other layers."""
     alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
     layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}

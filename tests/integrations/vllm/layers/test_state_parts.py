@@ -1,4 +1,4 @@
-"""vLLM's recurrent states as page columns, in which groups of any TP size find their units."""
+"""vLLM's recurrent states as page columns, from which groups of any TP size can read their heads."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,8 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 INPUTS = [drawn(2, size, ROWS) for size in (KEYS, KEYS, VALUES)]
-"""The convolution's inputs of the whole model in two blocks: for queries, for keys, and for values."""
+"""The whole model's convolution inputs in two blocks. The list has the inputs for queries, keys and
+values."""
 RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 

@@ -184,7 +184,7 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(
 
     with pytest.raises(UsageError, match="there is a pin 'p' already"):
         group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
-    # The refusal is also logged, because the client of a queued request may be gone by then.
+    # The refusal is logged as well, because a client may leave before its request is executed.
     assert "pin is refused: there is a pin 'p' already" in caplog.text
     with pytest.raises(UsageError, match="ttl_s is 0"):
         group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)
@@ -224,7 +224,7 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
 
 
 def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
-    """Open a group with this config, which must be refused; return the error's text."""
+    """Open a group with an invalid config; return the text of the error."""
     with pytest.raises(ConfigError) as refused:
         AskedGroup(config_of(folder))
     return [str(refused.value)]

@@ -78,7 +78,7 @@ def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
     others: list[Future[ControlPort]] = []
 
     def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
-        """Start a second group just after the first found no listener, and before it binds."""
+        """Start a second group after the first found no listener, but before the first one binds."""
         monkeypatch.setattr("lockstep.ranks.group.control.port.connected", connected)
         others.append(pool.submit(ControlPort, path))
         with suppress(TimeoutError):
@@ -134,7 +134,7 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> 
 
 
 def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the folder a foreign owner: only folders of this user or of root are trusted."""
+    """Give the folder a foreign owner, because only folders of this user or of root are trusted."""
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 4711)
     else:

@@ -83,7 +83,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
 
 
 class ForgingStore(MemoryStore):
-    """A store in which a third party changes every value that is read, until `forges` is cleared."""
+    """A store in which a third party changes every value before it is read, while `forges` is set."""
 
     def __init__(self) -> None:
         super().__init__({})

@@ -193,7 +193,7 @@ def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
 def test_a_process_that_can_start_no_thread_reads_later_and_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that can start no thread, as at shutdown, reads requests later and still closes."""
+    """If no thread can start, as at shutdown, a close still returns, and requests are read later."""
     store = Store()
     first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
     first.submit(b"a")

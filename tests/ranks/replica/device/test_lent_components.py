@@ -76,7 +76,7 @@ def known(ranks: HostRanksInTurn) -> None:
 
 
 def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
-    """A resume unpins the saved host pages; found by simulation, lost lock handles kept the pins."""
+    """A resume unpins the saved host pages. Regression: lost lock handles kept the pages pinned."""
     ranks = hybrid()
     known(ranks)
     retract(ranks, PROMPT, [0, 1, 2, 3, 4, 5])
@@ -93,7 +93,7 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
 
 
 def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
-    """A request is saved only when no earlier copy reads its pages, not even a failed backup."""
+    """A retract becomes SAVED only after every earlier copy, even a failed one, has stopped reading."""
     ranks = hybrid()
     back_up(ranks, "r", PROMPT[:8], [0, 1])
     backup = ranks.take_operation(CopyToHost)
@@ -166,7 +166,7 @@ def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
 
 
 def test_a_begun_page_needs_less_of_the_window_than_a_match_does() -> None:
-    """A partial last page needs fewer window pages for a retract and resume than a match would."""
+    """With a partial last page, a resume restores fewer window pages than a match would need."""
     ranks = hybrid()
     known(ranks)
 
@@ -245,12 +245,13 @@ def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
 
 
 def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
-    """A backup counts the window pages that it keeps as kept, even if they are part of a longer run."""
+    """Window pages that a backup locks count as locked, even if they are part of a longer run."""
     ranks = hybrid(window_pages=3, window_host_pages=3)
     prefix, other, longer = PROMPT[:20], [99] * PAGE_TOKENS, [*PROMPT, 1, 2, 3, 4]
     back_up(ranks, "first", prefix, range(5))
     ranks.settle()
-    # A match in the middle splits the run, so that a later eviction takes only the pages it needs.
+    # Match in the middle of the run, which splits it. A later eviction can then take only the pages it
+    # needs.
     ranks.every(lambda cache: cache.match_host("second", prefix, device_tokens=12))
     ranks.every(lambda c: c.load("second", prefix, lent(2, window=[0, 1]), device_tokens=12))
     begin(ranks)
@@ -356,10 +357,11 @@ def after_a_fence(ranks: HostRanksInTurn) -> None:
     [
         (after_a_load, set[int]()),
         (after_two_loads, set[int]()),
-        # Pages that the failed second load left unfilled were computed by the request.
+        # The request computed the pages that the failed second load left unfilled, so they are backed
+        # up.
         (after_a_load_that_failed_behind_another, {3, 4, 5}),
         (after_a_resume, set[int]()),
-        # After the fence, the request has recomputed all its pages.
+        # After the fence, the request computed its pages again, so they are backed up.
         (after_a_fence, {0, 1, 2, 3}),
     ],
 )

@@ -1,4 +1,4 @@
-"""The replica with engine-owned device pages: effects of its commands, and of refused ones."""
+"""The replica with engine-owned device pages: effects of its commands; refused ones have none."""
 
 from array import array
 

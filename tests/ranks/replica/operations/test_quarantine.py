@@ -1,4 +1,4 @@
-"""R10: copies that never finish keep a bounded part of the pools; then the store or epoch ends."""
+"""R10: hanging copies may keep a bounded part of the pools; beyond it, the store or epoch ends."""
 
 from contextlib import suppress
 
@@ -22,7 +22,7 @@ def prompt(number: int) -> list[int]:
 
 
 def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
-    """Let a backup hang on rank 1; the quarantine takes effect in the caller's next step."""
+    """Let a backup hang on rank 1; the next step that the caller runs quarantines it."""
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
@@ -36,7 +36,7 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
 
 
 def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
-    """Let a copy fail and exceed its quiesce deadline on all ranks; the next step applies this."""
+    """Let a copy fail and exceed its quiesce deadline on all ranks; the next step quarantines it."""
     ranks.report(TransferEnded(copy, ok=False))
     ranks.step()
     ranks.report(QuiesceExpired(copy))
@@ -115,7 +115,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
-    """A hanging load back keeps one device page; the prefix that it pins can still be evicted."""
+    """A hanging load back keeps only its one device page; the prefix that it pins can be evicted."""
     ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
     long = list(range(12 * PAGE_TOKENS))
     ranks.compute("a", long)
@@ -211,7 +211,7 @@ def hang_writes(ranks: RanksInTurn) -> None:
 
 
 def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:
-    """Let a backup of lent pages hang; return why the group ended, or None if it goes on."""
+    """Let a backup of lent pages hang; return the reason if that ended the group, else None."""
     for cache in ranks.caches:
         cache.back_up(name or f"r{number}", prompt(number), range(PAGES))
         cache.begin_backups()
@@ -219,7 +219,7 @@ def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None
 
 
 def hang(ranks: HostRanksInTurn) -> str | None:
-    """Let the pending copy to the host hang; return why the group ended, or None if it goes on."""
+    """Let the pending copy to the host hang; return the reason if that ended the group, else None."""
     backup = ranks.take_operation(CopyToHost)
     hang_everywhere(ranks, backup)
     for half in (RankCache.open_round, RankCache.close_round):

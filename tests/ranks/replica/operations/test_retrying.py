@@ -159,7 +159,7 @@ def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
 
 
 def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
-    """Regression: each retry wrote the stored pages again, so a slow store never got the rest."""
+    """Regression: each retry wrote the stored pages again, so a slow store never got later pages."""
     ranks = RanksInTurn(host_pages=8, device_pages=64)
     ranks.publish("a", prompt_of(1, 60))
     keys: list[bytes] = []
@@ -276,7 +276,7 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
 def test_a_retry_for_one_end_of_a_path_leaves_no_other_end_unwritten(
     span_pages: int, window_pages: int, ends: tuple[int, int]
 ) -> None:
-    """A retry for one prompt leaves host room for the window page that another's match needs."""
+    """A retry for one prompt leaves host room to write the window pages that another prompt needs."""
     ranks = with_a_window(span_pages=span_pages, window_pages=window_pages)
     first, second = ends
     ranks.publish("a", prompt_of(1, first))

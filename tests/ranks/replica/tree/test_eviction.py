@@ -1,4 +1,4 @@
-"""Eviction order: each policy compared with a sorted list, and constant cost per eviction."""
+"""Eviction order: each policy evicts as a sorted list would, at a constant cost per eviction."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 @dataclass(eq=False)
 class Leaf:
-    """The fields of a tree node that a queue reads, and whether it may be evicted."""
+    """The fields of a tree node that an eviction queue reads, and whether the node is evictable."""
 
     id: int
     last_access: int = 0

@@ -42,7 +42,7 @@ def serve(
 
 
 def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
-    """Try to admit a request of `pages` pages; between tries, let write-back copies complete."""
+    """Try up to `tries` times to admit a request of `pages` pages; let all I/O end between tries."""
     for _ in range(tries):
         answer = ranks.every(
             lambda cache: cache.load_back(name, [], reserve_tokens=pages * PAGE_TOKENS)
@@ -144,9 +144,10 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
 
 
 def half_saved_to_leave() -> RanksInTurn:
-    """Return a rank that copied a run's start to meet a quota, while the run's end stays on the device.
+    """Return a rank that copied the start of a run to the host, in order to evict it under a quota.
 
-    The run was split during the copy, and the namespace is within its quota when the copy ends.
+    The end of the run stays on the device. The run was split during the copy. When the copy ends, the
+    namespace is within its quota.
     """
     limits = (NamespaceLimit(namespace="small", device_pages=5),)
     ranks = RanksInTurn(
@@ -186,7 +187,7 @@ def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
 
 
 def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
-    """Copied pages stay on the device if pages that continue them are there, and the quota is met."""
+    """Pages copied for a quota stay on the device if the quota is met and the run's end is there."""
     ranks = half_saved_to_leave()
 
     ranks.step()

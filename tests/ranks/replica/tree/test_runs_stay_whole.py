@@ -180,7 +180,7 @@ def test_the_last_page_of_a_long_request_is_inserted_in_as_many_calls(policy: Wr
 
 @pytest.mark.parametrize("count", ["begins", "ends"])
 def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
-    """`check()` finds a wrong count of lock ends, which would split or merge nodes wrongly."""
+    """`check()` finds a node with a wrong lock count, which would split or merge nodes wrongly."""
     ranks = RanksInTurn(1, host_pages=0, store=False)
     decode(ranks, 2)
     (node,) = ranks.caches[0].inspection.prefixes.tree.nodes()

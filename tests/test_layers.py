@@ -75,7 +75,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
 def siblings(
     one: PurePosixPath, other: PurePosixPath
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Return the first ancestors in which two paths differ, or None if they differ at the root."""
+    """Return the topmost folders in which two paths differ, or None if they differ at the root."""
     for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
         if here != there:
             up_to = slice(at + 1)

@@ -21,7 +21,7 @@ TIMES = (
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a new process, because the command starts its ranks from that process."""
+    """Run the command in a new process, because the command starts ranks as child processes."""
     command = [*IN_A_PROCESS, "bench", "agreement", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 

@@ -176,7 +176,7 @@ class Kept:
             self.expected[progress.operation].append(progress)
 
     def assign_slot(self, operation: int, phase: Phase, bound: int) -> None:
-        """Give an operation a free prefetch slot, or change the phase and bound of its slot."""
+        """Put an operation into a free prefetch slot, or change the phase and bound in its slot."""
         theirs = [at for at, each in self.prefetch_slots.items() if each.operation == operation]
         free = [at for at in range(SHAPE.prefetch_slots) if at not in self.prefetch_slots]
         for at in (theirs or free)[:1]:

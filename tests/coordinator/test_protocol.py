@@ -157,7 +157,7 @@ class Header(NamedTuple):
     ],
 )
 def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: Header) -> None:
-    """P5, R2: every rank finds the header's difference in the same round and ignores the body."""
+    """P5, R2: if headers differ, every rank notices in the same round and ignores the round's body."""
     headers = [Header(), Header(), odd]
     rounds = group_of_rounds(3, epochs=tuple(header.epoch for header in headers))
 

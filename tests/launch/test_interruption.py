@@ -23,7 +23,7 @@ NEVER_S = 3600.0
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """Restore signal handlers and the timer after the test, because pytest has its own."""
+    """Restore pytest's signal handlers and timer after the test."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     before = {each: signal.getsignal(each) for each in numbers}
     timer = signal.setitimer(signal.ITIMER_REAL, 0)

@@ -24,7 +24,8 @@ LEGAL = {
 """Extreme values that the number check of an option accepts; the command may refuse them later, with a
 more specific error."""
 NEEDED = {"--page-bytes": "8192", "--store": "file:///nowhere", "--tokens": "1"}
-"""Values of a command's required arguments. Arguments that are not listed get a path."""
+"""Values of required arguments of commands, by name. A required argument without an entry gets a path.
+"""
 
 
 def options() -> Iterator[tuple[Words, Argument, list[str]]]:

@@ -48,7 +48,7 @@ def put_together(
     absent: Collection[str],
     theirs_absent: Collection[str],
 ) -> bytes | None:
-    """Return a page assembled from another group's objects, or None if they lack a part."""
+    """Return a page assembled from another group's objects, or None if the objects lack a part."""
     sources = sources_of(layout, mine, tp_size, absent=absent)
     if not sources:
         return None

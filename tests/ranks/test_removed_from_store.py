@@ -1,4 +1,4 @@
-"""Pages removed from a store by others are written to it again at their next use in memory."""
+"""Pages that others removed from a store are written to it again when they are next used in memory."""
 
 import asyncio
 from collections.abc import Generator

@@ -19,7 +19,7 @@ WINDOW = "window"
 
 
 def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted bug: a window one page too short, so its layers would read a reused page."""
+    """Planted bug: a window is one page too short, so that its layers would read a reused page."""
 
     def needed_from(self: SlidingWindowComponent, end: int) -> int:
         assert self.span is not None

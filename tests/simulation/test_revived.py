@@ -60,7 +60,7 @@ def finding(name: str) -> ReportedViolation:
 
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
-    """Name of a revived bug; a module-wide parameter, so that each test process explores few bugs."""
+    """Name of a revived bug. It is a module-wide parameter, so each test process explores few bugs."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Prompt chunks: where they end, the pages reserved for them, and when decoding publishes pages."""
+"""Prompt chunks: their ends, the pages reserved for them, and the publication of decoded pages."""
 
 import pytest
 

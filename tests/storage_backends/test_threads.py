@@ -175,7 +175,7 @@ def test_threads_that_never_began_end_at_once() -> None:
 async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The event loop is woken once per call, not per job, because a wakeup pauses all threads."""
+    """A call of many jobs wakes the event loop only once, because a wakeup pauses all threads."""
     loop, woken = asyncio.get_running_loop(), list[object]()
     wake = loop.call_soon_threadsafe
 

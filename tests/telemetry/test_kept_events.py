@@ -1,4 +1,4 @@
-"""A rank keeps its last events in bounded memory; packing and unpacking them loses nothing."""
+"""A rank keeps its last events in bounded memory, and packing and unpacking lose no event."""
 
 import threading
 

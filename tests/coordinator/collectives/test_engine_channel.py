@@ -1,4 +1,4 @@
-"""An engine's result channel as transport: a round completes with the last rank's ballot."""
+"""An engine's result channel as transport: a round completes once the last rank's ballot arrives."""
 
 from collections.abc import Callable
 from functools import reduce

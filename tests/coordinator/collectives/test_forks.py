@@ -108,7 +108,7 @@ def fork_with_a_cache(
 
 
 def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
-    """Fork; return the outcome of each of the child's calls, or one line if the child hung."""
+    """Fork; return the outcome of each call in the child, or one line if the child hung."""
     ours, theirs = os.pipe()
     parent = str(os.getpid())
     child = os.fork()

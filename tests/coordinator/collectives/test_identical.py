@@ -94,7 +94,7 @@ def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> li
 
 
 def delay(delays: random.Random) -> None:
-    """Busy-wait for a random time in one of four rounds."""
+    """With a probability of one in four, busy-wait for a random time."""
     if delays.random() < 0.25:
         until = time.perf_counter() + delays.uniform(0, SPIN_S_MAX)
         while time.perf_counter() < until:

@@ -274,7 +274,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
 
 
 def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: an interrupted rank does not vote again in the round: others may have its first ballot."""
+    """R13: an interrupted rank votes only once in a round, because others may have read its vote."""
     outcomes = RanksAsThreads().run(partial(interrupt_a_launch, monkeypatch), 2)
 
     assert outcomes[0] == ("PeerLost", "this rank was interrupted in round 2: KeyboardInterrupt")

@@ -1,6 +1,6 @@
 """Close a cache from a signal handler at every instruction of a round over shared memory."""
 
-# These tests create rank 0 of 2 without rank 1, and use private classes for that.
+# These tests use private classes, because they create rank 0 of a group of 2 without rank 1.
 # pyright: reportPrivateUsage=false
 
 import sys

@@ -309,7 +309,7 @@ def groups_kept() -> int:
 
 
 def share_the_process(collective: Collective, hold: Hold) -> tuple[list[int], list[int]]:
-    """Interleave rounds with sums over the default group, in a different order on each rank."""
+    """Run rounds and sums over the default group, interleaved in a different order on each rank."""
     import torch
     import torch.distributed as dist
 

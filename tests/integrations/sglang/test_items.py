@@ -1,4 +1,4 @@
-"""Requests with images share the prefix before the image under SGLang, whatever its hash."""
+"""Under SGLang, requests with images share the prefix before the image, whatever the image's hash."""
 
 from dataclasses import replace
 

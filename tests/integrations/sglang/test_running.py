@@ -1,4 +1,4 @@
-"""Which tokens of a running request are copied to the host, and when."""
+"""When each part of a running request's tokens is copied to the host."""
 
 import pytest
 import torch

@@ -15,7 +15,7 @@ from tests.kit.sharing.peft_adapters import (
 FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
-    # Only vLLM reads the following fields of an adapter.
+    # Of these two engines, only vLLM reads the following fields of an adapter.
     "scaled by the root of the rank": {"use_rslora": True},
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},

@@ -1,4 +1,4 @@
-"""`generate()` returns the same output with a prefix from any tier, and another with a wrong page."""
+"""`generate()` returns the same output with a prefix from any tier; a wrong page changes the output."""
 
 import shutil
 from collections.abc import Sequence

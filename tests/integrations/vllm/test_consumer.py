@@ -95,7 +95,7 @@ def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiti
 
 
 def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:
-    """The patience includes the lookup's time, so a host that does not answer is queried only once."""
+    """The patience includes the time of a lookup, so an unresponsive host is queried only once."""
     waiting.passes(0)
     waiting.passes(1)
 

@@ -1,4 +1,4 @@
-"""Settings excluded from the key exist in vLLM; settings new in a release are listed (rule R16)."""
+"""Settings excluded from the page key exist in vLLM, and a release's new settings are listed (R16)."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ KNOWN = ROOT / "tests/kit/vllm/known_fields.json"
 def test_every_name_on_a_list_is_a_setting_and_new_settings_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each excluded setting exists in vLLM; settings new in a release are in the key, and printed."""
+    """Each excluded setting exists in vLLM. New settings of a release are in the key, and printed."""
     listed = replace(EXCLUSIONS, rounding=EXCLUSIONS.rounding | RESOLVED.keys())
     found = compare(listed, json.loads(said_by(LOOK, tmp_path)), json.loads(KNOWN.read_text()))
 

@@ -39,7 +39,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["step by step", "ahead"])
 def served(request: pytest.FixtureRequest, model: Path) -> "Served":
-    """A scheduler with two cached prompts in host memory and an empty vLLM prefix cache."""
+    """A scheduler whose host memory has two prompts, while vLLM's prefix cache is empty."""
     kit = imported("tests.kit.vllm.real_scheduler")
     served: Served = kit.Served(model, BLOCKS, ahead=request.param)
     served.send("first", PROMPT)

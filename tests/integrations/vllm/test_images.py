@@ -1,4 +1,4 @@
-"""Requests with images share the prefix before the image, whatever uuid a client gives it."""
+"""Requests with images share the prefix before the image, whatever uuid a client gives the image."""
 
 from collections import UserDict
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, *
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A request whose uuid named another image is not cached: vLLM may use that image's embeddings."""
+    """A request is not cached if its uuid named another image before, whose embeddings vLLM may use."""
     with scripted(**BLOCKS) as engine:
         ask(engine, image("a cat", "logo"))
 

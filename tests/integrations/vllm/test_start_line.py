@@ -1,4 +1,4 @@
-"""The start line reports the KV that is kept, how much fits, and the bytes per token on each rank."""
+"""The line logged at the start reports what is cached, how much fits, and bytes per token and rank."""
 
 from lockstep.integrations.vllm.start_line import start_line
 from lockstep.page_format.page_layout import Column, PageLayout

@@ -130,7 +130,7 @@ def deciding(ranks: int) -> SchedulerCache:
 
 
 def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_operator() -> None:
-    """Workers' counts are equal in vLLM's metrics, at Lockstep's port and in `lockstep ctl`."""
+    """The workers' counts agree between vLLM's metrics, Lockstep's port and `lockstep ctl`."""
     took = Latencies()
     took.add(0.5)
     counts = {

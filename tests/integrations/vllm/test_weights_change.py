@@ -39,7 +39,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # Way 0: drop all caches before the weights are replaced.
+        # In one of three ways, all caches are dropped before the weights are replaced.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:
@@ -110,7 +110,7 @@ def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
 def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
     ranks: int, requests: int
 ) -> None:
-    """No request gets stale pages in twenty weight changes, with or without versions and resets."""
+    """Over twenty weight changes, with or without versions and resets, no request gets stale pages."""
     engine = engine_of(ranks)
 
     counts = serve(engine, requests, preempting=True)

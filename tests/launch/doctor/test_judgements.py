@@ -1,4 +1,4 @@
-"""The doctor's findings for given values, because this machine cannot show all of them."""
+"""The doctor's findings for given values, because the test machine cannot show all of these values."""
 
 import re
 

@@ -21,7 +21,7 @@ from tests.kit.launch.replays_in_process import opened
 
 
 def sampled(requests: int, pause_s: float) -> tuple[Samples, Scheduler, int]:
-    """Return a run's samples and steps when each reading of the clock advances it by `pause_s`."""
+    """Return a run's samples and steps; each reading of the clock advances the clock by `pause_s`."""
     settings = ReplaySettings(ranks=1, page_tokens=16, device_pages=600, host_pages=1200)
     cache = opened(settings)
     ticks: Iterator[int] = count()

@@ -56,7 +56,7 @@ def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
 
 
 def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> None:
-    """Calls that end shortly after the pace was measured must not count as a burst of fast calls."""
+    """Calls that end just after the pace was measured do not count as a burst of fast calls."""
     pace = Pace()
     now = 0.0
     for _ in range(20):

@@ -103,7 +103,7 @@ def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list
 
 
 def used_ns(executor: RankExecutor, root: Path, count: int) -> list[int]:
-    """Return the last-use times of the first pages, from the files of the store below `root`."""
+    """Return the last-use times of a prompt's first pages, read from the files of the store."""
     shard = executor.host_pool.layout.name
     names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, shard) for key in keys(count)]
     return [
@@ -517,7 +517,7 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
 
 
 def three_mib(pace: Pace, nbytes: int, now: float) -> None:
-    """Advise a fixed call size of 3 MiB, instead of an estimate from past calls."""
+    """Stand-in that advises a call size of 3 MiB, instead of an estimate from past calls."""
     pace.call_bytes = 3 << 20
 
 

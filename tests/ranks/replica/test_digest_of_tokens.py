@@ -64,7 +64,7 @@ def test_the_same_holds_where_the_engine_owns_the_device_pages(command: HostComm
 
 
 def test_a_load_of_other_tokens_that_are_cached_as_well_changes_the_digest() -> None:
-    """A load of different prompts on two ranks changes the digests, even if both are cached on both."""
+    """If ranks load different prompts, digests differ, even if both ranks cache both prompts."""
     ranks = HostRanksInTurn()
     for name, tokens in zip("ab", SAMPLED, strict=True):
         ranks.every(partial(_backed_up, name=name, tokens=tokens))

@@ -99,7 +99,7 @@ def test_a_group_that_is_stopped_opens_no_further_file(
 
 
 class SlowLooks:
-    """Replaces `os.access`: each existence check blocks, and checks are counted."""
+    """Stand-in for `os.access`, in which each existence check blocks and is counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()

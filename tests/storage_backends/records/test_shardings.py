@@ -1,4 +1,4 @@
-"""Marks of the groups that wrote to a store: who writes a mark, and when a group looks for others."""
+"""Marks that groups leave in a store: which rank writes one, and when a group looks for others."""
 
 import asyncio
 from collections.abc import Sequence

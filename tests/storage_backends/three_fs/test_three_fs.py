@@ -212,7 +212,7 @@ async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buf
         assert buffer == bytearray(page(1))
         buffer[:] = bytes([0xEE]) * len(buffer)
         stand_in.gate.set()
-        # The ring is used for a new read only after its earlier operations have completed.
+        # A new read may use the ring only after the ring's earlier operations have completed.
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
         assert buffer == bytes([0xEE]) * len(buffer)
 

@@ -73,7 +73,7 @@ CALLS = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def held_up(folder: Path, method: str, held: str) -> AsyncGenerator[asyncio.Task[list[Any]]]:
-    """Start a call, and let the index hang inside the context; check that later calls succeed."""
+    """Let the index hang in a call while the context is open, and check that later calls succeed."""
     async with watched(small_store(folder)) as (backend, index):
         await put(backend, object_name(1), page(1))
         with index.holding(held):

@@ -1,4 +1,4 @@
-"""Retraction, new weights, sleep, and stores that are attached and detached, on real SGLang engines."""
+"""On real SGLang engines: retraction, new weights, sleep, and attaching and detaching stores."""
 
 from collections.abc import Generator
 from pathlib import Path

@@ -37,7 +37,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Generator[Served]:
-    """An engine with a file store, on one rank and then on two."""
+    """An engine with a file store; the tests run once with one rank and once with two ranks."""
     tp: int = request.param
     folder = tmp_path_factory.mktemp(f"lockstep{tp}")
     store = folder / "store"

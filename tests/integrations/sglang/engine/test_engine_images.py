@@ -1,4 +1,4 @@
-"""Images in SGLang's tree: the prefix before one image is loaded from the host for another image."""
+"""Images in SGLang's tree: two requests with different images share the prefix before the image."""
 
 from collections.abc import Generator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings excluded from the key exist in SGLang; settings new in a release are listed (rule R16)."""
+"""Settings excluded from the page key exist in SGLang; new settings of a release are listed (R16)."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ KNOWN = ROOT / "tests/kit/sglang/known_fields.json"
 def test_every_name_on_a_list_is_a_setting_and_new_settings_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each excluded setting exists in SGLang; settings new in a release are in the key, and printed."""
+    """Each excluded setting exists in SGLang. New settings of a release are in the key, and printed."""
     listed = replace(EXCLUSIONS, rounding=EXCLUSIONS.rounding | RESOLVED.keys())
     found = compare(listed, json.loads(said_by(LOOK)), json.loads(KNOWN.read_text()))
 

@@ -1,4 +1,4 @@
-"""An engine lends pages of every component: the remaining pages of a window, and a state's slot."""
+"""An engine lends pages of every component: pages that a window still needs, and a state's slot."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -357,8 +357,8 @@ def after_a_fence(ranks: HostRanksInTurn) -> None:
     [
         (after_a_load, set[int]()),
         (after_two_loads, set[int]()),
-        # The request computed the pages that the failed second load left unfilled, so they are backed
-        # up.
+        # The failed second load left these pages unfilled. The request computed them, so they are
+        # backed up.
         (after_a_load_that_failed_behind_another, {3, 4, 5}),
         (after_a_resume, set[int]()),
         # After the fence, the request computed its pages again, so they are backed up.

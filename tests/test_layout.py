@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ NAME = ROOT / "src" / "lockstep"
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 8
 PATH = re.compile(r"[\w.*{},/-]+(?:\.(?:py|md|toml|sh|json)|/)")
+CLAUSE = re.compile(r"\s*(?:What|Whoever|Whatever|Nobody|It)\b")
 PLACEHOLDER = re.compile(r"(?:^|/)[A-Z]+(?:\.\w+)?(?:/|$)")
 
 
@@ -59,6 +61,37 @@ def test_every_package_and_root_module_has_its_link() -> None:
     links = {entry.name for entry in NAME.iterdir() if entry.is_symlink()}
 
     assert links == at_the_root | set(package_folders())
+
+
+def test_every_public_class_of_the_library_has_a_name_of_its_own() -> None:
+    names = Counter(
+        node.name
+        for module in read_library()
+        for node in module.parse().body
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+    )
+
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_file_of_settings_or_of_a_command_is_named_after_what_it_holds() -> None:
+    assert [
+        str(module.path)
+        for module in read_library()
+        if module.path.name in {"settings.py", "command.py"}
+    ] == []
+
+
+def test_no_docstring_begins_with_a_relative_clause_or_a_bare_pronoun() -> None:
+    assert [
+        f"{module.path}:{node.lineno}"
+        for module in [*read_library(), *read_folder("tests"), *read_folder("examples")]
+        for node in ast.walk(module.parse())
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and CLAUSE.match(node.value.value)
+    ] == []
 
 
 def test_nobody_imports_a_folder_by_its_bare_name() -> None:

@@ -71,8 +71,8 @@ class Cache(RankCache):
         ranks may differ in both. Raises the same `ConfigError` on every rank if settings differ or one
         rank cannot start.
         """
-        # Import torch only in this method, because simulation and the replica's tests do not need torch
-        # and its import takes seconds.
+        # Import torch only in this method: the import takes seconds, and simulation and the replica's
+        # tests do not need torch.
         import torch  # noqa: PLC0415
 
         from .control.control_opening import controlled  # noqa: PLC0415

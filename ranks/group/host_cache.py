@@ -111,8 +111,8 @@ class HostCache(RankCache):
         """Load the `tokens` matched by the preceding `match_host`, starting at `device_tokens`.
 
         `device_pages` are the destination pages, in order. They belong to the load until `load_state`
-        is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled. The
-        load leaves earlier pages as they are. Therefore `back_up` and `retract` skip these, until a
+        is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled.
+        Earlier pages stay as they are, so `back_up` and `retract` skip the earlier pages until a
         `fence` ends the request's use of its device pages. The request's prefetch stops, and pages
         already landed are used.
         """
@@ -188,10 +188,10 @@ class HostCache(RankCache):
 
         `tokens` are all tokens computed so far. `device_pages` hold their KV, including a partial last
         page and the working state. `load_state` is SAVING until every rank has copied everything, then
-        SAVED. It is FAILED if a copy failed; the request then continues on its device pages. A copy
-        that hangs may outlast both states: if `has_copies_in_flight` is true, call `wait_for_copies`
-        before overwriting the pages. Returns False, and the request continues, if host memory has no
-        room.
+        SAVED. It is FAILED if a copy failed; the request then continues on its device pages. Even after
+        SAVED or FAILED a copy that hangs may be in flight: if `has_copies_in_flight` is true, call
+        `wait_for_copies` before overwriting the pages. Returns False, and the request continues, if
+        host memory has no room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -203,9 +203,9 @@ class HostCache(RankCache):
         """Load a SAVED request back to device pages, starting at `device_tokens`.
 
         In a sliding window's pool the load fills the partial last page, and those pages from
-        `needed_from` on that were passed to `retract`. For all other pages, and for pages freed after
-        `retract`, `device_pages` may have -1; a page given there is not filled. The pages belong to the
-        load until `load_state` is READY. Checksums are verified; FAILED means that the request must be
+        `needed_from` on that were passed to `retract`. It does not fill other pages, or pages freed
+        after `retract`, so `device_pages` may have -1 in their places. The pages belong to the load
+        until `load_state` is READY. Checksums are verified; FAILED means that the request must be
         recomputed. `Wait.LOST` means that pages shared with other requests were lost, and the request
         counts as never admitted.
         """
@@ -216,9 +216,9 @@ class HostCache(RankCache):
     def fence(self, request: str) -> None:
         """Block until a preempted request's device pages may be overwritten.
 
-        If a backup still reads the pages after `timeouts.fence_s`, the backup fails. The request may
-        then prefetch and load again. For a released request the call waits for this rank's copies only.
-        Returns at once for an unknown request.
+        If a backup still reads the pages after `timeouts.fence_s`, the backup fails. After the call the
+        request may prefetch and load again. For a released request the call waits for this rank's
+        copies only. Returns at once for an unknown request.
         """
         self._require_group()
         if self._replica.knows(request):

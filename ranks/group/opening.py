@@ -129,8 +129,9 @@ def _agree_and_open(
     sizes, engine_pages = _agree(config, collective, mine, timeout_s)
     pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     hosts = collective.gather(platform.node().encode(), timeout_s)
-    # Check the free memory on every rank of a host before any rank allocates. Otherwise a later check
-    # would subtract memory that an earlier rank of the same host has already taken.
+    # Check the free memory on every rank of a host before any rank allocates. Each check compares the
+    # free memory with the need of all ranks of the host, so memory that a rank has already taken would
+    # count twice.
     with _problems_told(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
@@ -365,7 +366,7 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return which of the pages that are equal on all ranks this rank writes to the store."""
+    """Return which pages this rank writes to the store, of the pages that are equal on all ranks."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)

@@ -91,8 +91,9 @@ class Bounds(Settings):
     pool. Pins of pages that are only on the device may keep half of each device pool."""
     quarantine_pages: Count | None = None
     """Maximum number of pages that quarantined operations may hold. If quarantined operations of a
-    store hold more host pages, the store is detached (None: a quarter of the host pool). If quarantined
-    copies hold more pages of any pool, the epoch ends (None: half of that pool)."""
+    store hold more host pages, the store is detached. If quarantined copies hold more pages of any
+    pool, the epoch ends. None means a quarter of the host pool for a store, and half of the pool for
+    copies."""
     remembered_misses: Count = 65536
     """Maximum number of keys remembered as unreadable. The same number applies separately to keys
     remembered as not stored. The oldest keys are forgotten first."""

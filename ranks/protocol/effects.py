@@ -3,8 +3,8 @@
     answer, effects = replica.load_back(...)
     effects = replica.apply(verdict)
 
-`Effects` is plain data. A driver processes the fields in the order of their definition. The replica
-keeps no other output, so a driver never has to query it.
+`Effects` is plain data. A driver processes the fields in the order of their definition. The replica has
+no other output, so a driver never has to query the replica.
 """
 
 from dataclasses import dataclass

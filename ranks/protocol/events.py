@@ -30,8 +30,8 @@ class Cause(StrEnum):
     ROOM = "room"
     """The pages were evicted to make room for others."""
     LIMIT = "limit"
-    """The pages were evicted because their namespace exceeded its quota, or because they exceeded their
-    time to live."""
+    """The pages were evicted because their namespace exceeded its quota, or because the pages exceeded
+    their time to live."""
     RESET = "reset"
     DROPPED = "dropped"
     """An operator or the engine removed the pages with `drop`."""
@@ -85,8 +85,7 @@ class MissedTokens(NamedTuple):
     """Numbers of requested tokens that no tier provided, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Number of tokens whose pages were not delivered, although storage or host memory has or had them.
-    """
+    """Number of tokens whose pages storage or host memory has, or had, but did not deliver."""
     evicted: int = 0
     """Number of tokens that were requested or computed in this namespace before, and whose pages are in
     no tier now."""

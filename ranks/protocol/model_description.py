@@ -50,7 +50,7 @@ class ModelDescription(Settings):
             fits = [pool for pool in of_kind if set(kept.columns) <= set(pool[1])]
             if fits:
                 # Of the pools that can store this state, use the one with the fewest columns, so that
-                # pools with more columns remain for states that need them.
+                # pools with more columns remain for states that need more.
                 free.remove(min(fits, key=lambda pool: len(pool[1])))
                 continue
             columns = of_kind[0][1] if of_kind else None

@@ -20,7 +20,7 @@ class Peers(TransferSettings):
     """The address host:port at which this rank serves its pages. Port 0 selects a free port. May differ
     between ranks."""
     reached_at: str = ""
-    """The host, or host:port, at which other groups reach this rank, if it differs from `address`. May
+    """The host, or host:port, at which other groups reach this rank; empty if they use `address`. May
     differ between ranks. With a secret, this rank accepts a reader only if the reader authenticates for
     this address, or for the address at which its connection arrived."""
     secret: str = field(default="", repr=False)

@@ -2,8 +2,8 @@
 
 Orders are immutable and refer to pages by slot number in a named pool. The pages named in an order
 belong to the order's operation until a verdict says that every rank is done with them. So the executor
-may access them at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) on
-operations, in any order of the operations.
+may access them at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) of
+several operations in any sequence.
 """
 
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ class LookUp(Record, frozen=True):
     """Look up which prefix lengths the store can restore.
 
     Lengths are numbers of pages. The executor looks up the lengths after `floor`, up to the last
-    position of `needs[0]`, which is full attention's. `executor.restorable` defines which lengths are
-    restorable. The executor reports `Answered`, or `Expired` after `timeout_s`.
+    position of full attention (`needs[0]`). `executor.restorable` defines which lengths are restorable.
+    The executor reports `Answered`, or `Expired` after `timeout_s`.
     """
 
     operation: int
@@ -137,8 +137,8 @@ class Put(Record, frozen=True):
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     after: bytes = b""
-    """The key of the full-attention page before the first object; empty at the start of a prefix. The
-    store should not evict that page before these objects."""
+    """The key of the full-attention page before the first object; empty at the start of a prefix. When
+    the store evicts, it should evict these objects before that page."""
     distance: int = 0
     """Number of pages from the page with key `after` to the page of the first object. 1 means that the
     first object follows directly. 0 means that the first object is at the start of a prefix."""
@@ -186,8 +186,9 @@ class Fork(Record, frozen=True):
 class Fence(Record, frozen=True):
     """Wait until the given copies no longer touch device pages, so that the engine may overwrite them.
 
-    A copy that is still running after `timeout_s` reports `Ended`, not ok, even if it succeeds later. A
-    copy that has not started reports `Ended`, not ok, at once and never starts.
+    For a copy that is still running after `timeout_s` the executor reports `Ended`, not ok, even if the
+    copy succeeds later. For a copy that has not started the executor reports `Ended`, not ok, at once,
+    and never starts the copy.
     """
 
     operations: tuple[int, ...] | None

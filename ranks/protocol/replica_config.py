@@ -57,8 +57,8 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
     """The digest of all properties in which caches must agree to share pages. It seeds every page key.
     """
     life: bytes = b""
-    """Random bytes drawn when the cache is opened. Page keys after a `reset` and the epoch in the
-    headers of rounds derive from them."""
+    """Random bytes drawn when the cache is opened. Two values derive from them: the epoch in the
+    headers of rounds, and the page keys after a `reset`."""
     names_pages: bool = False
     """Whether events carry page keys, which costs one hash per page of tokens. Ranks may differ,
     because nothing but the events depends on this setting."""

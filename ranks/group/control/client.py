@@ -20,7 +20,8 @@ WAITED_S: Final = 900.0
 detach."""
 _WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
-"""Maximum size of a control request in bytes. One with a prompt of a million tokens takes 7 MB."""
+"""Maximum size of a control request in bytes. A control request with a prompt of a million tokens takes
+7 MB."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Maximum size in bytes of the answer to a control request. The largest answer lists every namespace.
 """

@@ -15,7 +15,8 @@ AGREED_S: Final = 10.0
 """Default timeout in seconds for the execution of a control request by every rank. The execution takes
 much less time while the engine keeps stepping."""
 IDLE_S: Final = 1.0
-"""Seconds without an engine step after which the engine is considered idle."""
+"""Seconds without an engine step after which the engine is considered idle. The client then gets the
+error that its control request is queued."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
@@ -91,10 +92,10 @@ class ControlReplies:
     def _flushed(self, request: Flush) -> Answer:
         """Retry backups and persists and wait for them; return the counts that a flush reports.
 
-        The counts are the number of operations, and the numbers of unwritten pages by cause. Waits for
-        the operations in flight twice, because a finished backup starts a write to the store. Pages
-        cached before the store was attached are written a few at a time, so the wait is repeated until
-        they are written, too.
+        The counts are the number of operations, and the numbers of unwritten pages by cause. The call
+        waits twice: first for the operations in flight, then for the writes to the store that finished
+        backups have started. Pages cached before the store was attached are written a few at a time, so
+        the wait is repeated until they are written, too.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()

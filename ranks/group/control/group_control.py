@@ -22,7 +22,7 @@ class GroupControl:
     """
 
     def __init__(self, cache: RankCache) -> None:
-        """Register as the handler of the control requests that `cache` receives."""
+        """Register this object as the handler of the control requests that `cache` receives."""
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
@@ -43,8 +43,8 @@ class GroupControl:
         with self._lock:
             left = list(self._waiting.values())
         for answer in left:
-            # If the future is running, the control request is being executed, and its execution
-            # completes the future.
+            # A running future means that its control request is being executed. The execution sets the
+            # future's result.
             if not answer.running() and answer.set_running_or_notify_cancel():
                 answer.set_exception(
                     LockstepError("the group ended before the request was executed")
@@ -61,8 +61,8 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
-            # Log the refusal as well, because the client may have timed out while its control request
-            # was queued.
+            # Log the refusal in addition to sending it, because the client may have timed out while its
+            # control request was queued.
             log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return
@@ -76,7 +76,7 @@ class GroupControl:
             waiting.set_result(became)
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
-        """Return the future that a control request's client waits for, or an unused future."""
+        """Return the future that a control request's client waits for; a new future if none waits."""
         with self._lock:
             waiting = self._waiting.get(ticket)
         # Execute the control request even if no client waits for its result, because the other ranks

@@ -112,8 +112,8 @@ def _listening(path: Path) -> _Server:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _require_private(path.parent)
-        # Lock the folder, because a socket that is bound but does not listen yet looks abandoned to
-        # another group, which would remove it.
+        # Lock the folder, so that no other group removes this socket, which looks abandoned while it is
+        # bound but does not listen yet.
         with _alone_in(path.parent):
             _require_free(path)
             server = _Server(str(path), _Handler, bind_and_activate=False)

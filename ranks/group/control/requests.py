@@ -19,7 +19,7 @@ from ..member.rank_cache import RankCache
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 _NAMED_MAX: Final = 8
-"""Maximum number of existing namespaces listed in the error about an unknown one."""
+"""Maximum number of existing namespaces listed in the error about an unknown namespace."""
 
 Answer = Mapping[str, object]
 """Result of a control request as a map of JSON values."""
@@ -72,7 +72,7 @@ class Unpin(ControlRequest, frozen=True):
 
 
 class Drop(ControlRequest, frozen=True):
-    """Evict unused pages of one namespace, or of all if it is None; see `RankCache.drop`."""
+    """Evict unused pages of one namespace, or of all namespaces if None; see `RankCache.drop`."""
 
     namespace: str | None
 

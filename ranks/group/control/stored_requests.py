@@ -127,7 +127,8 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            # If this write fails, ignore the error: the next failed read writes the key again.
+            # Ignore an error of writing the reserved key, because the next failed read writes the key
+            # again.
             with suppress(OSError, RuntimeError):
                 self._store.set(_UNREAD, b"")
             self._retry_later(error)

@@ -64,7 +64,7 @@ log = logging.getLogger("lockstep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """Parts that replace a rank's normal ones in simulation, tests and one-scheduler mode."""
+    """Parts that replace a rank's normal parts in simulation, tests and one-scheduler mode."""
 
     clock_ms: Callable[[], int] | None = None
     parts: Parts = SOUND

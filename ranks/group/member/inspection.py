@@ -98,7 +98,7 @@ class Inspection:
 
     @property
     def store_keeps_too_much(self) -> bool:
-        """Whether a store's quarantined operations, which may outlive it, hold too many host pages."""
+        """Whether quarantined operations of the attached (or last) store hold too many host pages."""
         return self._replica.quarantine.store_keeps_too_much()
 
     @property

@@ -22,7 +22,7 @@ def log_from(level: str) -> None:
     # Install a handler if there is none, because Python's handler of last resort drops records below
     # WARNING.
     write_log()
-    # Lower the levels of handlers inherited from vLLM, which have levels of their own. Handlers of the
+    # Handlers inherited from vLLM have their own levels, which must be lowered, too. Handlers of the
     # root logger keep their levels.
     for each in log.handlers:
         each.setLevel(min(each.level, log.level))

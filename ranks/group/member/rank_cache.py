@@ -53,7 +53,7 @@ class RankCache(GroupRank):
     def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
         """Serve a request's computed pages from host memory to other groups; return tokens served now.
 
-        Serves the whole pages of `tokens`, and the window and state pages that a match at their end
+        Serves the whole pages of `tokens`, and the window and state pages that a match of these pages
         needs. Call again after each step, because pages not in host memory yet are copied there first.
         Pages stay pinned and served on every rank until `release`, or until `ttl_s` seconds of agreed
         time have passed since the last call. The number stops growing if computing requests would
@@ -108,7 +108,7 @@ class RankCache(GroupRank):
         - another store is attached, or quarantined operations of old stores keep half of host memory.
 
         If the group or the cache ends first, the future fails with the error that ended it. Host pages
-        cached before the attach are persisted when pages that continue them are persisted.
+        cached before the attach are persisted when later pages of the same prefix are persisted.
 
         Raises `ConfigError` for an unknown scheme, wrapper or option; another package's scheme is
         checked only when the store is opened. Raises `UsageError` while another proposal is pending on

@@ -2,8 +2,8 @@
 
 Rank 0 numbers control requests from 1 on. Each rank votes two numbers: the highest number that it knows
 to be in use, and the number up to which it has received every control request. The verdict gives every
-rank the highest number, so that it can fetch the missing control requests. Those that every rank has
-received become commands in the same step on every rank.
+rank the highest number, so that the rank can fetch the missing control requests. Control requests that
+every rank has received become commands in the same step on every rank.
 """
 
 import threading

@@ -171,14 +171,14 @@ class SchedulerCache(HostCache):
         """Apply the last round's verdict if all ballots have returned; execute control requests."""
         if self._channel.answered:
             super().begin_step()
-        # Count these control requests as received by every rank, because the replica in this process is
-        # the only one.
+        # Count the control requests in the log as received by every rank, because the replica in this
+        # process is the only one.
         asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
 
     def _end_step(self, idle_s: float) -> None:
-        """Launch a round, which the next `dispatch` announces to the workers, unless one is pending.
+        """Launch a round unless one is pending. The next `dispatch` announces the round to the workers.
 
         With `idle_s`, each worker waits up to `idle_s` for progress before voting.
         """

@@ -44,10 +44,9 @@ class ActiveRequest:
         """Whether the request was retracted. False again once it starts over without its saved pages.
         """
         self.reached = 0
-        """The number of tokens that were computed when the request left the device with its prompt
-        complete, the largest if it left several times; 0 if it never left. After another admission,
-        tokens up to this length are computed like a prompt, because the outputs among them are not
-        generated again."""
+        """The largest number of tokens that were computed when the request left the device with a
+        complete prompt; 0 if it never did. When the request is admitted again, tokens up to this number
+        are computed like a prompt, because outputs among them are not generated again."""
         self.lost = 0
         """Number of tokens that were computed when the request left the device. Tokens that the cache
         does not restore are recomputed."""

@@ -26,8 +26,8 @@ CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
 KEY_BYTES = 32
 TOKEN_BYTES = 4
 CHUNK_WORDS = 1 << 15
-"""Number of words computed at a time (256 KiB), so that repeated passes over them stay in the CPU
-cache."""
+"""Number of words computed at a time (256 KiB), so that the words stay in the CPU cache during several
+passes."""
 
 Words = npt.NDArray[np.uint64]
 

@@ -18,7 +18,7 @@ KV_PAGES_PER_WINDOW_PAGE = 2
 
 A chunk in progress needs window pages for all its tokens. By default a device has 8192 full-attention
 pages of 64 tokens, so a window pool has 4096 pages. Eight requests, each with a window of 1024 tokens
-and a chunk of 8192, take 1152 of them. The others remain for cached prefixes.
+and a chunk of 8192, take 1152 window pages. The other window pages remain for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
 """Default number of state slots per checkpoint. The number of checkpoints follows from the number of
@@ -61,7 +61,7 @@ class PoolGeometry:
         return KeptState(kind=kind, layers=self.columns[0].layers, columns=names)
 
     def scale(self, unit: str) -> str:
-        """Return a text that describes the scaling of the pool. It gives bytes per `unit`."""
+        """Return a text that describes the scaling of the pool, with the number of bytes per `unit`."""
         real, scaled = _bytes(self.columns), _bytes(self.scaled)
         return (
             f"{_in_words(self.columns)} scaled to {_in_words(self.scaled)}:"
@@ -117,7 +117,7 @@ class Profile:
         """Return the settings of the components besides full attention.
 
         By default, their pool sizes derive from the sizes of the full-attention pool. `given` overrides
-        pool sizes by the setting names that `sizes` returns.
+        pool sizes; its keys are setting names, as returned by `sizes`.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []

@@ -1,8 +1,8 @@
 """The model profiles: published geometries and their scaling for a replay.
 
-Numbers are from each model's `config.json`; comments name the field where it is not obvious. In every
-profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state takes less than 16 KiB. So
-a replay's speed depends on the protocol, not on the memory bandwidth.
+Numbers are from each model's `config.json`; comments name the field if the field is not obvious. In
+every profile, a page of 64 tokens takes at most 16 KiB over all pools, and a state takes less than 16
+KiB. So a replay's speed depends on the protocol, not on the memory bandwidth.
 """
 
 from ..errors import ConfigError
@@ -19,8 +19,8 @@ def _keys_and_values(layers: int, heads: int, elements: int) -> tuple[Column, ..
 def _latent(layers: int) -> Column:
     """Return the column of multi-head latent attention, replicated on all ranks.
 
-    DeepSeek-V3 and GLM-5 both have `kv_lora_rank` 512 and `qk_rope_head_dim` 64. Engines keep the two
-    parts as one row.
+    DeepSeek-V3 and GLM-5 both have a latent of 512 elements (`kv_lora_rank`) and a rotary key of 64
+    elements (`qk_rope_head_dim`). Engines keep both as one row.
     """
     return Column(name="latent", layers=layers, heads=1, elements=512 + 64, replicated=True)
 
@@ -113,7 +113,7 @@ _GLM = Profile(
 
 # Add a synthetic model with all features. Its full attention has Llama's heads as 8-bit values with
 # scales, and the column of a sparse-attention index, which every rank stores. Its window is longer than
-# that of gpt-oss. Its states are those of Qwen3-Next in more layers.
+# that of gpt-oss. Its recurrent states are like Qwen3-Next's, but in more layers.
 _HYBRID_ALL = Profile(
     name="hybrid-all",
     model="a model with every kind of state",

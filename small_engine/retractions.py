@@ -1,4 +1,4 @@
-"""Retracted requests: which request to retract so that an older one can continue; how to resume it.
+"""Retracted requests: which request to retract so that an older one can continue, and how to resume it.
 
     retract -> SAVING -> SAVED -> resume -> RETURNING
 

@@ -91,7 +91,7 @@ class Scheduler:
         return False
 
     def _turn(self) -> bool:
-        """Run one step without its round; return whether any request made progress. See `run`."""
+        """Run one step without its round; return whether any request made progress."""
         moved = self._arrivals()
         moved |= self._ended_loads()
         moved |= self._ended_saves()
@@ -244,7 +244,7 @@ class Scheduler:
     def _room_for(self, active: ActiveRequest) -> int:
         """Return the number of tokens for which an admitted or resumed request reserves device pages.
 
-        It includes at least one token to compute, so that the request can make progress.
+        The number includes at least one token to compute, so that the request can make progress.
         """
         return min((active.computed if self._chunks.one_by_one else active.goal) + 1, active.last)
 

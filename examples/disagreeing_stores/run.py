@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 RANKS = 2
 SPOILED_RANK = 1
 WIDTH = 92
-"""Width in columns of a code block on the documentation site."""
+"""Width in columns to which the printed text is wrapped, to fit a code block of the documentation site.
+"""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

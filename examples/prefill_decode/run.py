@@ -154,7 +154,7 @@ def _sample(random: torch.Generator) -> int:
 
 
 def _lay_bad_cable(port: int) -> None:
-    """Forward connections from the address FAR to this rank; flip one bit of this rank's replies."""
+    """Listen on the address FAR and forward to this rank; flip one bit of this rank's replies."""
     listening, sent = create_server((FAR, port)), [0]
 
     def carry(source: socket, sink: socket, *, flips: bool) -> None:
@@ -206,7 +206,7 @@ def under_torchrun(folder: str) -> list[str]:
         while None in (ended := [each.poll() for each in groups]) and not any(ended):
             time.sleep(0.05)
     finally:
-        # Stop both groups, because each would wait for the other.
+        # Stop both groups, because after one has failed the other would wait for it.
         for each in groups:
             each.terminate()
             each.wait()

@@ -1,1 +1,1 @@
-"""Benchmarks. Each one measures, in the same run, a bound and compares its result with that bound."""
+"""Benchmarks. Each one measures a bound in the same run, and compares its result with the bound."""

@@ -65,7 +65,7 @@ class AgreementReport(TypedDict):
     exchange_alone_us: LatencyPercentiles
     """The duration of rounds of the transport back to back, without a ballot."""
     python_us: LatencyPercentiles
-    """The duration of a blocking step minus that of its round."""
+    """The duration of a blocking step minus the duration of its round."""
     pipelined_stall_us: LatencyPercentiles
     """How long a pipelined step waits until the previous step's round has completed."""
     pipelined_wait_us: LatencyPercentiles

@@ -35,7 +35,7 @@ _LINE = 8
 
 
 RankSamples = defaultdict[str, list[float]]
-"""The duration of each repetition in seconds, by the name of the measured call in the report."""
+"""For each measured call, by its name in the report: the duration of each repetition in seconds."""
 
 
 class TimedCollective:

@@ -74,7 +74,7 @@ class CachedPrompts:
             self.add_group()
 
     def open_spare_room(self) -> None:
-        """Free the pages kept for later additions to the tree, so that these need no eviction."""
+        """Free the pages kept for later additions to the tree, so that the additions evict nothing."""
         self.cache.release("spare")
 
     def close(self) -> None:

@@ -4,10 +4,11 @@ A second benchmark copies pages that an engine owns. It compares pages whose axe
 transpose with pages whose axes it need not transpose.
 
 On a CUDA device the upper bound is the throughput of one asynchronous copy between a device buffer and
-pinned memory. On a CPU it is that of one `memcpy` per page, as if pages were contiguous. A single
-`memcpy` of everything is shown as well; from a few hundred MB on it is faster, because it bypasses the
-CPU caches. Device pages are in random order, like a prefix's pages. Host pages are in runs, because
-they are allocated together. The copies alternate, and the best round of each counts.
+pinned memory. On a CPU the upper bound is the throughput of one `memcpy` per page, as if pages were
+contiguous. A single `memcpy` of everything is shown as well; from a few hundred MB on it is faster,
+because it bypasses the CPU caches. Device pages are in random order, like a prefix's pages. Host pages
+are in runs, because they are allocated together. The copies alternate, and the best round of each
+counts.
 """
 
 import argparse

@@ -60,7 +60,8 @@ class StorageReport(TypedDict):
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """Microseconds per name of a lookup of `EXISTS_NAMES` names, all of which the store has."""
+    """Duration in microseconds, divided by the number of names, of a lookup of `EXISTS_NAMES` names
+    that the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
@@ -121,8 +122,8 @@ def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> Sto
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
     directory = limit_directory(parsed)
     load = os.getloadavg()[0]
-    # Use one namespace for all rounds, because the store creates directories when it writes the first
-    # pages of a namespace.
+    # Use one namespace for all rounds, so that the store creates its directories only once, when it
+    # writes the first pages of the namespace.
     namespace = secrets.token_hex(16)
     tidied = no_directories_left(directory, namespace) if parsed.scheme == "file" else nullcontext()
     try:
@@ -340,9 +341,9 @@ def no_directories_left(root: Path, namespace: str) -> Generator[None]:
     """Remove, after a `with` block, the directories that a store in `root` created during the block.
 
     `namespace` is that of the store's pages; no other process may use it. A store that removes its
-    pages leaves the namespace's directories behind. On exit, even after an error, these are removed if
-    they are empty. If `root` did not exist before, it and its new parents are removed, unless they
-    contain files of other users.
+    pages leaves the namespace's directories behind. On exit, even after an error, these directories are
+    removed if they are empty. If `root` did not exist before, `root` and its new parents are removed,
+    unless they contain files of other users.
     """
     made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
     try:

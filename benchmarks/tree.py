@@ -146,8 +146,8 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
 def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[TreePoint]:
     prompts = sizes.prompts(shape.page_tokens)
     inserts = min(sizes.repetitions, INSERTS_MAX)
-    # Leave pages free for each prompt, for one branch page at each of its nodes, and for half a prompt
-    # per insert.
+    # Leave enough pages free for each prompt, for one page of a branch at each of the prompt's nodes,
+    # and for half a prompt per insert.
     spare = sum(
         tokens + path_nodes * shape.page_tokens + inserts * (tokens // 2 + shape.page_tokens)
         for tokens, path_nodes in prompts

@@ -1,10 +1,10 @@
 """Overhead of Lockstep in vLLM when no prompt hits, and its savings when prompts hit host memory.
 
 Two engines run at the same time, one with the connector and one without. Each prompt goes to both, in
-alternating order, so that other load on the machine affects both. Each pair of answers gives a ratio.
-First, all prompts are new, and a file:// store has none of them. Then prompts of 4k tokens are repeated
-after the engine has dropped its own prefix cache. The overhead of a miss is compared with a forward
-pass of at least 30 ms. Needs vLLM: `make bench-engines`.
+alternating order, so that other load on the machine affects both. Each pair of answers gives the ratio
+of the two times. First, all prompts are new, and a file:// store has none of them. Then prompts of 4k
+tokens are repeated after the engine has dropped its own prefix cache. The overhead of a miss is
+compared with a forward pass of at least 30 ms. Needs vLLM: `make bench-engines`.
 """
 
 import argparse

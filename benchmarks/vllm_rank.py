@@ -25,7 +25,7 @@ METHODS = (
     "update_connector_output",
     "request_finished_all_groups",
 )
-"""The methods of a KV connector that vLLM calls in a step and whose durations are measured."""
+"""The methods of a KV connector that vLLM calls in a step. Their durations are measured."""
 
 
 class MeasuredEngine:
@@ -91,7 +91,7 @@ class MeasuredEngine:
         return self.answer(prompt, told["tokens"])
 
     def _count(self, owner: Any, name: str, calls: str = "") -> None:
-        """Replace a method of `owner` by one that adds its seconds to `spent[name]`.
+        """Replace a method of `owner` by a new one that adds its duration in seconds to `spent[name]`.
 
         If `calls` is not empty, the new method also counts its calls in `spent[calls]`.
         """

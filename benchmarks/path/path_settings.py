@@ -25,7 +25,7 @@ PAGE_TOKENS: Final = 16
 LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
-"""The bytes of keys and values of one head of one layer in a KV page, in bfloat16."""
+"""Number of bytes of one head of one layer in a KV page, keys and values together, in bfloat16."""
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", ThreeFsOptions.rings)}
 """For each scheme of store: (URI option that sets the number of threads, the option's default)."""
 
@@ -101,7 +101,7 @@ class PathSettings:
 
     @property
     def direct(self) -> bool:
-        """Whether reads and writes bypass the page cache, both of the store and of the bare calls."""
+        """Whether the reads and writes of the store and of the bare calls bypass the page cache."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property

@@ -71,7 +71,7 @@ class RankSpans:
         self.note(what, [_since(begun)])
 
     def note(self, what: str, parts: Sequence[TimedSpan]) -> None:
-        """Record one repetition of an action that was measured in parts; its duration is their sum."""
+        """Record one repetition of an action measured in parts; the parts' durations are added up."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
@@ -171,7 +171,10 @@ class _Prompts:
             self.cache.step(idle_s=_IDLE_S)
 
     def backed_up(self) -> bool:
-        """Return whether no backup is in flight; then all inserted pages are on the host or failed."""
+        """Return whether no backup is in flight.
+
+        Each inserted page is then on the host, or its backup has failed.
+        """
         in_flight = self.cache.inspection.in_flight.values()
         return all(operation.kind is not OperationKind.BACKUP for operation in in_flight)
 
@@ -204,7 +207,10 @@ def measure(
 def write_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Write all prompts through a cache; before each repetition, write as many bytes by bare calls."""
+    """Write all prompts through a cache.
+
+    Before each repetition, write as many bytes by bare calls.
+    """
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -243,7 +249,10 @@ def write_prompts(
 def read_prompts(
     settings: PathSettings, namespace: str, member: RankProcess, say: Say
 ) -> RankSpans:
-    """Read all prompts through a new cache; before each repetition, read as many by bare calls."""
+    """Read all prompts through a new cache.
+
+    Before each repetition, read as many bytes by bare calls.
+    """
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)

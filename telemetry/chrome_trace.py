@@ -100,8 +100,8 @@ class _Drawn:
             else:
                 tracks.setdefault(span.track, []).append(span)
         for track in (ENGINE, ROUNDS):
-            # Use one thread each for the spans of the engine and of the rounds, because these are
-            # nested or disjoint.
+            # Use one thread for the engine's spans, and one for the spans of rounds. Spans of one such
+            # thread are nested or disjoint.
             tid = self._thread(track)
             for span in tracks.pop(track):
                 self._draw_slice(span, tid)

@@ -188,7 +188,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "1 for the state of the group's store, 0 for other states: none if there never was one, lost"
            " if the group detached it after its calls did not return."),
 )
-"""The metrics counted where the replica runs; with one scheduler, this is the scheduler's process."""
+"""The metrics counted where the replica runs: with one scheduler, in the scheduler's process."""
 
 EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("moved_bytes", ("source", "destination"), _COUNTER, _moved,
@@ -214,7 +214,7 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("corrupt_pages", (), _COUNTER, lambda stats: stats.pages_corrupt,
            "Pages read from stores with wrong bytes; each counted as a miss."),
 )
-"""The metrics counted where an executor runs; with one scheduler, this is a worker's process."""
+"""The metrics counted where an executor runs: with one scheduler, in a worker's process."""
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)

@@ -66,7 +66,7 @@ class Spans:
         self._open: dict[Span, otel.Span] = {}
 
     def note(self, event: TimedEvent) -> None:
-        """Begin or end the spans that an event belongs to. Thread-safe."""
+        """Begin or end the spans that an event starts or finishes. Thread-safe."""
         if not isinstance(event, StepHalf | RoundHeld):
             with self._lock:
                 for span in self._tracer.spans(event):

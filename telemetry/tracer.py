@@ -61,7 +61,7 @@ class Span:
     """The time at which the work ended; None while the work is running."""
     attributes: dict[str, Any]
     parent: "Span | None" = None
-    """The span that encloses this one: that of a request or of an operation."""
+    """The enclosing span, of a request or an operation; None if there is none."""
     marks: list[SpanEvent] = field(default_factory=list[SpanEvent])
 
 

@@ -22,7 +22,7 @@ class LockstepError(Exception):
 
 
 class ConfigError(LockstepError, ValueError):
-    """A setting is wrong. Fix it and start again; nothing was lost."""
+    """A setting is wrong. Fix the setting and start again; nothing was lost."""
 
 
 class UsageError(LockstepError):

@@ -21,7 +21,7 @@ LIST: Final = "list"
 """The value of `--revive` that prints a list of all bugs."""
 SEEDS: Final = range(100)
 REVIVED_SEEDS: Final = range(2_000)
-"""Default seeds with `--revive`; every revived bug must be found among them."""
+"""Seeds that `--revive` tries by default; for every revived bug, one of them must show the bug."""
 
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
@@ -71,8 +71,8 @@ class Exploration:
             choices=(DRAWN, *PAIRS), show_choices=False, metavar="PxD", show_default="one group"
         ),
     ] = None
-    """Simulate a pair of groups, a producer that hands requests over to a consumer: their TP sizes, as
-    in 2x1 with each 1, 2, 4 or 8, or `drawn` by the seed."""
+    """Simulate a producer group that hands requests over to a consumer group. PxD are their TP sizes,
+    each 1, 2, 4 or 8, as in 2x1; `drawn` lets the seed choose."""
     steps: Annotated[int, Parameter(validator=Number(gte=STEPS_MIN))] = STEPS_MIN
     """Number of steps of each schedule."""
     profile: Annotated[
@@ -104,7 +104,7 @@ class Exploration:
             raise ConfigError("--pd sets the number of ranks; remove --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
-        """Return a copy whose unset seeds, model, faults and L1 owner are those that the bug needs."""
+        """Return a copy; unset seeds, model, faults and L1 owner become those that show the bug."""
         if self.revive is None:
             return self
         from .revived.revived import find_bug  # noqa: PLC0415

@@ -179,8 +179,8 @@ class _Group(Schedule):
         return SimulatedPeers(self._serving, place, self.result.coverage)
 
     def _end(self, *, last: bool = False) -> bool:
-        # Detach the other group's clock: draining this group takes virtual seconds, in which the other
-        # group takes no steps.
+        # Detach the other group's clock, because draining this group takes virtual seconds, and the
+        # other group takes no steps meanwhile.
         beside, self._clock.beside = self._clock.beside, None
         try:
             return super()._end(last=last)

@@ -44,7 +44,7 @@ _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
 """Virtual time after which every transfer that ever completes has completed."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
-"""Virtual time after which a group no longer assumes that the store still has an object it wrote."""
+"""Virtual time after which a group no longer assumes that objects that it wrote are in the store."""
 _WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
 """Maximum number of steps until all ranks notice a lost rank: 2, because a round may be in flight."""
@@ -141,8 +141,8 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # Hung copies have ended the epoch. The second `_end` cannot fail for this reason,
-                # because a new epoch has nothing in flight.
+                # Hung copies have ended the epoch, so drain a new group instead. No copy of the new
+                # group can hang, because nothing is in flight.
                 self._begin_anew()
                 self._end()
         except Violated as violated:
@@ -273,7 +273,7 @@ class Schedule:
         self._faults.over = False
 
     def _check_written_again(self, workload: Workload) -> None:
-        """Empty the stores, serve old prompts again, and raise if their pages are not rewritten."""
+        """Empty the stores, serve old prompts again, and raise if their pages are not written again."""
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen = self._epoch.caches[0].inspection
         if not promises_anything(seen):
@@ -299,7 +299,7 @@ class Schedule:
             self._settle()
 
     def _lose(self, fault: Mishap, rank: int) -> None:
-        """Make one rank fail or diverge; raise unless all other ranks notice in the same step."""
+        """Make one rank fail or diverge; raise unless all other ranks detect this in the same step."""
         epoch = self._epoch
         missing = None if fault in _EVERYBODY_STEPS else rank
         if fault is Mishap.UNHEALTHY_RANK:

@@ -24,7 +24,7 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""Maximum number of steps until the ranks agree on a length, if they can restore different lengths."""
+"""If ranks can restore different prefix lengths: maximum number of steps until they agree on one."""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
@@ -54,14 +54,14 @@ def check_admission(
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
-    """Raise unless a backup covers whole pages, and at least what a match finds on the host."""
+    """Raise unless a backup covers whole pages only, and all tokens that a match finds on the host."""
     if covered % page_tokens or not found <= covered <= tokens:
         said = f"covers {covered} of {tokens} tokens, and match finds {found}"
         raise Violated(f"a back_up of request {request} {said}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Raise unless each page in use holds this rank's shard of its content, and no transfer writes it.
+    """Raise if a page in use lacks this rank's shard of its content, or if a transfer writes the page.
 
     Each entry of `wanted` has a page, the content that it should hold, and the name of the request that
     uses it.
@@ -87,7 +87,7 @@ class TreeChecker:
         prefix."""
 
     def check(self, cache: RankCache, memories: Sequence[SymbolicMemory]) -> None:
-        """Raise unless each page of the prefix tree holds its prefix on every rank.
+        """Raise unless each page of the prefix tree holds the right content on every rank.
 
         No transfer may be writing such a page. The replicas are equal, so one rank's tree is compared
         with the memory of every rank.
@@ -265,7 +265,10 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """Raise if a load into engine-owned pages is quarantined, or a request waits for an ended copy."""
+    """Raise if a load into engine-owned pages is quarantined.
+
+    Also raise if a request waits for a copy that has ended.
+    """
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESUME)

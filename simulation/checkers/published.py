@@ -1,8 +1,9 @@
-"""Predicts which device hits a match must find, without using the replica.
+"""Predicts which tokens a match must find on the device, without using the replica.
 
-If all pages that were ever written to a device pool fit in the pool, nothing can have been evicted. The
-prefix that an admitted request shares with the tree stays as long as the request. Recurrent states are
-an exception: each request works on a copy, so the state in the tree may be evicted.
+If all pages that were ever written to a device pool fit in the pool, nothing can have been evicted. As
+long as a request is admitted, the prefix that it shares with the tree cannot be evicted either.
+Recurrent states are an exception: each request works on a copy, so the state in the tree may be
+evicted.
 """
 
 from collections.abc import Collection
@@ -29,11 +30,11 @@ class Published:
         self._pages: set[int] = set()
         """Contents of all published full-attention pages."""
         self._ends: set[int] = set()
-        """Contents of the last page of each published prefix; at most one state is kept for each of
-        them."""
+        """Contents of the last page of each published prefix. For each such page, at most one state is
+        kept."""
         self._loaded = 0
-        """Number of full-attention pages that load backs were to fill, including load backs that
-        failed."""
+        """Number of full-attention pages that load backs started to fill; failed load backs count, too.
+        """
         self._loads = 0
         """Number of load backs; each may have filled one state slot."""
         self._requests = world.requests_max
@@ -90,8 +91,8 @@ class Published:
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
         """Raise if a match misses the prefix that an admitted request has just published or restored.
 
-        In a model with recurrent state, a match must find the prefix only if it ends at a checkpoint
-        and the state pool has enough slots. A hit on any tier suffices, because a state in host memory
+        In a model with recurrent state, nothing is checked unless the prefix ends at a checkpoint and
+        the state pool has enough slots. A hit on any tier then suffices, because a state in host memory
         need not be published again. The slots of operations in flight do not count as free, because a
         failed retraction keeps its slot while a copy accesses the slot.
         """

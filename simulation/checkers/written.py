@@ -115,7 +115,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield the window pages in memory that only a match one page shorter than `node` needs."""
+    """Yield further window pages in memory, needed if a match ends one page before `node` ends."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

@@ -1,8 +1,8 @@
 """Simulated engine-owned device pages: an allocator with a prefix cache, like vLLM's.
 
-The allocator makes the same decisions for all ranks, but a page has a different number on each rank.
-This shows whether anything that ranks compare depends on page numbers. The contents of free pages are
-checked, because no copy may access them.
+The allocator makes the same decisions for all ranks, but gives a page a different number on each rank.
+The different numbers show whether anything that ranks compare depends on page numbers. The contents of
+free pages are checked, because no copy may access them.
 """
 
 from collections import OrderedDict

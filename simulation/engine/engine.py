@@ -104,7 +104,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
 
     @abstractmethod
     def probe(self) -> bool:
-        """Raise unless all pages can be allocated, while no operation is in flight.
+        """Once no operation is in flight: raise unless all pages can be allocated.
 
         Return False if the cache needs more steps first: the caller takes a step and calls again.
         """

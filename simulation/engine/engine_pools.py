@@ -47,8 +47,8 @@ class EnginePools:
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
         """Return how many of a request's first `pages` pages it can take from the device prefix cache.
 
-        The cache also has the window pages that the request needs to compute its next token; with
-        `with_state`, it also has the recurrent state.
+        The request must be able to continue after these pages. The cache must therefore also have the
+        window pages for the next token and, if `with_state`, the recurrent state.
         """
         full, end = self.pools[KV_POOL], 0
         while end < pages:
@@ -129,7 +129,7 @@ class EnginePools:
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """After a failed load: return whether a request has all pages and the state to compute."""
+        """After a failed load: return whether a request has all pages and states that it needs."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
@@ -230,7 +230,7 @@ class EnginePools:
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Return whether the device cache has all that these layers need to go on after `end` pages."""
+        """Return whether the device cache has all content that these layers need after `end` pages."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

@@ -25,7 +25,7 @@ class HandedRequest:
     namespace: str
     tokens: bytes
     source: str
-    """The address at which the producer serves its pages."""
+    """The address at which the producer serves the request's pages."""
 
 
 @dataclass(slots=True)

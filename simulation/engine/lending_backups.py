@@ -9,7 +9,7 @@ class LendingBackups(LendingEngine):
     """Backs up requests' computed tokens from engine-owned device pages."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
-        """Back up all, or sometimes only some, of the whole pages after this step's forward pass.
+        """Back up a request's whole pages, or sometimes fewer, after this step's forward pass.
 
         Return False if there is nothing to back up. If the request started in this `generation` of the
         cache, raise unless the backup covers all tokens that a match finds on the host.

@@ -48,7 +48,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
         """Whether a copy that the cache ordered in this step waits for the engine to start it."""
-        # Make resets rare in a pair of groups, because groups with different weights cannot hand over.
+        # Make resets rare in a pair of groups, because requests cannot be handed over between groups
+        # with different weights.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
         self._resets = self._random.choice(rates)
         self._impatience = self._random.choice((0.0, 0.1, 0.5))
@@ -165,8 +166,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # First fence the requests that were preempted in this step. The admitted request may
-                # get their pages, and writes to the pages at once.
+                # First fence the requests that were preempted in this step. This request may get their
+                # pages, and then writes to these pages at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):

@@ -80,9 +80,10 @@ class Retracts:
         return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; return False if the host lacks free pages, and the request continues.
+        """Retract a request; return False if the host lacks free pages.
 
-        In both cases, the request's whole pages are shared with the prefix tree afterwards.
+        A request that is not retracted continues. In both cases, the request's whole pages are shared
+        with the prefix tree afterwards.
         """
         tokens = request.head(request.computed)
         done = ask("retract", caches, lambda c: c.retract(request.name, tokens))

@@ -1,6 +1,7 @@
 """Engines that diverge: a command has different tokens on one rank, but equally many on every rank.
 
-The state digest covers tokens (rule R2), so all ranks must notice in the next launched round.
+The state digest covers tokens (rule R2), so all ranks must detect the divergence in the next launched
+round.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 Several requests are in flight. Each takes one action at a time, at moments drawn from the seed:
 prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. The
-contents of a device hit are checked before the model computes on top of it (`model`).
+contents of a device hit are checked before the model computes the tokens after the hit (`model`).
 """
 
 from collections import Counter

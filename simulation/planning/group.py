@@ -33,8 +33,8 @@ from .prompts import ID_BYTES, PagedPrompt
 _NAMESPACE = ""
 _by_operation = attrgetter("operation")
 _TRIES_MAX = 4
-"""Maximum number of attempts to admit a request; evicted pages may have to be backed up between two
-attempts."""
+"""Maximum number of attempts to admit a request. Between two attempts, evicted pages are backed up if
+necessary."""
 
 
 class Served(NamedTuple):

@@ -19,7 +19,7 @@ from .prompts import ID_BYTES, PagedPrompt
 
 @dataclass(slots=True, eq=False)
 class SharedPages:
-    """A run: consecutive pages that occur only together, so every prompt with one of them has all."""
+    """A run: consecutive pages that occur only together, so a prompt has all of them or none."""
 
     number: int
     """Number of the run; in a prompt, each run has a higher number than the runs before it."""
@@ -45,8 +45,8 @@ class Path:
     """A prompt as a sequence of runs."""
 
     usable: tuple[SharedPages, ...]
-    """The prompt's runs that can be cache hits; without the page of the last token, because that token
-    is always computed."""
+    """The prompt's runs that can be cache hits. The page of the last token is left out, because that
+    token is always computed."""
     whole: tuple[SharedPages, ...]
     """All runs of the prompt, which can be cached once the prompt has been computed."""
 
@@ -92,7 +92,7 @@ def _grow(top: _Branch, ids: bytes) -> None:
 
 
 def _common(ids: bytes, other: bytes, at: int) -> int:
-    """Return how many leading bytes of `ids` equal `other` from byte `at` on, in whole pages."""
+    """Return the length in bytes of the common prefix of `ids` and `other[at:]`, in whole pages."""
     if other.startswith(ids, at):
         return len(ids)
     few, many = 0, min(len(ids), len(other) - at) // ID_BYTES + 1

@@ -1,4 +1,4 @@
-"""Working conditions of one simulated rank: speed and faults of its I/O, and its reports."""
+"""Speeds, delays and faults of one simulated rank's I/O and progress reports."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class OrderWork:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the order's store has been closed; calls that end after the close have no effect."""
+        """Whether the order's store has been closed; store calls that end later have no effect."""
         return self.store is not None and self.store.closed
 
 
@@ -137,7 +137,7 @@ class Conditions:
             self.say(TransferEnded(work.operation, ok))
 
     def maybe_quiet(self, work: OrderWork) -> None:
-        """Report `Quiesced` if the order was cancelled and no transfer of it accesses memory."""
+        """Report `Quiesced` if the order was cancelled and none of its transfers accesses memory."""
         if work.cancelled and not work.touching:
             self.say(Quiesced(work.operation))
 

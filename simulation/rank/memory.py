@@ -139,7 +139,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of the pool that an order names; record a violation if it is unknown."""
+        """Return the slots of an order's pool; record a violation if the pool is unknown."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(f"rank {self._rank}: an order {wrong}")

@@ -15,7 +15,7 @@ class PageSource(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the source has been closed; calls that end after the close have no effect."""
+        """Whether the source has been closed; reads and writes that end later have no effect."""
         ...
 
     def touch(self, who: str) -> None:

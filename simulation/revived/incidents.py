@@ -37,7 +37,7 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Revive incident A: a load back uses a tree node's own array of page numbers, and changes it.
+    """Revive incident A: a load back changes a tree node's array of page numbers, not a copy.
 
     As in the original code, only transfers of pools other than full attention do so.
     """

@@ -26,7 +26,7 @@ from ..world.contents import EMPTY
 
 
 def free_on_local_evidence() -> Build:
-    """Revive: a rank frees a cancelled operation's pages once its own I/O has quiesced."""
+    """Revive: a rank frees a cancelled operation's pages once the rank's own I/O has quiesced."""
     return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
 
 
@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Revive: ranks agree only on a number of completed backups; each rank settles its own."""
+    """Revive: ranks agree on the number of completed backups, but not on which backups these are."""
     parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Give the queue positions that settle now to backups that this rank has completed."""
+        """Move the backups that this rank has completed to the queue positions that settle now."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -144,9 +144,9 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """Revive: ranks restore the MIN of their longest lengths, which some rank may be unable to restore.
+    """Revive: ranks restore the shortest of their longest lengths, even if a rank has no state there.
 
-    A rank without a state at that length continues from the last state before it, or without a state.
+    A rank without a state at that length continues from its last earlier state, or without a state.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
@@ -183,7 +183,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
-        """Yield the fetch's transfers; the last earlier state that exists replaces a missing one."""
+        """Yield the fetch's transfers; replace a missing state by the last earlier one that exists."""
         need_of = {need.pool: need for need in order.needs}
         for transfer in order.transfers:
             keys, need = transfer.keys, need_of[transfer.pool]

@@ -35,7 +35,7 @@ def describe(held: int) -> str:
 class ExpectedContents:
     """Gives numbers to token prefixes: equal only if pool, namespace, generation and tokens are equal.
 
-    Each reset begins a new generation, for example because the model got new weights.
+    Each reset, for example after a change of weights, begins a new generation.
     """
 
     def __init__(self) -> None:

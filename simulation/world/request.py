@@ -78,8 +78,8 @@ class EngineRequest:
     """The request's device page tables by pool, as the engine last read or changed them."""
 
     generation: int = 0
-    """Number of cache resets before the request began to compute; its contents belong to this
-    generation."""
+    """Number of cache resets before the request began to compute: the generation of the request's
+    contents."""
     admitted: bool = False
     """Whether the cache knows that the request is computing, because a load or backup call has named
     it."""
@@ -104,8 +104,8 @@ class EngineRequest:
     copies_state: bool = False
     """Whether the state is to be copied to the last slot of `kept` after this step's forward pass."""
     planned: int = 0
-    """Number of tokens that will be computed after this step's forward pass; 0 if the request skips it.
-    """
+    """Number of tokens that will be computed after this step's forward pass; 0 if the pass leaves the
+    request out."""
     fence_due: bool = False
     """Whether the request was preempted in this step, and the cache has not fenced its copies yet."""
 

@@ -70,8 +70,8 @@ def main() -> None:
         # The program that reads our output has closed the pipe, so do not report an error.
         sys.exit(1)
     except Exception:
-        # If `Interrupted` was raised during an import, the imported library may have replaced it by
-        # another exception.
+        # Report an interruption after any exception, because a library that is being imported may
+        # replace `Interrupted` by another exception.
         if not was_interrupted():
             raise
         _end("interrupted", EXIT_INTERRUPTED)

@@ -106,7 +106,7 @@ def ignore_signals() -> None:
 
 
 def _end_patience() -> None:
-    # If SIGALRM has another handler, the timer belongs to other code, which still needs it.
+    # Stop only our own timer. If SIGALRM has another handler, other code uses the timer.
     if signal.getsignal(signal.SIGALRM) is _raise_once:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

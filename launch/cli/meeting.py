@@ -53,7 +53,7 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
         ) from error
     try:
         # Give gloo the longer of the two timeouts. Joining and rounds have their own deadlines, and
-        # gloo must not time out before them.
+        # gloo must not time out before these deadlines.
         collective = TorchCollective.create(timeout_s=max(timeout_s, JOIN_TIMEOUT_S))
         try:
             yield Meeting(store, collective)

@@ -34,7 +34,7 @@ _FILES_MIN = 64
 """Minimum limit on open files; two ranks use 32 files when they start."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
-"""Seconds after the first failure of a rank within which the other ranks report a lost peer."""
+"""After the first failure of a rank, the other ranks report a lost peer within this many seconds."""
 
 
 class RankErrors(ErrorHandler):
@@ -66,8 +66,8 @@ class RankErrors(ErrorHandler):
             data = {"message": {"message": line, "extraInfo": told}, "failed_at": now}
             Path(path).write_text(json.dumps({**data, "line": str(e)}), encoding="utf-8")
             if isinstance(e, GroupError):
-                # Resume suspended ranks (SIGSTOP), because torch would wait 30 s for each before it
-                # kills it.
+                # Resume suspended ranks (SIGSTOP). Otherwise, torch would wait 30 s for each of them
+                # before killing it.
                 with suppress(psutil.Error):
                     for each in psutil.Process(self._launcher).children():
                         each.resume()
@@ -160,8 +160,8 @@ def why_ranks_cannot_start(address: str) -> str:
 def _order(failure: ProcessFailure) -> tuple[bool, float]:
     """Return the sort key of a rank's failure; the failure that caused the others sorts first.
 
-    Failures are sorted by time; ranks that torch ended come last. A lost peer counts as later, because
-    it usually follows from another rank's failure.
+    Failures are sorted by time; ranks that torch ended come last. A rank that lost a peer sorts as if
+    it had failed later, because another rank's failure is usually the cause.
     """
     was_ended = failure.exitcode in (EXIT_INTERRUPTED, -signal.SIGTERM)
     at = failure.error_file_data.get("failed_at", failure.timestamp)

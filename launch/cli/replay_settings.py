@@ -38,8 +38,8 @@ COMPONENT_POOLS = (
     "state_device_pages",
     "state_host_pages",
 )
-"""Names of the settings for sizes of pools that only some profiles have; a size that is not given is
-derived."""
+"""Names of the settings for pool sizes that only some profiles have. A size that is not set is derived.
+"""
 _MAY_DIFFER = frozenset(
     {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
 )
@@ -154,9 +154,9 @@ class ReplaySettings:
     transport: Annotated[str, Parameter(choices=_values(Transport))] = Transport.AUTO.value
     """Transport of the rounds; auto chooses by the hosts of the ranks."""
     output_tokens_max: Annotated[int, AT_LEAST_0] = 16
-    """Most output tokens of a request, because decode steps only repeat rounds; 0: as in the trace."""
+    """Maximum output tokens of a request (more tokens only repeat decode steps); 0: as in the trace."""
     prefill_tokens: Annotated[int, AT_LEAST_1] = 8192
-    """Most prompt tokens that a step computes."""
+    """Maximum prompt tokens that a step computes."""
     device: Annotated[str, Parameter(choices=("cpu", "cuda"))] = "cpu"
     """Device that holds L1."""
     round_timeout_s: Annotated[float, Parameter(validator=Number(gt=0, lte=TIMEOUT_S_MAX))] = 60.0

@@ -63,7 +63,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Median times in us of a small read: through the store, and without the store as the limit."""
+    """Median times in us of a small read: through the store, and without the store (the limit)."""
 
     store: str
     read_us: float = 0.0
@@ -90,7 +90,7 @@ def of_rank_0(uri: str) -> str:
 
 
 def probe_direct(uri: str) -> Direct | None:
-    """Test O_DIRECT in a file store's directory, or in the parent if it does not exist yet.
+    """Test O_DIRECT in a file store's directory, or in the nearest parent that exists.
 
     Returns None for a store that is not a directory.
     """
@@ -116,7 +116,7 @@ def _direct_failure(directory: Path) -> str:
         return error.strerror or str(error)
     try:
         path.unlink()
-        # An anonymous mapping has the alignment that O_DIRECT needs.
+        # Use an anonymous mapping, because its memory has the alignment that O_DIRECT needs.
         with mmap.mmap(-1, SMALL_BYTES) as block:
             os.pwrite(fd, block, 0)
             os.preadv(fd, [block], 0)
@@ -240,7 +240,10 @@ def judge_answers(answers: Answers) -> CheckResult:
 def probe_speed(
     uri: str, say: Callable[[str], None], total_bytes: int = TOTAL_BYTES
 ) -> Speed | None:
-    """Measure the bandwidth for 1 MiB pages, and the hardware limit; None if the store is read-only."""
+    """Measure the store's bandwidth for 1 MiB pages, and the hardware limit.
+
+    Returns None if the store is read-only.
+    """
     parsed = parse_uri(uri)
     if not make_backend(uri).capabilities.writes:
         return None

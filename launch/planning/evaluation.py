@@ -122,8 +122,9 @@ class Evaluation:
     def _pages_enough(self, page_tokens: int) -> int:
         """Return a number of pages per tier with which no page is ever evicted."""
         state = self.model.profile.state
-        # Make the KV pool larger than its own pages require. The window and state pools are smaller
-        # than the KV pool, and must also hold all pages of every request.
+        # The sizes of the window and state pools are fractions of the KV pool's size, and these pools
+        # must hold all pages of every request. Therefore make the KV pool larger than its own pages
+        # require.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)

@@ -11,7 +11,7 @@ from .pools import GIB
 from .workers import Workers
 
 _STEPS = 512
-"""The step of the search is the host memory that holds the whole trace, divided by this number."""
+"""The search divides the host memory that holds the whole trace into this number of steps."""
 _WHOLE_FROM_GIB = 64
 """If the whole trace needs at least this many GiB, the step of the search is a whole number of GiB."""
 
@@ -46,8 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Count sizes in steps of the search. Size -1 is surely too little; size 0 may be enough, if the
-    # device alone reaches the ratio.
+    # Count sizes in steps of the search. Size -1 stands for too little memory, because even size 0 may
+    # be enough if the device alone reaches the ratio.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)

@@ -132,7 +132,11 @@ def _sizes_of(point: PlanPoint) -> str:
 
 
 def _bar(hit: float, best: float, ideal: float) -> str:
-    """Return a bar: `#` for hits, `+` for hits that only optimal eviction has, `.` up to the ideal."""
+    """Return a bar whose length is the ideal hits.
+
+    The bar has `#` for hits, `+` for further hits with optimal eviction, and `.` for the remaining
+    ideal hits.
+    """
     whole = ideal or 1.0
     hits, bests = (round(_BAR * share / whole) for share in (hit, best))
     return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))

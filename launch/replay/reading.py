@@ -147,7 +147,7 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
 
 
 def _with_samples(report: Report) -> Report:
-    """Return a report with empty samples if it has none, because older versions wrote no samples."""
+    """Return the report; if an older version wrote it without samples, add empty samples."""
     empty: dict[str, object] = {"samples": None, "round_us_counts": []}
     return cast("Report", {**empty, **report})
 

@@ -40,7 +40,7 @@ class ServingRun:
         sampler: Sampler | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """Create the run; without `sampler` it takes no samples, without `events` keeps no events."""
+        """Create the run; if `sampler` or `events` is None, no samples or events are kept."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
@@ -100,7 +100,7 @@ def submit_requests(store: Store, rank: int, result: RankResult) -> None:
 
 
 def was_begun(store: Store) -> bool:
-    """Return whether any rank was interrupted, so that a lost peer does not count as a failure."""
+    """Return whether any rank was interrupted; if so, a lost peer does not count as a failure."""
     try:
         return store.add(_BEGUN, 0) > 0
     except RuntimeError:
@@ -108,7 +108,7 @@ def was_begun(store: Store) -> bool:
 
 
 def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
-    """Return the results of rank 0 (`own`) and of the ranks that write theirs in time."""
+    """Return the result of rank 0 (`own`), and the other ranks' results that arrive in time."""
     results = [own]
     deadline = time.monotonic() + COLLECT_TIMEOUT_S
     for rank in range(1, ranks):

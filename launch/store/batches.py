@@ -14,8 +14,8 @@ from ...storage_backends.records.catalogue import stored_bytes
 BATCH_BYTES: Final = 16 << 20
 BATCH_OBJECTS: Final = 256
 OBJECT_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of an object that is read. Pages have a few megabytes; memory may not hold larger
-objects."""
+"""Maximum bytes of an object that is read. Pages have a few megabytes; larger objects might not fit in
+memory."""
 ANY_BYTES: Final = 1 << 62
 """Byte limit for batches whose objects are not read; so high that it never applies."""
 

@@ -71,7 +71,7 @@ class Selection:
 
 
 class _Oldest:
-    """Collects the oldest objects of a store: just enough to free `nbytes` bytes by removing them."""
+    """Collects the oldest objects of a store: only as many as must be removed to free `nbytes`."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -87,7 +87,6 @@ class _Oldest:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
         self._left -= stored_bytes(stored)
-        # Drop the youngest object as long as the other objects together free enough bytes.
         while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 

@@ -18,7 +18,7 @@ _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
 """Assumed minimum bandwidth of a store in bytes/s, with which the timeout of a call is computed."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
-"""URI options that start evictions when a file store is opened, and that make reads count as uses.
+"""Options of a file store's URI that enable evictions; with any of them, reads also count as uses.
 
 A tool removes these options before it opens a store. A tool must not start evictions, and a tool that
 reads every object must not mark all objects as used.

@@ -179,8 +179,8 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # A timed-out call counts its pages as unreadable, so add the unreadable pages to the late
-        # pages.
+        # The metrics count the pages of a timed-out call as unreadable, so add the unreadable pages to
+        # the late pages.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
@@ -296,8 +296,8 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # Put `_late` and `_unreadable` before `_lacking`. A slow store or a corrupt page is often the
-    # reason that one rank lacks pages that the other ranks have.
+    # Report causes first: a slow store or a corrupt page is often the reason that one rank lacks pages
+    # that the other ranks have.
     _late,
     _unreadable,
     _lacking,

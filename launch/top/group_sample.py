@@ -152,7 +152,8 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
     """Store the answer from an address; drop an answer that is incomplete at the deadline."""
     answer = bytearray()
     try:
-        # After the deadline `left_s` is negative, and connecting raises `ValueError`.
+        # After the deadline, `left_s` is negative. Connecting then raises `ValueError`, so no answer is
+        # stored.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
             # Send HTTP/1.0, so that the answer is not chunked, and ends when the server closes the

@@ -38,7 +38,7 @@ class GroupHistory:
                 " the one of --metrics-port, or of metrics_port under an engine"
             )
         # Counters can be compared only between readings of one run of the group. Drop the previous
-        # reading if no rank answered it. After a restart of the group, drop all earlier readings.
+        # reading if it has no rank's answer. After a restart of the group, drop all earlier readings.
         if self._seen and not self._seen[-1].ranks:
             self._seen.pop()
         if self._seen and not now.goes_on_from(self._seen[-1]):

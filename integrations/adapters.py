@@ -120,8 +120,8 @@ class AdapterWeights:
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
         """Return an adapter's identity in page keys.
 
-        It contains `weights`, the identity of the adapter's weights. Unless the adapter is plain, it
-        also contains the engine.
+        The identity contains `weights`, the identity of the adapter's weights. If the adapter is not
+        plain, its identity in page keys also contains the engine.
         """
         if weights not in self._applied:
             path = adapter.path

@@ -1,4 +1,4 @@
-"""Lets threads without an event loop call a storage backend, which runs in a thread of its own."""
+"""Lets threads without an event loop call a storage backend; the backend runs in its own thread."""
 
 import asyncio
 import logging
@@ -136,8 +136,8 @@ class BlockingStore:
 
     def _stop(self) -> None:
         with self._lock:
-            # Calls that were submitted before this stop still complete, because the event loop runs
-            # callbacks in the order in which they were added.
+            # Calls that were submitted before the store was stopped still complete, because the event
+            # loop runs callbacks in the order in which they were added.
             self._is_open = False
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)

@@ -33,8 +33,8 @@ LeftOut = Mapping[str, AbstractSet[str]]
 leave out the same attributes."""
 
 DIGEST_CHARACTERS = 32
-"""Number of hexadecimal characters of a digest. 128 bits suffice, because no attacker chooses engine
-configurations."""
+"""Number of hexadecimal characters of a digest. They have 128 bits, which suffice because no attacker
+chooses engine configurations."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
 
@@ -233,7 +233,7 @@ def _contents(value: Any, base: Any) -> object:
 def _reduced(value: object, where: str) -> tuple[object, object]:
     """Return the constructor arguments and the state with which pickle would rebuild an object.
 
-    Raises `ConfigError` if the arguments and the state may not describe the whole object.
+    Raises `ConfigError` if they might not describe the whole object.
     """
     _require_plain(type(value), where)
     try:

@@ -36,7 +36,7 @@ _NO_TEXT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class RequestItem:
-    """A multimodal item of a prompt, or one of its runs of consecutive placeholder tokens."""
+    """A multimodal item of a prompt, or one run of an item's consecutive placeholder tokens."""
 
     name: Hashable
     """The name under which the engine caches the multimodal item's embeddings and KV."""
@@ -95,7 +95,7 @@ def named_by_content(items: Iterable[RequestItem]) -> list[list[object]]:
 def content_digest(*parts: object) -> bytes | None:
     """Return a digest of nested values; None if they contain no tensor or array.
 
-    Without a tensor or array, the values may only refer to remote data, so they would not identify an
+    Values without a tensor or array might merely refer to remote data, and would then not identify an
     item's content.
     """
     content = _Content()
@@ -177,12 +177,12 @@ class ItemNames:
     """Detects names that an engine uses for multimodal items of different content.
 
     An engine finds embeddings and device KV of items by name, and a client may send other content under
-    a used name. Requests with such a name are not cached. Only the `NAMES_MAX` most recent names are
-    remembered.
+    a name that is already in use. Requests with such a name are not cached. Only the `NAMES_MAX` most
+    recent names are remembered.
     """
 
     def __init__(self, warn: Callable[[], object]) -> None:
-        """Store the function `warn`, to be called the first time that any name has a second content."""
+        """Store the function `warn`, to be called when a name is first found to have two contents."""
         self._warn = warn
         self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
         """Content digest by item name; None if the content is unknown or the name has had several
@@ -201,7 +201,7 @@ class ItemNames:
             self._keep(item.name)
 
     def note_unknown(self, names: Iterable[Hashable]) -> None:
-        """Record the names of multimodal items of unknown content before the engine computes them."""
+        """Record names of multimodal items of unknown content before the engine computes the items."""
         for name in names:
             self._known[name] = None
             self._keep(name)

@@ -1,4 +1,4 @@
-"""Engine-neutral description of a model's KV, which is part of the key of every page (rule R16).
+"""Engine-neutral description of a model's KV; the description is part of every page's key (rule R16).
 
 The description has the model's configuration, its compute dtype and the page layout. Together with the
 weights, which are another part of the key, the description defines KV as a function of the tokens. All
@@ -61,7 +61,7 @@ class PretrainedConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """A digest of all inputs to KV except weights and tokens, and the names of unproven inputs.
+    """Two results: a digest of all inputs to KV except weights and tokens; the unproven inputs' names.
 
     An input is unproven if engines may compute different KV from it.
     """

@@ -29,7 +29,7 @@ _NEUTRAL = frozenset(
         # Ignore the fields of these two lines, which describe only an adapter's origin and training.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
-        # Ignore the group size of `use_qalora`, which a plain adapter does not use.
+        # Ignore the group size, because only `use_qalora` uses it, and a plain adapter does not.
         "qalora_group_size",
     }
 )
@@ -42,7 +42,7 @@ _AT_VALUES: Mapping[str, tuple[object, ...]] = {
     # weights.
     "init_lora_weights": (True, False, None),
 }
-"""Fields of an adapter's configuration that do not change KV at the listed values."""
+"""Maps fields of an adapter's configuration to the values with which they do not change KV."""
 
 _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)"
@@ -95,8 +95,8 @@ def _is_neutral(name: str, worth: object) -> bool:
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
     """Return whether an adapter has only complete modules of rank `r`, all among its target modules.
 
-    A complete module has both LoRA matrices, A and B. An adapter of q, k or v must have q and v, and an
-    adapter of up must have gate.
+    A complete module has both LoRA matrices, A and B. A layer with any of q, k and v must have q and v.
+    A layer with up must have gate.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():

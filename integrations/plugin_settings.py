@@ -36,7 +36,7 @@ class PluginSettings(GroupSettings):
     host_pages: AtLeastOne | None = None
     """Host memory as a number of full-attention pages; mutually exclusive with `host_memory_gib`."""
     model: Text | None = None
-    """Model name in page keys; by default the name given to the engine, which may be a path."""
+    """Model name in page keys; by default the model name given to the engine, possibly a path."""
     weights_version: Text | None = None
     """The user's version of the weights for page keys. If given, no weight file is read for a digest.
     """
@@ -56,8 +56,8 @@ class PluginSettings(GroupSettings):
         if self.host_memory_gib is not None and self.host_pages is not None:
             raise ConfigError("give host_memory_gib or host_pages, but not both")
         if self.store is not None:
-            # Check the store's URI before anything is opened. A third-party backend checks its URI only
-            # when it opens.
+            # Check the store's URI before anything is opened, except the URI of a third-party backend,
+            # which is checked only when that backend opens.
             scheme = parse_uri(self.store).scheme
             if is_built_in(scheme) or scheme not in known_schemes():
                 make_backend(self.store.replace(RANK, "0"))
@@ -99,8 +99,8 @@ class PluginSettings(GroupSettings):
     def for_cache(self) -> dict[str, Any]:
         """Return, by name, the settings that are passed on to the underlying cache.
 
-        Of the control requests, the cache refuses only changes of weights, because the engine itself
-        reports them.
+        The cache refuses control requests that change the weights, because the engine itself reports
+        weight changes. It accepts all other control requests.
         """
         control = None if self.control is None else Control(path=self.control, refused=("weights",))
         return {**part_of(self, GroupSettings), "control": control}
@@ -111,8 +111,7 @@ class ServingSettings(PluginSettings):
     """Settings that only the plug-ins for serving engines (vLLM and SGLang) have."""
 
     adapter_versions: Mapping[str, Text] = field(default_factory=dict[str, str])
-    """User-given versions by adapter name, which replace digests of the adapters' files in page keys.
-    """
+    """User-given versions by adapter name; they replace digests of the adapters' files in page keys."""
     share: Share = Share.ALL
     """Which engines share pages: all engines that compute the same KV (`all`), or only equally
     configured ones (`engine`)."""

@@ -39,17 +39,17 @@ class Exclusions:
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return all setting names in these mappings from names to reasons.
+    """Return all setting names in `lists`, which map names of settings to reasons.
 
-    Each key of a mapping has one or more names, separated by spaces.
+    A key of a mapping has one or more names, separated by spaces.
     """
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return all settings as `Class.name`.
+    """Return all settings in `classes` as `Class.name`.
 
-    `classes` maps a class name to a mapping from the names of its settings to reasons.
+    `classes` maps a class name to a mapping whose keys name settings and whose values are reasons.
     """
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
@@ -85,9 +85,9 @@ class KeyedEngineSettings:
     defaults, too."""
 
     def digest(self, *beside: Json) -> str:
-        """Return a digest of the engine's version, its settings that can change KV, and `beside`.
+        """Return a digest of the engine's version, its settings that can change KV, and further values.
 
-        Raises `ConfigError` for a value without canonical bytes.
+        `beside` has the further values. Raises `ConfigError` for a value without canonical bytes.
         """
         counted = self._settings(self.exclusions.operational)
         found: list[Json] = [[each.place, canonical(each.value, each.place)] for each in counted]
@@ -163,8 +163,8 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
     """Yield a setting; if its value is a dataclass of `package`, yield its fields as settings instead.
 
-    If the default is not an object of the value's class, also yield a setting with the name of this
-    class, which says that the configuration has an object of the class.
+    If the default is not an object of this dataclass, also yield a setting named after the dataclass,
+    to record that the configuration has such an object.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:
@@ -186,8 +186,8 @@ def _is_worth(setting: Setting, default: object) -> bool:
 
 
 def _declared(kind: Any, name: str) -> object:
-    # Read the defaults of pydantic, because `dataclasses.fields` has no defaults for vLLM's
-    # configuration classes, which are pydantic dataclasses.
+    # Get defaults from pydantic, because vLLM's configuration classes are pydantic dataclasses, for
+    # which `dataclasses.fields` has no defaults.
     found = getattr(kind, "__pydantic_fields__", {}).get(name)
     if found is not None:
         return MISSING if found.is_required() else found.get_default(call_default_factory=True)

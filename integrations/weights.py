@@ -42,7 +42,7 @@ NEUTRAL = frozenset(
 """Names of files in a model's folder that never change KV."""
 
 READERS = 8
-"""Number of threads that read weight files. One thread does not saturate a fast disk."""
+"""Number of threads that read weight files; several, because one does not saturate a fast disk."""
 
 LOCK_S_MAX = 1800.0
 """Maximum seconds that a rank waits for another rank of the host to read the files. After this time,
@@ -252,7 +252,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # Do not count the file as deleted, because this error may be temporary.
+        # Do not count the file as deleted: an error other than a missing file may be temporary.
         return False
     return False
 

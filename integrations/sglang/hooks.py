@@ -227,7 +227,7 @@ def after_adapter_load(outcome: Any, scheduler: Any, request: Any) -> None:
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:
-    """Return the URI scheme of the store, which SGLang reports in `cached_tokens_details`."""
+    """Return the URI scheme of the store; SGLang reports it in `cached_tokens_details`."""
     controls = getattr(streamer.tree_cache, "lockstep", None)
     return original(streamer) if controls is None else str(controls.storage_scheme)
 
@@ -251,7 +251,7 @@ def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any)
     """Skip SGLang's second prefetch of a request that lost part of its device hit.
 
     Lockstep has already requested the whole prefix from storage. A second prefetch would read storage
-    again, and would hold a state slot until its end.
+    again, and would hold a state slot until the prefetch ends.
     """
     return _lockstep(scheduler) is None and original(scheduler, request)
 

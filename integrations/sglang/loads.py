@@ -37,7 +37,8 @@ class Loads:
         """Start to load the `hit` tokens after the first `start` tokens of a request.
 
         Return False if too few slots are free. `anchor` is a lock on the first `start` tokens, which
-        are on the device. It is released when the load ends, or at once if the load does not start.
+        are on the device. The lock is released when the load ends, or at once if the load does not
+        start.
         """
         end = start + hit
         window = self.window_tokens(start, end)
@@ -54,10 +55,10 @@ class Loads:
         """Start loads of other waiting requests that fit too, so that one batch computes all of them.
 
         SGLang requests one load per iteration, here for `first`. This method also starts loads for
-        requests that SGLang visits after `first`, in the order of `queue`. Each of them must fit in
-        addition to the slots that the batch and the running requests still need. Each also needs a free
-        row of SGLang's request table. `admitted` is the number of requests that were admitted in this
-        pass and will take one row each.
+        requests that SGLang visits after `first`, in the order of `queue`. Such a load needs free slots
+        beyond those that the batch and the running requests still need, and a free row of SGLang's
+        request table. `admitted` is the number of requests that were admitted in this pass and will
+        take one row each.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -125,7 +126,7 @@ class Loads:
 
 
 def _still_needed(waiting: Waiting) -> int:
-    """Return how many device slots a request needs for tokens after its load, decoded ones included."""
+    """Return how many device slots a request needs after its load, including those for decoding."""
     return waiting.room - (waiting.load.end if waiting.load else 0)
 
 

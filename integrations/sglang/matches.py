@@ -1,8 +1,8 @@
 """Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
 SGLang matches a request on arrival, when it sorts the queue, and when it visits the request for
-admission. Two matches between which nothing has changed must be equal, because SGLang would otherwise
-reorder the queue without a reason.
+admission. If nothing has changed since a request's last match, the next match must be equal, because
+SGLang would otherwise reorder the queue without a reason.
 """
 
 from collections.abc import Callable
@@ -51,8 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # SGLang should store a recurrent state at the position `mamba_branching_seqlen`. Take this
-            # position from the match of the whole key, because the match of the shorter key has none.
+            # At the position `mamba_branching_seqlen`, SGLang should store a recurrent state. Take the
+            # position from the whole key's match; the match of the key cut at `start` has none.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)

@@ -1,4 +1,4 @@
-"""Namespaces of SGLang requests, which separate requests with equal tokens but different KV."""
+"""Namespaces of SGLang requests; they separate requests with equal tokens but different KV."""
 
 import logging
 from collections.abc import Collection
@@ -52,7 +52,8 @@ class Namespaces:
         """Name of the weights since the last weight update; empty while the engine has its startup
         weights."""
         self.cleared = ""
-        """Part of all namespaces, which each call of `clear` changes; empty before the first call."""
+        """A part of all namespaces; each call of `clear` changes this part. Empty before the first
+        call."""
 
     def look(self) -> None:
         """Identify adapters loaded since the last call, and compare their identities across ranks.

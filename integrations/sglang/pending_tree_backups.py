@@ -98,7 +98,7 @@ class PendingTreeBackups:
             self._end(name)
 
     def finish(self) -> None:
-        """Before the cache closes, retry backups that wait for host memory as long as some succeed."""
+        """Retry backups that wait for host memory until no retry succeeds; called before closing."""
         host = self.host
 
         def over() -> bool:

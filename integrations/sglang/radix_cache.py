@@ -1,9 +1,10 @@
 """SGLang's radix tree with Lockstep's host memory and storage below it.
 
 SGLang keeps its device tree, its allocator and its pools. Lockstep reports tokens that it can load as a
-host hit. When a request fits together with these tokens, Lockstep reserves device slots and starts the
-load. SGLang asks again in later iterations. After every rank has loaded the tokens, Lockstep inserts
-them into the tree. Computed tokens are backed up after SGLang has inserted them into the tree.
+host hit. When the device has space for a request including these tokens, Lockstep reserves device slots
+and starts the load. SGLang asks again in later iterations. After every rank has loaded the tokens,
+Lockstep inserts them into the tree. Computed tokens are backed up after SGLang has inserted them into
+the tree.
 
 SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. The calls
 become commands to this rank's replica. Each scheduler iteration is one step of the replica.
@@ -111,7 +112,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return (end - start, start) if end > start else (0, None)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
-        """Start the load of a request that fits; return None while SGLang must ask again later.
+        """Start a request's load if the device has space; return None if SGLang must ask again later.
 
         After the load, or if it cannot start, return (number of loaded tokens, tree node after them).
         """
@@ -329,7 +330,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Run SGLang's check of its tree unless backups hold locks, which it would report as leaks."""
+        """Run SGLang's check of its tree unless backups hold locks: the check reports them as leaks."""
         if not len(self._backups):
             super().sanity_check()
 

@@ -51,7 +51,7 @@ True."""
 
 
 def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
-    """Return the settings; raise `ConfigError` for errors that show before SGLang creates its pools.
+    """Return the settings; raise `ConfigError` for errors found before SGLang creates its pools.
 
     `resolved` has SGLang's flags, with defaults filled in.
     """

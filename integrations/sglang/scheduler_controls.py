@@ -18,11 +18,12 @@ Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
 """Description of a batch for the state digest; two ranks with different descriptions have diverged."""
 
 COMPARE_S = 5.0
-"""Maximum seconds that a rank whose batch failed waits to compare the batch with the other ranks, which
-may be blocked."""
+"""Maximum seconds that a rank whose batch failed waits to compare the batch with the other ranks; the
+other ranks may be blocked."""
 
 VERDICT_S = 1e-6
-"""Maximum seconds that a step may wait for I/O if only its verdict is needed; as short as possible."""
+"""Maximum seconds that a step waits for I/O if the step is run only for its verdict; as short as
+possible."""
 
 
 class SchedulerControls:
@@ -41,8 +42,7 @@ class SchedulerControls:
         self._batch: Facts = ()
         store = host.config.store
         self.storage_scheme = "none" if store is None else parse_uri(store).scheme
-        """URI scheme of the attached store, or `none`, which SGLang reports in `cached_tokens_details`.
-        """
+        """URI scheme of the attached store, or `none`; SGLang reports it in `cached_tokens_details`."""
 
     @property
     def agreed_s(self) -> float:

@@ -23,8 +23,9 @@ from .pools.slots import Reserved
 TOGETHER_STEPS = 3
 """Maximum number of steps that a request whose load has completed waits for loads still in flight.
 
-Loads that start in the same step end within a step or two of each other. A rank reports a completed
-copy in the next step; at pipeline depth 1 the verdict is applied one step later.
+A few steps suffice, because loads that start in the same step end within a step or two of each other. A
+rank reports a completed copy in the next step; at pipeline depth 1 the verdict is applied one step
+later.
 """
 
 LANDED_FIRST_STEPS = 8
@@ -42,7 +43,7 @@ class Load:
     end: int
     reserved: Reserved
     anchor: Lock
-    """The lock on the request's tokens before `start`, which are in SGLang's tree."""
+    """The lock on the request's tokens before `start`; these tokens are in SGLang's tree."""
     step: int = 0
     """The step in which the load started."""
 
@@ -141,12 +142,12 @@ class WaitingRequests:
     def waits_for_others(self, waiting: Waiting) -> bool:
         """Return whether other requests' loads should keep a request from admission in this step.
 
-        - A request whose load has completed waits up to `TOGETHER_STEPS` for loads that were then still
-          in flight, so that one batch computes all of these requests.
+        - A request whose load has completed waits up to `TOGETHER_STEPS` steps for loads that were
+          still in flight when it completed, so that one batch computes all of these requests.
         - Other requests wait while loads are in flight, because they would find no free slots, and
           SGLang would then stop admitting until a request finishes.
-        - After a load, other requests wait up to `LANDED_FIRST_STEPS` until the loaded request is
-          admitted, so that its tokens are used before they are evicted.
+        - After a load, other requests wait until the loaded request is admitted, but at most
+          `LANDED_FIRST_STEPS` steps, so that its tokens are used before they are evicted.
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(

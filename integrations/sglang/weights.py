@@ -65,7 +65,7 @@ class WeightsVersions:
     def may_cache(self) -> bool:
         """Whether KV may be cached.
 
-        It may not during a weight-update session, or while the device has KV of previous weights.
+        Caching stops during a weight-update session, and while the device has KV of previous weights.
         """
         return self._session is None and not self._tree_is_stale
 
@@ -88,9 +88,9 @@ class WeightsVersions:
     def end_session(self, *, holds_nothing: bool) -> None:
         """End a weight-update session, and set the name of the weights after it.
 
-        The weights get no name if the session's name is also the name of the weights before the
-        session, because the name would then stand for two weights. Weights that another process wrote
-        in place have no name either.
+        The weights get no name if the weights before the session have the same name, because one name
+        would then stand for different weights. Weights that another process wrote in place have no name
+        either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))

@@ -18,8 +18,8 @@ NEUTRAL = frozenset(
     # padding, and the positions must have no gaps.
     | {"attention_mask", "position_ids", "cache_position"}
 )
-"""Allowed arguments of a forward pass, which do not change KV. Any other must be absent, None or False.
-"""
+"""Arguments of a forward pass that are allowed because they do not change KV. Any other argument must
+be absent, None or False."""
 
 
 class ForwardPasses:

@@ -27,7 +27,7 @@ ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """Attention window of one layer, and sample KV of one token on this rank, which shows the shape."""
+    """Attention window of one layer, and one token's sample KV on this rank to learn the KV's shape."""
 
     window: int | None
     """Attention window of the layer in tokens; None for full attention."""
@@ -68,7 +68,7 @@ class SequencePages:
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
         """Text that is added to page keys if each rank has all heads of some layer; otherwise empty.
 
-        Such pages have another layout than pages for which the ranks divide the heads of all layers.
+        The pages then have another layout than if the ranks divide the heads of all layers.
         """
         self.page_bytes = sum(each.page_bytes for each in shards.values())
         """Bytes of one page on this rank, summed over all pools."""
@@ -91,7 +91,7 @@ class SequencePages:
         )
 
     def layers(self) -> list[PagedLayer]:
-        """Return empty layers for a new sequence, whose KV goes into the preallocated memory."""
+        """Return empty layers for a new sequence; its KV goes into the preallocated memory."""
         return [
             PagedLayer(*memory, each.window)
             for memory, each in zip(self._memory, self._layers, strict=True)
@@ -196,7 +196,7 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
 def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
     """Return whether the ranks divide a layer's KV heads; this rank has `heads` of them.
 
-    If not, each rank has all heads. Raises `ConfigError` if the configuration allows both.
+    If not, each rank has all heads. Raises `ConfigError` if the configuration does not say which.
     """
     if ranks == 1:
         return True

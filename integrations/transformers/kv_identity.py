@@ -1,8 +1,9 @@
 """Identity of a Transformers model's KV apart from the tokens; part of every page's key (rule R16).
 
 It consists of the identity of the weights, and a digest of the configuration without fields that cannot
-change KV. A loaded model does not record which of several weight files it used, or in which dtypes. The
-identity therefore also covers the values of the norm weights and the dtypes of all parameters.
+change KV. A loaded model does not record from which of several weight files, and in which dtypes, it
+was loaded. The identity therefore also covers the values of the norm weights and the dtypes of all
+parameters.
 """
 
 import logging

@@ -144,9 +144,9 @@ class LockstepCache:
     def reset(self, weights_version: str | None = None) -> None:
         """Record that the model's weights have changed; pages of the previous weights no longer match.
 
-        If `weights_version` names the new weights, their pages also go to storage. They then match in
-        every cache that was opened in the same way and has reset to the same name. Without a name,
-        pages of the new weights stay in host memory.
+        If `weights_version` names the new weights, their pages also go to storage. Every cache that was
+        opened in the same way then matches these pages after a `reset` with the same name. Without a
+        name, pages of the new weights stay in host memory.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")
@@ -221,8 +221,8 @@ class LockstepCache:
         """Back up the computed pages of a sequence; return when no copy reads its device memory."""
         unit = self._settings.page_tokens
         whole = min(len(tokens) // unit, self._settings.pages) * unit
-        # Make a separate backup at each multiple of the window, because a backup has only the last
-        # window's pages of window pools. Another prompt can then branch off at any page.
+        # Make a separate backup at each multiple of the window, so that another prompt can branch off
+        # at any page. A single backup would save only the last window of the pages in window pools.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
             self.cache.back_up(name, tokens[:end], self._lent(end), salt)
@@ -234,7 +234,7 @@ class LockstepCache:
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
         """Return the device pages of a sequence's first `tokens` tokens, by pool.
 
-        A page has the same number in every pool, even in a pool that has no content for it. The cache
+        A page has the same index in every pool, even in a pool that has no content for it. The cache
         tracks which pages have content.
         """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)

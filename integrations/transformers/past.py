@@ -32,7 +32,7 @@ class PagedLayer(DynamicLayer):
         self.set_length(0)
 
     def set_length(self, length: int) -> None:
-        """Set how many tokens, from the first on, have valid KV in the memory."""
+        """Record that the memory has valid KV of the sequence's first `length` tokens."""
         self.length = length
         first, (keys, values) = self._first_seen(), self.memory
         self.keys, self.values = keys[:, :, first:length], values[:, :, first:length]
@@ -70,8 +70,8 @@ class PagedLayer(DynamicLayer):
     def _make_room(self, end: int) -> None:
         """Move to newly allocated memory for `2 * end` tokens if `end` tokens exceed the memory.
 
-        Later tokens that fit into the preallocated memory are also written there, because copies read
-        only the preallocated memory.
+        After the move, tokens that fit into the preallocated memory are written to both memories,
+        because copies read only the preallocated memory.
         """
         old = self.memory
         if end > old[0].shape[2]:
@@ -90,7 +90,7 @@ def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start
 
 
 class ReusedPast(DynamicCache):
-    """The past of one sequence, which users pass to `generate()` as `past_key_values`.
+    """The past of one sequence; users pass it to `generate()` as `past_key_values`.
 
     Valid only within its `with` block of `LockstepCache.reuse`, because the next sequence uses the same
     memory.

@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
 
 
 def _refuse_other_release(error: ImportError) -> None:
-    """Raise `ConfigError` if an unsupported vLLM explains why the plug-in's import has failed."""
+    """Raise `ConfigError` if the plug-in's import has failed under an unsupported release of vLLM."""
     from vllm import __version__  # noqa: PLC0415
 
     from ..releases import is_release  # noqa: PLC0415

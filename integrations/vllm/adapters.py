@@ -33,12 +33,12 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return vLLM's adapter as a `LoadedAdapter`, which vLLM finds by its name and by its id."""
+    """Return vLLM's adapter as a `LoadedAdapter`; vLLM finds the adapter by name and by id."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # Add a suffix for adapters that vLLM loads as 3-D weights, which is one of its two ways to load
-        # the same files.
+        # Add a suffix if vLLM loads the adapter as 3-D weights, because vLLM has two ways to load the
+        # same files.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

@@ -44,7 +44,7 @@ class HashedItem:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "HashedItem":
-        """Return the fields of a multimodal item of vLLM that vLLM includes in block hashes."""
+        """Return those fields of a multimodal item that vLLM includes in block hashes."""
         return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
@@ -150,7 +150,7 @@ class BlockEvents:
         """
 
     def listen(self, events: Iterable[Event]) -> None:
-        """Queue events; `take` hashes them later, so that the engine's thread does not wait."""
+        """Add events to a queue; `take` hashes them later, so that the engine's thread need not."""
         for event in events:
             if isinstance(event, Stored | Removed):
                 if event.pool == KV_POOL and event.tier is not Tier.DEVICE:
@@ -219,8 +219,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # Do not publish this page and the following ones. The request with their multimodal
-                    # items was forgotten, so the item names that vLLM hashes are unknown.
+                    # Do not publish this page and the following ones. Their request was forgotten, and
+                    # with it the multimodal item names that vLLM hashes.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)

@@ -76,7 +76,10 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return (keys, values), each [blocks, heads, elements of all tokens]; None if sizes differ."""
+    """Return (keys, values), each [blocks, heads, elements of all tokens].
+
+    Returns None if `blocks` has other sizes or strides than this format requires.
+    """
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None

@@ -68,7 +68,7 @@ from .worker_modes import (
 
 
 class InOrder(set[str]):
-    """A set of request ids for vLLM, which iterates in insertion order.
+    """A set of request ids, for vLLM, with iteration in insertion order.
 
     vLLM frees blocks in iteration order. The iteration order of a plain set differs between ranks, so
     the ranks' prefix caches would diverge.
@@ -229,7 +229,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many tokens after vLLM's own hit all ranks can load; None until they agree."""
+        """Return how many tokens all ranks can load after vLLM's own hit; None until ranks agree."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -254,7 +254,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether the request's blocks must stay allocated, because a rank still copies them."""
+        """Return whether a rank still copies the request's blocks, which must then stay allocated."""
         return self._finished(request, block_ids[0])
 
     def request_finished(
@@ -300,7 +300,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies. After this call, no page matches that may belong to previous weights."""
+        """Wait for all copies. Pages that may belong to previous weights no longer match afterwards."""
         self._tell_events(changed=self._side.reset())
         return True
 

@@ -15,7 +15,7 @@ from .weights import InFlight, WeightsChange
 WHERE = "kv_connector_extra_config"
 
 SECRET_FILE = "secret_file"  # noqa: S105 - a name.
-"""Key of the extra configuration with the path of a file that has the peers' secret; replaces `secret`.
+"""Key of the extra configuration, used instead of `secret`: the path of a file with the peers' secret.
 """
 
 
@@ -36,7 +36,7 @@ class ConnectorSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     weights_change: WeightsChange = WeightsChange.WITH_RESET
-    """Which calls to vLLM may change the weights: every reset, or only those that give a new name."""
+    """Which calls to vLLM may change the weights: all resets, or only calls that set a new name."""
     in_flight: InFlight = InFlight.KEEP
     """Whether a load in flight is kept or counts as failed when the weights change."""
     peers: Peers | None = None

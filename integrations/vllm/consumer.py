@@ -94,9 +94,9 @@ class PrefillConsumer:
     def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
         """Return whether a request should prefetch from the other engine again and wait.
 
-        Call it after each prefetch of the request, which has found `found` of at most `at_most` tokens.
-        The time limit runs as long as lookups find no additional tokens. If the other engine has
-        `refused` the request, the result is False.
+        Call it after each prefetch of the request. The prefetch has found `found` of at most `at_most`
+        tokens. The time limit runs as long as lookups find no additional tokens. If the other engine
+        has `refused` the request, the result is False.
         """
         if taken.given_up:
             return False

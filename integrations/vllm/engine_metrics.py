@@ -16,11 +16,11 @@ from .contract import EngineConfig, ParallelConfig
 from .stats import ALL, Number, Told, add, line, spread
 
 _registered: list[Any] = []
-"""Metrics of this process's last engine, which are unregistered when another engine starts."""
+"""Metrics of this process's last engine; they are unregistered when another engine starts."""
 
 
 class LockstepStats(KVConnectorStats):
-    """A report of Lockstep's statistics, which vLLM carries from the engine to its log and metrics."""
+    """A report of Lockstep's statistics; vLLM carries it from the engine to vLLM's log and metrics."""
 
     data: Told
 
@@ -52,7 +52,8 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Ignore a metric that is not in the registry, because vLLM has created it through Ray.
+            # Ignore the error for a metric that vLLM has created through Ray: it is not in the
+            # registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}

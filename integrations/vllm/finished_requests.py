@@ -31,12 +31,12 @@ class FinishedRequests:
 
     @property
     def lent(self) -> list[str]:
-        """Names of finished requests whose blocks copies in flight read but do not write."""
+        """Names of finished requests without a load in flight: copies only read their blocks."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
     def frees(self) -> bool:
-        """Whether copies in flight keep blocks of a request that was handed to another engine."""
+        """Whether copies in flight keep blocks of a handed-over request allocated."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
@@ -82,15 +82,16 @@ class FinishedRequests:
         return bool(given_back)
 
     def freed(self) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """Return (loaded, freed): requests whose load has ended, and requests with free blocks."""
+        """Return (loaded, freed): requests whose load has ended; requests whose blocks became free."""
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Check the copies of every finished request, because the result of `collect_freed` lacks
-        # requests that were not released.
+        # Ask for each finished request whether copies are in flight. The result of `collect_freed` is
+        # not enough, because it lacks requests that were not released.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
-            # Report a finished request's load as ended: the engine then frees the request's blocks.
+            # Report a finished request's load as ended, because the engine then frees the request's
+            # blocks.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 

@@ -17,8 +17,8 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""Window size, in tokens, that stands for full attention in a group other than the main pool's. It is
-larger than any prefix."""
+"""Window size, in tokens, that stands for full attention in all groups except the main pool's. No
+prefix is longer."""
 STATES_SHARE = 4
 """Number of the main pool's host pages for each host page of a pool of recurrent states.
 
@@ -27,7 +27,7 @@ A pool of states needs fewer pages, because it keeps one state for each prompt o
 
 
 class GroupKind(Enum):
-    """Kind of pool, which decides what part of a prefix must be restored before a request continues."""
+    """Kind of pool; it decides which part of a prefix must be restored before a request continues."""
 
     FULL = KV_POOL
     WINDOW = "window"

@@ -13,7 +13,7 @@ from ..sharing import Exclusions, names_in_classes, names_of
 RELEASES: Final = ("0.32", "0.33")
 """Supported releases of vLLM. Before adding one, run `tests/integrations/sharing` with it.
 
-If its default settings compute different KV for some models, list these models as unproven in
+If the release's default settings compute different KV for some models, list these models as unproven in
 `kv_description.py`, so that their keys include the release.
 """
 

@@ -1,4 +1,4 @@
-"""Identity of vLLM's KV apart from the tokens, which is part of the key of every page (rule R16).
+"""Identity of vLLM's KV apart from the tokens; part of every page's key (rule R16).
 
 It consists of the weights, as a digest of their files or a user-given version, and of the configuration
 as `sharing.py` describes it. When the caches open, the ranks check that their identities are equal.

@@ -44,7 +44,7 @@ class HeldBlocks:
         return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
 
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
-        """Hold a request's blocks, by refcount, until its copy number `copy` has finished."""
+        """Hold a request's blocks, by refcount, until the copy with the id `copy` has finished."""
         assert self.pool is not None, "the engine has not given its block pool"
         self.pool.touch([self.pool.blocks[each] for each in blocks])
         self._held.append((request, copy, list(blocks)))
@@ -94,7 +94,7 @@ class LentBlocks:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the window and state blocks in `lent`, which a request may free while it runs."""
+        """Return the blocks in `lent` that a running request may free: window and state blocks."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]

@@ -12,7 +12,8 @@ LOOKUP_STEPS = 4
 BUSY_WAIT_S = 0.001
 """Maximum seconds of the one wait for storage lookups in a pass in which other requests compute.
 
-The wait delays all requests. The request with the lookup then need not wait for a whole forward pass.
+The wait delays all requests. In return, the request with the lookup need not wait for a whole forward
+pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005

@@ -61,8 +61,7 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has finished the request, so that the request's last backup must release it.
-    """
+    """Whether the engine has finished the request. The request's last backup must then release it."""
 
 
 class PendingBackups:
@@ -158,7 +157,7 @@ class PendingBackups:
         self._pending.pop(name, None)
 
     def give_up(self) -> None:
-        """Abandon all waiting backups: from now on blocks may be overwritten without a callback."""
+        """Abandon all waiting backups, because blocks may now be overwritten without a callback."""
         for pending in list(self._pending.values()):
             self._give_up(pending)
 
@@ -201,7 +200,7 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Start a backup and hold the blocks in `passing` until its copy ends.
+        """Start a backup and hold the blocks in `passing` until the backup's copy ends.
 
         Return whether the backup started.
         """

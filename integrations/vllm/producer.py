@@ -48,8 +48,8 @@ class PrefillProducer:
         self._coming: dict[str, _Given] = {}
         """Maps names to requests with copies in flight, which may add pages to serve."""
         self._served: deque[tuple[int, str]] = deque()
-        """(deadline in agreed milliseconds, name) of requests that get no more pages to serve; earliest
-        first."""
+        """(deadline in agreed milliseconds, name) of each request for which no more pages will arrive;
+        earliest first."""
         self._told: set[str] = set()
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:

@@ -129,8 +129,8 @@ class ItemDigests:
     def of(self, request: VllmRequest) -> Items | None:
         """Return a request's multimodal items; None if this rank lacks the content of any of them.
 
-        With `mm_processor_cache_type: shm`, contents are in another process. In an encoder-decoder
-        model, items have no position in the prompt.
+        Contents are in another process with `mm_processor_cache_type: shm`. None is also returned for
+        an encoder-decoder model, because its items have no position in the prompt.
         """
         items = [self._item(each) for each in request.mm_features]
         known = tuple(each for each in items if each and each.end <= request.num_prompt_tokens)

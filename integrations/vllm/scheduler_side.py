@@ -1,4 +1,4 @@
-"""The plug-in's side at vLLM's scheduler, which turns scheduling decisions into cache commands.
+"""The plug-in's side at vLLM's scheduler: turns scheduling decisions into cache commands.
 
 The schedulers of all ranks make the same decisions in the same step, because this module returns only
 results that follow from verdicts: matches, finished loads and freed pages.
@@ -84,7 +84,7 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether handoffs, or backups that wait for free host memory, need further steps."""
+        """Whether further steps are needed for handoffs, or for backups that wait for host memory."""
         return self._giving.waits or self._backups.is_due
 
     @property
@@ -265,8 +265,8 @@ class SchedulerSide:
         result = self._result(told_of_failures=False)
         if self._unfinished or not (self._leaving.lent or self._backups):
             return result
-        # Free all blocks that backups of an idle engine hold, so that it can reset its prefix cache.
-        # Wait for the copies first, because the engine may reuse the blocks.
+        # Free all blocks that backups of an idle engine hold, so that the engine can reset its prefix
+        # cache. Wait for the copies first, because the engine may reuse the blocks.
         self.cache.wait_for_copies()
         self._lending.held.let_go(lambda _: ())
         freed = self._leaving.give_back(still_read=False)
@@ -274,7 +274,8 @@ class SchedulerSide:
 
     def reset(self) -> bool:
         """Wait for all copies; return whether pages cached so far now belong to previous weights."""
-        # Wait, because vLLM unmaps all blocks after this call, even those of preempted requests.
+        # Wait for the copies, because vLLM unmaps all blocks after this call, even those of preempted
+        # requests.
         self.cache.wait_for_copies()
         self._commit()
         self._backups.give_up()
@@ -309,7 +310,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether requests of the last pass still compute; vLLM may schedule ahead."""
+        """Return whether requests of the last pass await output, as happens if vLLM schedules ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -351,7 +352,7 @@ class SchedulerSide:
         """Check whether vLLM has reset its prefix cache since the weights changed.
 
         Before this reset, a request may get blocks of previous weights. The pages that it then computes
-        depend on both weights.
+        depend on the previous and the current weights.
         """
         if self._device_is_mixed:
             # Count a stale request only if it has computed tokens. Otherwise it has no blocks, for
@@ -363,7 +364,7 @@ class SchedulerSide:
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Restart a request without device pages, so that it matches pages of the current weights.
 
-        The request prefetches again from storage, because a failed load has removed its host pages.
+        The request prefetches again from storage, because after a failed load its host pages are gone.
         """
         self.cache.release(tracked.name)
         tracked.give_up()

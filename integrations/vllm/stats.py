@@ -2,7 +2,7 @@
 
 A report is a nested dict. Families and labels are those of `telemetry.families`:
 
-    name of a family -> label values, joined by commas and the rank first -> number
+    name of a family -> label values (the rank first), joined by commas -> number
 
 The number is the increment of a counter, or the new value of a changed gauge. For a histogram, the
 report has a list instead: the increment of the sum, then the increments of all buckets.

@@ -55,7 +55,7 @@ def has_one_scheduler_process(parallel: ParallelConfig) -> bool:
 
 
 def read_settings(config: EngineConfig) -> ConnectorSettings:
-    """Return the settings; raise `ConfigError` for every error that shows before KV is allocated."""
+    """Return the settings; raise `ConfigError` for all errors found before KV is allocated."""
     transfer = config.kv_transfer_config
     assert transfer is not None
     parsed = parse(transfer.kv_connector_extra_config)

@@ -17,7 +17,7 @@ Node: TypeAlias = Any
 refuses."""
 
 Lock: TypeAlias = Any
-"""Handle of a lock on a path of SGLang's radix tree, which `unlock` takes to release the lock."""
+"""Handle of a lock on a path of SGLang's radix tree; passed to `unlock` to release the lock."""
 
 Handle: TypeAlias = Any
 """SGLang's id of a request in its queue; hashable, and the same on every rank."""
@@ -110,7 +110,7 @@ class SlotAllocator(Protocol):
 
 
 class PagedAllocator(Protocol):
-    """Allocator of one pool's slots, which allocates whole pages."""
+    """Allocator of one pool's slots; it allocates whole pages."""
 
     def available_size(self) -> int: ...
 

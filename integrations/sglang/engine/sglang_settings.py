@@ -74,11 +74,11 @@ class ExtraSettings(ServingSettings):
     prefetch_threshold: Count = 0
     """A request is prefetched only if at least this number of its tokens is not on the device."""
     prefetch_timeout_base: StopTime | None = None
-    """The stop policy's `base_s`: the part of a prefetch's timeout, in seconds, that does not depend on
-    its length; not allowed with `stop_policy`."""
+    """The part of a prefetch's timeout, in seconds, that does not depend on the prefetch's length. It
+    becomes `base_s` of the stop policy, and is not allowed if the user gives `stop_policy`."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """The stop policy's `per_ki_token_s`: the seconds that each 1,024 tokens add to a prefetch's
-    timeout; not allowed with `stop_policy`."""
+    """The seconds that each 1,024 tokens add to a prefetch's timeout. They become `per_ki_token_s` of
+    the stop policy, and are not allowed if the user gives `stop_policy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class SglangSettings:
         """
         settings, device = self.plugin, pools[main].device_pages
         size_gb = self.flags.hicache_size
-        # `hicache_ratio` is rarely None, because SGLang fills in its own default before it creates a
-        # cache.
+        # Use a default if the ratio is None. This is rare, because SGLang fills in its own default
+        # before it creates a cache.
         ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
         if settings.host_pages is not None:
             ratio = settings.host_pages / device

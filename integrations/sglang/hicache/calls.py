@@ -36,8 +36,8 @@ metrics."""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
-"""Page outcomes that this module logs. Stores log corrupt pages themselves, and a missing page is no
-error."""
+"""Page outcomes that this module logs. Corrupt pages are left out, because stores log them. Missing
+pages are left out, because they are no error."""
 
 _log = logging.getLogger(__name__)
 

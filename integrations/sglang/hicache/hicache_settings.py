@@ -25,8 +25,8 @@ class StorageSettings(Settings):
     store: Text
     """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """The user's version of the weights, which is part of page keys. Users must change it whenever they
-    change the weights under one model name."""
+    """The user's version of the weights; part of page keys. Users must change it whenever they change
+    the weights under one model name."""
     open_timeout_s: _Seconds = 60.0
     """Timeout in seconds for opening the store, and for closing it."""
     exists_timeout_s: _Seconds = 2.0

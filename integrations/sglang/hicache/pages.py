@@ -41,7 +41,7 @@ class PoolPages:
     """Access to the pages of one HiCache host pool, with references that keep its memory alive."""
 
     def __init__(self, name: str, pool: HicacheHostPool) -> None:
-        """Choose how to access the pool's pages; raise `ConfigError` if neither way is possible."""
+        """Choose access in place or through temporary tensors; raise `ConfigError` if both fail."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size

@@ -82,8 +82,8 @@ def restorable_prefixes(
 def _groups(keys: Sequence[str], transfer: HicacheTransfer) -> list[Sequence[str]]:
     """Return the keys of each block (a group of `block_pages` pages of the main pool).
 
-    The pool stores each block under `group_pages` keys. They are given by `transfer`; if not, they are
-    the keys of the block's last pages.
+    The pool stores each block under `group_pages` keys: those in `transfer.keys` or, if `transfer.keys`
+    is empty, the keys of the block's last pages.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:

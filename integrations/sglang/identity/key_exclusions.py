@@ -15,9 +15,9 @@ from .environment import OPERATIONAL_VARIABLES, ROUNDING_VARIABLES
 RELEASES: Final = ("0.5.23",)
 """The supported SGLang releases.
 
-Before adding a release, run `tests/integrations/sharing` with it. If its default settings compute
-different KV for some models, list these models as unproven in `kv_description.py`, so that their keys
-include the release.
+Before adding a release, run `tests/integrations/sharing` with it. If the release's default settings
+compute different KV for some models, list these models as unproven in `kv_description.py`, so that
+their keys include the release.
 """
 
 FILES: Final[Mapping[str, str]] = {
@@ -29,8 +29,8 @@ FILES: Final[Mapping[str, str]] = {
     "exec.dllm": "dllm_algorithm_config",
     "spec": "uno_lora_path speculative_token_map",
 }
-"""Settings whose values are paths of files, by SGLang's namespace. Page keys cover the files' contents,
-not the paths."""
+"""Settings whose values are paths of files, by section of SGLang's configuration. Page keys cover the
+files' contents, not the paths."""
 
 OPERATIONAL: Final[Mapping[str, str]] = {
     "model_path revision model_checksum": "The content of the weights, or their commit, is in the key.",

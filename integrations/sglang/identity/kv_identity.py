@@ -45,7 +45,7 @@ class Resolved:
 
     engine_version: str
     fields: Mapping[str, Mapping[str, object]]
-    """Maps SGLang's namespace (such as `exec.kernel`) to settings by name."""
+    """Maps each section of SGLang's configuration (such as `exec.kernel`) to its settings by name."""
     model_config: Any
     environment: Mapping[str, object]
     """Values, by name, of the environment variables that count as settings, because they differ from
@@ -119,7 +119,7 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> KeyedEngine
 
 
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
-    """Yield the settings of a namespace.
+    """Yield the settings of one section of SGLang's configuration.
 
     The value of a setting that names a file is replaced by True if a file is given, else by False.
     """
@@ -167,9 +167,9 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
 
 
 def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
-    """Return a digest of the content of a file or folder.
+    """Return a digest of the content of the file or folder at the path `value`.
 
-    Its path is `value`, which is the value of the setting `name`.
+    `name` is the setting that has this path, as named in error messages.
     """
     path = Path(value).expanduser()
     try:

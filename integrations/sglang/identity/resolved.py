@@ -1,7 +1,7 @@
 """Reads an SGLang engine's final configuration; imported only in an SGLang process.
 
 SGLang fills in missing arguments from the model, the device and other arguments, and changes further
-arguments during startup. Page keys use the final values, which SGLang keeps by namespace.
+arguments during startup. Page keys use the final values, which SGLang keeps in sections.
 """
 
 import os

@@ -65,7 +65,7 @@ class StateSlots(AttentionSlots):
             return kv.kv_committed_len, kv.mamba_pool_idx
         count, at = kv.mamba_last_track_seqlen or 0, kv.mamba_last_track_idx
         if count > kv.kv_committed_len and rows.mamba_ping_pong_track_buffer_size == 2:
-            # Use the copy before the last one, because the last copy covers tokens that are not
+            # Use the second-last copy of the state, because the last copy covers tokens that are not
             # committed yet.
             count, at = kv.mamba_prev_track_seqlen or 0, rows.get_mamba_ping_pong_other_idx(at)
         if not 0 < count <= kv.kv_committed_len or count % self.page_tokens:

@@ -57,7 +57,10 @@ def test_every_key_arrives_where_it_belongs_and_what_a_cache_has_too_in_its_sett
         ({"host_memory_gib": 1}, "give host_memory_gib or host_pages, but not both"),
         ({"in_flight": "abort"}, "in_flight is 'abort', must be one of keep, compute"),
         ({"stor": "file:///kv"}, "there is no key 'stor'; known: adapter_versions, bounds,"),
-        ({"adapter_versions": {"a": 1}}, "adapter_versions is a dict, must be text, each part"),
+        (
+            {"adapter_versions": {"a": 1}},
+            "adapter_versions is a dict, must have text in each place",
+        ),
         ({"store": "/mnt/kv"}, "store '/mnt/kv' is not a URI; write it as"),
         ({"store": "file:///kv?drect=1"}, "there is no option 'drect'; known: direct"),
         ({"store": "redis://me:word@b"}, "store 'redis://***@b': unknown scheme"),

@@ -17,13 +17,13 @@ S6  The first writer of a name wins. A later writer gets PRESENT, and the object
 S7  `exists` is a hint that may be wrong in both directions. Only a read proves that an object exists.
 S8  An object consists of parts (`object_shape`), and its header records which optional columns it has.
     A read may request a subset of the parts, and verifies those. If the object lacks a requested
-    column, the read is LACKING, which is a miss. A write with a column that the object lacks atomically
-    replaces the object by one with the columns of both; otherwise S6 holds. So the set of columns only
-    grows.
-S9  A store that evicts objects itself evicts the least recently used first. The objects of one `write`
-    call form a chain in their order, and the first one is the successor of the object in `after`. An
-    object's time of use is never later than that of its predecessor, so leaves are evicted before
-    roots. Stores with external eviction (a server, a bucket's life cycle) do not promise this.
+    column, the read is LACKING, which is a miss. If a write has a column that the object lacks, the
+    write atomically replaces the object by one with the columns of the object and of the write;
+    otherwise S6 holds. So the set of columns only grows.
+S9  If a store itself evicts objects, it evicts the least recently used first. The objects of one
+    `write` call form a chain in their order, and the first one is the successor of the object in
+    `after`. An object's time of use is never later than that of its predecessor, so leaves are evicted
+    before roots. Stores with external eviction (a server, a bucket's life cycle) do not promise this.
 """
 
 from collections.abc import AsyncIterator, Sequence

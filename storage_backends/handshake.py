@@ -95,7 +95,7 @@ async def introduce(
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    # Replace a space within a host name, because spaces separate the addresses in the text.
+    # Replace spaces in host names, because a space separates two addresses in the message.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
     said = ours + theirs + text
     await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))

@@ -88,7 +88,7 @@ class MemoryBackend:
         return [self._write(write, deadline) for write in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether it is free afterwards."""
+        """Remove the objects; return for each name whether the name is free afterwards."""
         if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         digests = [name_digest(name) for name in names]
@@ -168,7 +168,7 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return the object that replaces the stored object `standing`, with the columns of both.
+    """Return the replacement of `standing`: the object of `write` plus other columns of `standing`.
 
     Returns None if `standing` has all columns of `write`, so that no replacement is needed.
     """

@@ -1,8 +1,9 @@
 """Creates a backend from a URI: built-in schemes, schemes of other packages, and wrappers.
 
 A built-in scheme is imported only when it is used. Another package adds a scheme through the entry
-point group `lockstep.storage_backends`; the entry's name is the scheme, and its value a callable that
-takes a `StoreUri` and returns a `StorageBackend`. An entry cannot replace a built-in scheme.
+point group `lockstep.storage_backends`; the entry's name is the scheme, and the entry's value is a
+callable that takes a `StoreUri` and returns a `StorageBackend`. An entry cannot replace a built-in
+scheme.
 """
 
 from collections.abc import Callable

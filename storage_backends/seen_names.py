@@ -26,8 +26,8 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Look up `keys`, the cached keys of a shard, only when the namespace, pool or shard
-            # changes, because consecutive names almost always agree in them.
+            # Set `keys`, the cached keys of a shard, only when the namespace, pool or shard changes:
+            # consecutive names almost always share all three.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
@@ -58,9 +58,8 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Look up `keys`, the cached keys of a shard, only when the namespace, pool or shard changes,
-        # because consecutive names almost always agree in them. So most names cost only one membership
-        # test.
+        # Set `keys`, the cached keys of a shard, only when the namespace, pool or shard changes:
+        # consecutive names almost always share all three. So most names cost only one membership test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard

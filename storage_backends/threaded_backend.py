@@ -75,11 +75,12 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # Mark the future as running, so that a caller that stops waiting for it does not cancel it.
+        # Mark the future as running, so that cancelling a wait for it does not cancel the future
+        # itself.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` on the next free thread. Cancelling the returned future keeps it from starting.
+        """Run `work` on the next free thread, unless the returned future is cancelled before that.
 
         Raises `RuntimeError` after `end`, or if the system cannot start even one thread.
         """
@@ -221,8 +222,8 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # Raise `StorageError`, because `close` cancelled the job. `CancelledError` would tell
-                # the caller that it was cancelled itself.
+                # Raise `StorageError`, because `close` cancelled the job. A `CancelledError` would mean
+                # that the caller itself was cancelled.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -292,7 +293,8 @@ class ThreadCalls:
         """Signal all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
         A thread stuck in the kernel is left running. The call that uses this thread returns only when
-        the thread does, even if the wait is cancelled. Raises an exception that `at_end` has raised.
+        the thread is free again, even if the wait is cancelled. If `at_end` raises an exception, this
+        method raises it too.
         """
         for stop in self._stops:
             stop.asked = True
@@ -357,7 +359,7 @@ class _AllDone:
 
 
 async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, leaves: bool) -> None:
-    """Wait until every job is done. If cancelled meanwhile, raise the cancellation only after that.
+    """Wait until every job is done, even after a cancellation, which is raised at the end.
 
     If `leaves` is set, wait only until the deadline or a cancellation.
     """
@@ -429,7 +431,7 @@ class ThreadedBackend(ABC):
                 raise UsageError(f"store {self._store} was closed while it opened")
             self._on_opened()
         except BaseException:
-            # Do not wait, because the opening thread may hang. If that thread returns later, it closes
+            # Do not wait for the opening thread, because it may hang. If it returns later, it closes
             # the resources that it opened.
             await calls.close(0)
             raise
@@ -439,8 +441,8 @@ class ThreadedBackend(ABC):
         """Stop running jobs, wait for them, and close everything that was opened. Idempotent.
 
         A thread may hang beyond the timeout of `close`, or `close` may be cancelled. Then the call of
-        the hanging thread returns only when the thread does, and the last thread to exit closes
-        everything. Threads do not keep the process from exiting.
+        the hanging thread returns only when the thread hangs no more, and the last thread to exit
+        closes everything. Threads do not keep the process from exiting.
         """
         self._closed = True
         calls, self._calls = self._calls, None

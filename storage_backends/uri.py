@@ -28,8 +28,8 @@ from ..errors import ConfigError, LockstepError
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
 _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
-"""Matches the user and password before '@'. The password may contain characters that should be
-percent-encoded in a URI."""
+"""Pattern of the user and password before '@' in a URI. The password may contain characters that should
+be percent-encoded."""
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
 _SECRET = re.compile(r"secret|token|pass|pwd|pw$|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
@@ -40,8 +40,8 @@ _NESTED_MAX: Final = 4
 """Maximum depth of nested URIs (URIs in option values) whose secrets are masked one by one. A URI
 nested more deeply is masked as a whole."""
 _SECRET_CHARACTERS_MIN: Final = 3
-"""Minimum number of characters of a secret that error texts must not contain. Shorter secrets reveal
-little and would match many ordinary words."""
+"""Minimum number of characters of a secret to mask in error texts. Shorter secrets reveal little and
+would match many ordinary words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def _shown_option(option: str, depth: int) -> str:
 
 
 def without_secrets_of(uri: str, text: str) -> str:
-    """Return `text`, in which the secrets of `uri` and their components are replaced by `***`."""
+    """Return `text` with the secrets of `uri`, and the components of the secrets, replaced by `***`."""
     for secret in sorted(_secrets(uri, _NESTED_MAX), key=len, reverse=True):
         if len(secret) >= _SECRET_CHARACTERS_MIN:
             text = text.replace(secret, _HIDDEN)

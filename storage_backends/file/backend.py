@@ -2,8 +2,8 @@
 
 File paths are derived from digests of object names (`objects`). A file appears under its final name
 atomically (`publish`). Every read verifies its file, and moves a corrupt file to the quarantine
-directory (`quarantine`). Several processes may share the store's directory. On a network filesystem
-that requires that `link` fails if the name exists.
+directory (`quarantine`). Several processes may share the store's directory. A network filesystem can be
+used for this only if its `link` fails when the name exists.
 
 - `durability` states the failures that a write survives once it is reported as OK. `none` (default):
   the death of the process. `data`: also a power failure, but the file's directory entry may be lost.
@@ -64,14 +64,15 @@ _JOB_NAMES_MIN: Final = 8192
 """Minimum names per job. A look-up is short interpreter work, and two threads do interpreter work more
 slowly than one."""
 _LONG_LOOK_S: Final = 50e-6
-"""Mean seconds per look-up above which look-ups are assumed to wait for a device or network and run
-concurrently. Faster look-ups are mostly interpreter work, and concurrent calls would make them three
-times as slow."""
+"""If look-ups take longer than this on average (seconds per look-up), they are assumed to wait for a
+device or network, and calls run them concurrently. Faster look-ups are mostly interpreter work, and
+concurrent calls would make them three times as slow."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups in a job whose mean duration per look-up is evaluated."""
+"""Minimum number of look-ups in a job whose mean duration decides whether later calls run concurrently.
+"""
 _LOOK_TURN_S: Final = 0.01
-"""Seconds that a look-up call waits until an earlier call releases the lock `_looking`. If the wait
-times out, the earlier call is assumed to be waiting for the filesystem."""
+"""Seconds that a look-up call waits until an earlier call releases the lock `_looking`. After that,
+look-ups are assumed to wait for the filesystem, and calls run them concurrently."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -192,7 +193,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Look up names in the filesystem. While look-ups are fast, only one call does so at a time."""
+        """Look up names in the filesystem. While look-ups are fast, calls run one at a time."""
         has_turn = False
         if not self._looks_last:
             try:
@@ -241,7 +242,7 @@ class FileBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether it is free afterwards."""
+        """Remove the objects; return for each name whether the name is free afterwards."""
         self._seen.discard(names)
         return await self._run_by_names(self._remove, names, deadline)
 

@@ -71,7 +71,7 @@ class FileContents:
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
         # Read the whole file with one system call if the reader wants all parts of the object, which is
-        # the usual case. The plan has several runs if a part is omitted, even a part without bytes.
+        # the usual case. A plan with one run omits no part, not even a part without bytes.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -123,8 +123,8 @@ class FileContents:
     ) -> memoryview | None:
         """Return a payload with the columns in `buffers`, and the other columns of the object in `fd`.
 
-        This thread's last call must have been `look` with the same `fd`; it returned the presence bits
-        `present`. Returns None if the existing payload is corrupt or `stop` was due.
+        This thread's last call must have been `look` with the same `fd`; `present` are the presence
+        bits that it returned. Returns None if the existing payload is corrupt or `stop` was due.
         """
         whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)

@@ -26,7 +26,7 @@ _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CL
 def stored_as(
     directory_fd: int, path: str, contents: FileContents, now: float
 ) -> StoredObject | None:
-    """Return the object that a file's header describes. Its age is relative to the time `now`.
+    """Return the object that a file's header describes. The object's age is relative to `now`.
 
     Returns None if the file is not an object or has disappeared. Raises OSError if a regular file
     cannot be read.
@@ -66,7 +66,7 @@ def is_regular(directory_fd: int, path: str) -> bool:
 
 
 def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
-    """Yield the paths of the entries of a directory below the root; none if it does not exist.
+    """Yield the paths of the entries of a directory below the root; a missing directory has none.
 
     Links are not followed. Raises `StorageError` if the directory exists but cannot be read.
     """

@@ -112,7 +112,7 @@ class ObjectFiles:
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return a `UseTimes` for the files of one call; its first object is a successor of `after`."""
+        """Return a `UseTimes` for the files of one call; `after` precedes the call's first object."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class ObjectFiles:
             os.close(root_fd)
 
     def exists(self, name: ObjectName) -> bool:
-        """Return whether the object's path exists, whether or not it is a valid object."""
+        """Return whether the object's path exists; the file there may be invalid."""
         place = located(name)
         return place is not None and os.access(place[1], os.F_OK, dir_fd=self._root_fd)
 
@@ -194,8 +194,8 @@ class ObjectFiles:
     ) -> WriteOutcome:
         """Write the object unless it exists. A failed write leaves no file behind.
 
-        If the existing object lacks a column of the new one, an object with the columns of both
-        replaces it.
+        If the existing object lacks a column of the new one, it is replaced by an object with the
+        columns of both.
         """
         place = located(name)
         views = fitting(buffers, shape.nbytes)
@@ -285,7 +285,8 @@ class ObjectFiles:
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # Return early with one `stat` call if the file's length alone proves that it is this object.
+        # Return early, after one `stat` call, if the file's length alone proves that the file has the
+        # object to be written.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -305,7 +306,7 @@ class ObjectFiles:
         """Replace the object in the open file `fd`, unless that object has all columns of the new one.
 
         Moves the file to the quarantine directory if it is corrupt. Returns None if another attempt is
-        needed. `fd` stays open, so that no new file can get its inode number.
+        needed. `fd` stays open, so that no new file can get the old file's inode number.
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -393,6 +394,6 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _may_be_object(status: os.stat_result, new: _New) -> bool:
-    """Return whether a file's length alone proves that it is the object to be written."""
+    """Return whether a file's length alone proves that the file has the object to be written."""
     told = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
     return told and status.st_size == BLOCK_BYTES + new.shape.nbytes

@@ -26,14 +26,14 @@ TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
-"""On a filesystem without locks, temporary files are removed from this age in seconds on. Writing takes
-only seconds, but the clocks of hosts that share a filesystem may differ."""
+"""Age in seconds at which temporary files are removed on a filesystem without locks. Writing takes only
+seconds, but the clocks of hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class Draft:
-    """A new file without a name, or with a temporary one, until published. One thread uses it."""
+    """A new file, which has no name or a temporary one until it is published. One thread uses it."""
 
     def __init__(self, root_fd: int, fd: int, temporary: str | None = None) -> None:
         self._root_fd = root_fd

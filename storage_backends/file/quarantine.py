@@ -2,8 +2,8 @@
 
 A quarantine has `PLACES` numbered paths. A corrupt file moves to a free path. If none is free, it
 replaces the file at the next path, in rotation. A non-empty directory cannot be replaced atomically.
-Therefore, if non-empty directories occupy all paths, each move removes a bounded number of their
-entries, so that no move takes long.
+Therefore, if non-empty directories occupy all paths, each move removes some of their entries. The
+number of removed entries is bounded, so no move takes long.
 """
 
 import errno

@@ -21,8 +21,8 @@ from .listing import READ_FLAGS
 from .trust import OwnDirectories
 
 _GROUP_PAGES: Final = 64
-"""Number of headers collected before they are checked. More would evict the pages from the core's
-cache."""
+"""Number of pages whose headers are collected before they are checked. After more pages, the first ones
+would no longer be in the core's cache."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
 """Maximum payload bytes of the fast path. Larger payloads take the normal path, which reads in pieces:
 each piece is hashed while it is in the core's cache, and the read can stop soon after its deadline."""

@@ -6,15 +6,16 @@ so it removes leaves before roots. All times are by the filesystem's clock, beca
 clock must not empty a shared store. A file's size is its allocated blocks.
 
 Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass adds up file sizes by age,
-derives the age above which files must be removed, and walks the files again to remove them. Ages within
-about one percent share a counter. Only the files that share the counter at the age limit are sorted.
+derives the age above which files must be removed, and walks the files again to remove them. Sizes are
+added up per age bucket; the ages in one bucket differ by about one percent. A bucket from which only
+some files must be removed is sorted by age.
 
 Records are kept at any age: manifests, and markers, by which groups of other TP sizes find pages.
 Without records, existing pages could not be found or identified. A file is recognised as a record by
 its length and then by its header. `lockstep store rm` removes records with their pages.
 
 Files in the quarantine directory are removed first. A directory there is removed at the age
-`EMPTY_AGE_S`, whatever its size, because the sizes of its files were not added up.
+`EMPTY_AGE_S`. Its size is unknown, because the sizes of its files are not added up.
 
 Readers and writers are safe during a pass: readers keep their files open, and writers create a removed
 directory again. A pass enters only the store's own directories and follows no link.
@@ -48,7 +49,8 @@ HIGH_WATER: Final = 0.95
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
 """A process starts a pass at once when it has written this fraction of the quota since the last pass. A
-single process stays within the quota, because passes start to remove files at `HIGH_WATER`."""
+single process stays within the quota, because a pass leaves at most `HIGH_WATER` of the quota in use.
+"""
 LOCK: Final = "sweep.lock"
 """Name of the file in the root that a sweeping process locks. The file's mtime is the end of the last
 pass."""
@@ -61,8 +63,8 @@ QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
-"""Maximum number of files at the age limit that a pass sorts at a time. If there are more, the pass
-walks the files again."""
+"""Maximum number of files of one age bucket that a pass sorts at a time. If the bucket has more, the
+pass walks the files again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMESPACE_DIGITS: Final = 32
 _DIRECTORY_DIGITS: Final = 2
@@ -134,7 +136,7 @@ class SweepLimits(Settings):
 
 
 class _Seen(NamedTuple):
-    """A file that a sweep found, in a tuple whose sort order is the order of removal."""
+    """A file that a sweep found. The sort order of these tuples is the order of removal."""
 
     used_ns: int
     namespace: str
@@ -229,7 +231,8 @@ class _Pass:
         """Remove all files in older age buckets than `bucket`, then the oldest files in `bucket`.
 
         Files in one bucket have about the same age. Files in `bucket` are removed until `target` bytes
-        remain. Returns True if the bucket has more files, so that another walk is needed.
+        remain. Returns True if too many files were in `bucket` to collect all of them, so that another
+        walk is needed.
         """
         oldest: list[_Seen] = []
         more = False

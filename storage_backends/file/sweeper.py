@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Sweeps the store in the directory `root_fd`, of which it keeps a duplicate descriptor.
+    """Sweeps the store in the directory `root_fd`. Keeps a duplicate of that descriptor.
 
     Thread-safe.
     """
@@ -50,7 +50,7 @@ class Sweeper:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Start the thread, which sweeps at once and then at intervals. Call it once."""
+        """Start the thread, which sweeps at once and then at intervals. Call this once."""
         self._thread.submit(self._live)
 
     def end(self) -> Future[None]:
@@ -65,8 +65,8 @@ class Sweeper:
     def used(self, names: Iterable[ObjectName]) -> None:
         """Record that the objects `names` were read; the thread later sets the mtimes of their files.
 
-        `names` must be in order from root to leaf. Names beyond `USED_NAMES_MAX` are dropped and count
-        as unused, which is safe because leaves are dropped before roots.
+        `names` must be in order from root to leaf. If `USED_NAMES_MAX` names are recorded, further
+        names are dropped and count as unused. This is safe, because leaves are dropped before roots.
         """
         with self._lock:
             for name in names:

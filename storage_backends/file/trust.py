@@ -16,7 +16,8 @@ from .publish import TEMPORARY
 from .quarantine import QUARANTINE
 
 _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
-"""Number of characters of a file name in an object's path, with the separator before it."""
+"""Number of characters to cut off an object's path to get its directory: the file name and the
+separator."""
 _REAL_MAX: Final = 1 << 16
 """Maximum number of directories that are remembered as real directories (not links)."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)

@@ -1,9 +1,9 @@
 """Keeps the time of last use of each object in its file's mtime, so that sweeps evict leaves first.
 
 A reader finds a page only after all pages before it in the prefix, so a sweep must remove leaves before
-roots. Therefore a file never has a later mtime than its predecessor's file. The files of a call get
-descending mtimes. The first file's mtime is just below that of its predecessor's file, or now if there
-is no such file.
+roots. Therefore a file never has a later mtime than its predecessor's file. The files of one call get
+descending mtimes. The first file's mtime is just below the mtime of its predecessor's file, or is now
+if the predecessor has no file.
 """
 
 import os
@@ -24,7 +24,7 @@ class UseTimes:
     """Sets the mtimes of the files of one call, by their position in the call. Thread-safe."""
 
     def __init__(self, root_fd: int, after: After | None = None) -> None:
-        """`after` names the predecessor of the call's first object, if there is one."""
+        """`after` names the predecessor of the call's first object; None if that object has none."""
         self._root_fd = root_fd
         self._after = after
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class UseTimes:
                 os.utime(place[1], ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
 
     def _begin(self, path: str) -> int:
-        """Return the mtime for the call's first file (position 0), by the filesystem's clock."""
+        """Return the mtime that the call's first file (position 0) gets, by the filesystem's clock."""
         with self._lock:
             if self._first_ns is None and self._after is not None:
                 place = located(self._after.name)

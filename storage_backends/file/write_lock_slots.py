@@ -1,8 +1,8 @@
 """The write lock of a `file://` store: one process at a time moves or replaces a published file.
 
 Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed. A
-process that removes or replaces a file first checks it. The process holds the lock from the check to
-the end of the action, and acts only on the file that it has checked.
+process checks a file before it removes or replaces it. The process holds the lock from the check to the
+end of the action, and acts only on the file that it has checked.
 """
 
 import errno

@@ -89,7 +89,7 @@ class MooncakeBackend(ThreadedBackend):
             ) from error
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the master has its object; False if it answers too late."""
+        """Return for each name whether the master has an object; False if its answer is too late."""
         return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:

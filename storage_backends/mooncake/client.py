@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _REACH_TIMEOUT_S: Final = 5.0
 _WHOLE_BYTES_MAX: Final = 1 << 30
-"""Maximum bytes of an object on a disk. A larger one is not read, because the library fetches such
-objects only whole."""
+"""Maximum bytes of an object on a disk. A larger one is not read, because the library can fetch an
+object on a disk only whole."""
 
 
 left_behind: list["MooncakeDistributedStore"] = []
@@ -240,7 +240,7 @@ class MooncakeClient:
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # Start only the first occurrence of a key that occurs twice in one call.
+            # If a key occurs twice in one call, start only the first occurrence.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:

@@ -1,9 +1,9 @@
 """Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
 A step is one call of the library with some pieces (ranges of bytes). The library moves the pieces of a
-call one after the other. For each piece it waits up to 30 seconds for the process that owns the memory
-(the default over TCP). If an owner has stopped, a call with many pieces would block for a multiple of
-30 seconds, past its deadline. But each call costs some 0.1 ms. Therefore the first step is one piece,
+call one after the other. For each piece it waits for the process that owns the memory, by default up to
+30 seconds over TCP. If an owner has stopped, a call with many pieces would block for a multiple of 30
+seconds, past its deadline. But each call costs some 0.1 ms. Therefore the first step is one piece,
 which shows whether the owner answers, and later steps are large enough to be worth a call.
 
 A reader has a lease on an object, after which the master may reuse the memory. If bytes arrive after
@@ -47,8 +47,8 @@ class Code(IntEnum):
     NOT_TRANSFERRED = -800
     NO_MASTER = -900
     MASTER_LATE = -901
-    """The master did not answer in time. This backend also uses it for a transfer not started in time.
-    """
+    """The master did not answer in time. This backend also uses the code for a transfer that was not
+    started in time."""
 
 
 class BufferPiece(NamedTuple):

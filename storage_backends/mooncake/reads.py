@@ -5,8 +5,8 @@ To add columns, a writer stores the object under the next generation and then re
 So a reader that finds no object, or one without a wanted column, queries later generations. No
 generation is stored twice (see `writes`).
 
-The memory of a removed object may be reused during a read. Checksums detect that, so a reader treats an
-object as corrupt only after two failures.
+The memory of a removed object may be reused during a read. Then the checksums do not match although no
+object is corrupt. So a reader treats an object as corrupt only after two failures.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ObjectReader:
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
         """Return per object its highest stored generation, or None if no generation seems to exist.
 
-        The result is a hint: while an object is being replaced, it may be None or an earlier
+        The result is a hint: while an object is being replaced, the result may be None or an earlier
         generation.
         """
         keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]

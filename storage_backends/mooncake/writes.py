@@ -1,4 +1,4 @@
-"""Blocking writes of objects to a Mooncake Store and their replacement, called from several threads.
+"""Blocking writes and replacements of objects in a Mooncake Store, called from several threads.
 
 The master admits one writer per key, so there is one first writer among all processes. The other
 writers wait until it has finished, and check the object that it stored. See `reads` for generations.
@@ -79,7 +79,7 @@ class ObjectWriter:
         return outcomes
 
     def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
-        """Write an object that already exists or is being written by another writer.
+        """Write an object that exists, perhaps with fewer columns, or that another writer is writing.
 
         The outcome is PRESENT if the existing object has all columns of the new one.
         """
@@ -118,7 +118,10 @@ class ObjectWriter:
         return self._replace(new, generation, look.present, stop)
 
     def _replace(self, new: New, generation: int, present: int, stop: Stop) -> int | None:
-        """Store the next generation with the columns of both objects, and remove the earlier ones."""
+        """Store the next generation, with the columns of the stored and the new object.
+
+        Removes the earlier generations.
+        """
         want = new.want
         if generation + 1 >= GENERATIONS:
             return Code.INVALID
@@ -142,7 +145,7 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects for which this writer is the first, with one return code per object.
+        """Store the objects for which this writer is the first; return one return code per object.
 
         EXISTS means that another writer is storing or has stored this generation, or that a later one
         exists.

@@ -9,8 +9,9 @@ read-only and cannot list or remove. A corrupt page is CORRUPT at every read.
 - `inflight_bytes`: maximum bytes requested from one rank at a time, default 64 MiB
 - `allow_sources`: comma-separated networks and host names that the rank must belong to
 - `transfer`: `tcp` (default) reads pages over the connection. `mooncake` reads them with Mooncake's
-  transfer engine if the serving group has one, too; with it, `protocol` (`tcp` or `rdma`), `device`
-  (RDMA devices) and `insists` (1: never read pages over the connection) apply.
+  transfer engine if the serving group has one, too
+- `protocol` (`tcp` or `rdma`), `device` (RDMA devices), `insists` (1: never read pages over the
+  connection): options for `transfer=mooncake`
 
 A call sends requests to all ranks concerned, over one connection each. Bytes go directly into the
 caller's buffers and are verified there. If a read is abandoned early, its connection stays usable, and
@@ -64,7 +65,7 @@ class PeerBackend:
         engine: TransferEngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
-        """`address` is one rank's host:port; `text` is the store's name in messages."""
+        """`address` is one rank's host:port; `text` is the store's name in error messages."""
         self._text = text or f"peer://{address}"
         self._make_group = partial(
             PeerGroup,
@@ -93,7 +94,7 @@ class PeerBackend:
         self._group = group
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether its rank would send the object now."""
+        """Return for each name whether the responsible rank would send the object now."""
         if self._group is None or not names or time.monotonic() >= deadline:
             return [False] * len(names)
         return await look_up(self._group, names, deadline)

@@ -18,7 +18,7 @@ from .wire import NAMES_MAX
 RequestT = TypeVar("RequestT", bound=PeerRequest)
 
 _REQUEST_BYTES: Final = 8 << 20
-"""Maximum bytes of the objects in one read request. A larger object gets a request for itself."""
+"""Maximum bytes of the objects in one read request. A larger object gets a request of its own."""
 
 
 async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:

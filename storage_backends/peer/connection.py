@@ -54,8 +54,8 @@ async def connect(
 
     Raises `ConfigError` for an address that is not allowed, another version or secret, or a missing
     secret if the rank is on another host. Raises `StorageError` or `OSError` for temporary failures.
-    `store` is the rank's name in messages. If the connection breaks, `broke` is called with the reason,
-    or with an empty text if no request was waiting.
+    `store` is the rank's name in error messages. If the connection breaks, `broke` is called with the
+    reason, or with an empty text if no request was waiting.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)

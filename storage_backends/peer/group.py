@@ -88,7 +88,7 @@ class PeerGroup:
     def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:
         """Return the rank to read an object from, or None if no rank of the group can have it.
 
-        If several ranks have a replicated object, the digest of its name selects one of them.
+        If several ranks have a replicated object, the digest of the object's name selects one of them.
         """
         ranks = self._places.get((name.pool, name.shard), ())
         if not ranks or not self._is_of(name.namespace):

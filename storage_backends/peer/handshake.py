@@ -33,9 +33,9 @@ async def greet_server(
 ) -> ConnectionTags:
     """Run the reader's side of the handshake; `address` is the configured address of the server.
 
-    `store` is the server's name in messages. Raises `UnprovenError` if the server does not prove that
-    it knows the secret and owns the address, `ConfigError` for another version, and `StorageError` or
-    `OSError` for temporary failures.
+    `store` is the server's name in error messages. Raises `UnprovenError` if the server does not prove
+    that it knows the secret and owns the address, `ConfigError` for another version, and `StorageError`
+    or `OSError` for temporary failures.
     """
     meant = canonical_address(*split_address(address)), _place(sock.getpeername())
     stream = SocketStream(sock)

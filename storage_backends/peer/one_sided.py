@@ -106,7 +106,10 @@ class OneSidedReads:
                 self._engine.unregister(areas.pop())
 
     def _area(self, nbytes: int) -> memoryview:
-        """Return a free staging area of at least `nbytes`, or a new one; it is in use until `end`."""
+        """Return a staging area of at least `nbytes`: a free one, or else a new one.
+
+        The area is in use until `end`.
+        """
         length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(length, [])
         if free:

@@ -130,8 +130,8 @@ class PartsRead(PeerRequest):
         """Yield the memory into which the objects of `pages` are received, and verify each object.
 
         The outcomes count only after `take`. The caller fills the yielded memory before it resumes this
-        generator, unless the request is abandoned. Raises `StorageError` if these are not the next
-        objects of this request, or have a wrong length.
+        generator, unless the request is abandoned. Raises `StorageError` if the received objects are
+        not the next ones of this request, or have a wrong length.
         """
         first, count = pages.first, len(pages.states)
         whole, bare = pages.states.count(State.WHOLE), pages.states.count(State.BARE)
@@ -157,7 +157,7 @@ class PartsRead(PeerRequest):
         yield from self._receive_group(group)
 
     def take(self, pages: ReadReply) -> None:
-        """Make the outcomes of the received `pages` final; their authentication tag is valid."""
+        """Make the outcomes of the received `pages` final, because their tag was found valid."""
         for at, outcome in self._received:
             self.outcomes[at] = outcome
         self._received.clear()

@@ -164,5 +164,5 @@ class Sender:
         return sent
 
     def clear(self) -> None:
-        """Remove all views from the queue that are not sent yet."""
+        """Remove from the queue all views that are not sent yet."""
         self._views.clear()

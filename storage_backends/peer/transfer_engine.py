@@ -36,7 +36,7 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # Expect an `ImportError`, also if two threads import the package at the same time.
+            # If two threads import the package at the same time, one of them may get an `ImportError`.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(

@@ -85,8 +85,8 @@ class PeerRank(Record, frozen=True, tag=False):
     address: Address
     """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """(pool, shard) of the objects on this rank, its marker included. Groups of other TP sizes find
-    pages by the marker."""
+    """(pool, shard) of the objects on this rank, including the marker of its group. Groups of other TP
+    sizes find pages by the marker."""
     engine: Address = ""
     """Address of the rank's transfer engine; empty if the rank has none."""
 
@@ -155,7 +155,7 @@ class ReadReply(Record, frozen=True, tag=6):
 
 
 class LocateRequest(PartsRequest, frozen=True, tag=7):
-    """Asks a rank for the memory addresses of pages; these must not change until `Done`."""
+    """Asks a rank for the memory addresses of pages. The pages must not change until `Done`."""
 
 
 class LocateReply(Record, frozen=True, tag=8):

@@ -26,7 +26,7 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""The lengths in bytes of the object of a marker and of the object of a manifest, headers included."""
+"""Lengths in bytes of a marker's object and of a manifest's object, headers included."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
 """Maximum number of layers and of heads in a manifest. A larger manifest is ignored, because computing
@@ -143,7 +143,7 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Record the manifest stored under `name`; `manifest` is None if it is unreadable."""
+        """Record the manifest stored under `name`; None stands for an unreadable manifest."""
         # Ignore a manifest with too many layers or heads, or with another model than the one in the
         # object's name.
         said = manifest
@@ -308,7 +308,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 
 
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
-    """Return `full` with the parts of `stated` marked as present; None if it lacks any of them."""
+    """Return `full` with the parts of `stated` marked as present; None if `full` lacks one of them."""
     present = stated.present
     held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts

@@ -43,7 +43,7 @@ class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     dtype: str
     replicated: bool
     optional: bool = False
-    """Whether the column is optional. The manifest contains this field only if it is True."""
+    """Whether the column is optional. The manifest contains this field only if the value is True."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(

@@ -23,7 +23,7 @@ from ...page_format.shard_sources import ShardSource, sources_of
 from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
-"""Stands in lists of TP sizes for the objects under this rank's own names."""
+"""In a list of TP sizes, this value means the objects under this rank's own names."""
 LOOK_AGAIN_S: Final = 10.0
 ANNOUNCE_AGAIN_S: Final = 60.0
 _MARK: Final = ObjectShape.whole(1)
@@ -134,7 +134,8 @@ class Shardings:
         # Write no marker if no group of another TP size can read this group's objects.
         if not self._is_read or now < self._announce_at:
             return
-        # Set the time before the await, so that a concurrent call does not write the marker too.
+        # Set the time of the next write before the await, so that a concurrent call does not write the
+        # marker too.
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:

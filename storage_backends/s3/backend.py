@@ -1,7 +1,7 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
 Each page is one object of the bucket, created only if the name is free (`objects`). `endpoint` is a
-server other than Amazon's, and `concurrency` the maximum number of requests in flight. The S3 client
+server other than Amazon's. `concurrency` is the maximum number of requests in flight. The S3 client
 (obstore) takes credentials from the environment of the process or its machine; `anonymous=1` uses none.
 With `read_only=1` nothing in the bucket is created, replaced or removed, every write is FAILED, and
 credentials to list and read suffice.
@@ -207,7 +207,7 @@ class S3Backend:
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether it is free afterwards."""
+        """Remove the objects; return for each name whether the name is free afterwards."""
         removed = [False] * len(names)
         if self._ready():
             self._seen.discard(names)

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class _Standing(NamedTuple):
-    """The header's contents and the version of an object that exists under a name to be written."""
+    """An object that exists under a name to be written: its header's contents and its version."""
 
     finding: HeaderFinding
     """The result of comparing the existing object's header with the shape to be written."""
@@ -83,8 +83,8 @@ class S3Objects:
     ) -> None:
         """Write the objects that do not exist; `seen` states per object whether it probably exists.
 
-        If the existing object lacks a column of the new one, an object with the columns of both
-        replaces it.
+        If the existing object lacks a column of the new one, it is replaced by an object with the
+        columns of both.
         """
         await self._fill_in(
             outcomes,
@@ -109,7 +109,7 @@ class S3Objects:
     async def _fill_in(
         self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
     ) -> None:
-        """Set each of `results` to the result of `work`, or to `failed` if a request of it fails."""
+        """Set each of `results` to the result of `work`; `failed` if a request of `work` fails."""
 
         async def one(number: int) -> None:
             try:

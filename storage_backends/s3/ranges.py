@@ -48,7 +48,10 @@ class Fetched:
     """The version of the S3 object (its ETag)."""
 
     def cut(self, start: int, end: int) -> memoryview | None:
-        """Return the bytes from `start` to `end` or the object's end; None if some were not fetched."""
+        """Return the bytes from `start` to `end`; None if some of them were not fetched.
+
+        A range beyond the object's end is cut off there.
+        """
         end = min(end, self.size)
         if end <= start:
             return memoryview(b"")

@@ -241,7 +241,7 @@ class S3Requests:
 
 
 async def _body(answer: "GetResult", nbytes_max: int) -> memoryview:
-    """Return the body of an answer; raise an error if it is longer than requested.
+    """Return the body of an answer; raise an error if the body is longer than requested.
 
     The limit protects memory from a server that sends too much.
     """

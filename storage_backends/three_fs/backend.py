@@ -3,9 +3,9 @@
 This follows DeepSeek's use of 3FS: a few large files of fixed-size slots (`files`), accessed in batches
 (`transfers`). A SQLite database maps objects to slots (`page_index`). On a mounted 3FS with its client
 installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). Otherwise the
-store uses system calls and logs that at INFO. Processes of one host may share a store.
+store uses system calls, and logs the reason at INFO. Processes of one host may share a store.
 
-- `slot_bytes` is the size of a slot, including the 4096 bytes of an object's header, and `file_slots`
+- `slot_bytes` is the size of a slot, including the 4096 bytes of an object's header. `file_slots` is
   the number of slots per file. The first user sets both; later users with other sizes are refused. An
   object larger than a slot is not stored.
 - `files` is the maximum number of files; files are never removed. When all slots are used, the least
@@ -99,7 +99,7 @@ class ThreeFsBackend(ThreadedBackend):
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether the index has it; False if the index answers too late."""
+        """Return for each name whether the index has an entry; False if the index answers too late."""
         if self._ready() is None:
             return [False] * len(names)
 
@@ -149,8 +149,8 @@ class ThreeFsBackend(ThreadedBackend):
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
-        # Mark the existing objects of the call as used before the writes, because writes may evict: an
-        # object must not be evicted before its successor in the chain.
+        # Before the writes, mark the existing objects of the call as used. Otherwise the writes might
+        # evict an object before its successor in the chain.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
@@ -158,7 +158,7 @@ class ThreeFsBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; return for each name whether it is free afterwards."""
+        """Remove the objects; return for each name whether the name is free afterwards."""
         if self._ready() is None:
             return [False] * len(names)
         self._seen.discard(names)

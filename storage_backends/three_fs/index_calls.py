@@ -56,7 +56,7 @@ class IndexCalls:
             answer.cancel()
 
     def reserve(self, count: int, lease_s: float, slots: int, stop: Stop) -> list[Reservation]:
-        """Reserve at most `count` of the store's `slots` slots; see `PageIndex.reserve`.
+        """Reserve at most `count` slots of a store with `slots` slots; see `PageIndex.reserve`.
 
         Slots that the index reserves after the call has timed out are released again.
         """
@@ -101,8 +101,8 @@ class IndexCalls:
     ) -> Result:
         """Return the result of `work` on the index; the calling thread checks `stop` while it waits.
 
-        If the call times out while the work runs, the work continues. `too_late` is called with its
-        future when it ends.
+        If the call times out while the work runs, the work continues. When the work ends, `too_late` is
+        called with the work's future.
         """
         asked = self._submit(partial(work, self._index))
         while not stop.due():

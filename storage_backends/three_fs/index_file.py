@@ -43,8 +43,8 @@ def path_of(text: str) -> Path:
 def make_file(path: Path, home: Path | None) -> None:
     """Create the file with mode 0600 if it does not exist. Raises OSError.
 
-    A missing directory is created only within `home`, the store's own directory. Elsewhere it is an
-    error, because the path may be misspelt.
+    A missing directory is created only within `home`, the store's own directory. Elsewhere a missing
+    directory is an error, because the path may be misspelt.
     """
     directory = path.parent
     if home is not None and Path(os.path.normpath(path)).is_relative_to(home):

@@ -55,7 +55,7 @@ _TIMEOUT_S: Final = 5.0
 _KEYS_AT_A_TIME: Final = 500
 _FORMAT: Final = 1
 _KEPT: Final = (1 << 63) - 1
-"""The time of use in a kept entry, that is, one that is never evicted."""
+"""The value stored instead of a time of use in a kept entry, that is, one that is never evicted."""
 _COLUMNS: Final = "key, place, offset, length, present, generation"
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -167,7 +167,7 @@ class _Uses:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # Drop the recorded uses. They are so many only if writing them fails, and without them
+                # Drop the recorded uses. There are this many only if writing them fails. Without them
                 # only the order of eviction is less exact.
                 self._times.clear()
             for key in keys:
@@ -287,9 +287,9 @@ class PageIndex:
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
         """Mark entries as used; each of `keys` is the successor of the key before it.
 
-        The first entry is `distance` steps after the entry `after`. Its time of use becomes a little
-        earlier than that of `after`, or now if `after` has no entry. The time of each later entry
-        becomes a little earlier than that of its predecessor.
+        The first entry is `distance` steps after the entry `after`. The first entry's time of use
+        becomes a little earlier than that of `after`, or now if `after` has no entry. The time of each
+        later entry becomes a little earlier than that of its predecessor.
         """
         with self._change() as database:
             self._note_uses(database)

@@ -122,8 +122,8 @@ class SlotReads:
                 fd = self._fd(used.entry)
                 if fd is ReadOutcome.FAILED:
                     raise StorageError(f"{used.entry.place} cannot be opened")
-                # Check the type of `fd` before using it as a descriptor, because a `ReadOutcome` is an
-                # integer too.
+                # `fd` is a descriptor or a `ReadOutcome`. Check the type first, because a `ReadOutcome`
+                # is an integer too.
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
             there = [at for at, each in enumerate(extents) if each]
@@ -177,7 +177,7 @@ class SlotReads:
         return again
 
     def _unanswered(self, error: StorageError) -> ReadOutcome:
-        """Return the outcome of a read if the query of the index raised `error`."""
+        """Return the outcome of a read after its query of the index has raised `error`."""
         if isinstance(error, LateError):
             return ReadOutcome.TIMED_OUT
         self._slots.complaints.say("index", "%s", error)
@@ -244,8 +244,8 @@ def _extents(
 ) -> list[Extent]:
     """Return the ranges of a file to read for one object.
 
-    The first range contains the header, and the parts that follow it if they are wanted. The other
-    ranges contain the other wanted parts.
+    The first range contains the header, and those wanted parts that directly follow the header. The
+    other ranges contain the other wanted parts.
     """
     extents = [Extent(fd, offset, (header,))]
     for start, views in zip(starts, targets, strict=True):

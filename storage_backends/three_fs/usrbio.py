@@ -7,9 +7,9 @@ shared memory, never a caller's buffer.
 
 This module observes the rules of the client. Slices of the shared memory have step one and are in one
 block (block_size is 0, so all memory is one block). A descriptor is deregistered before it is closed,
-because I/O to a reused number would otherwise go to the old file. A wait never demands more completions
-than I/O requests were submitted, because it would hang. Submitted I/O requests cannot be cancelled, so
-an abandoned ring is used again only after all of them have completed.
+because otherwise, if a new file gets the same descriptor, I/O to it would go to the old file. A wait
+never demands more completions than I/O requests were submitted, because it would hang. Submitted I/O
+requests cannot be cancelled, so an abandoned ring is used again only after all of them have completed.
 """
 
 import errno
@@ -304,7 +304,7 @@ class UsrbioRing:
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # Delete the client's objects: the client then releases its link to the memory, and the ring.
+        # Delete the client's objects, so that the client releases the ring and its link to the memory.
         with suppress(OSError):
             self._ring = None
             self._iovec = None

@@ -66,8 +66,8 @@ class SlotWrites:
     def write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
         """Write the objects that do not exist yet.
 
-        If the existing object lacks a column of the new one, an object with the columns of both
-        replaces it.
+        If the existing object lacks a column of the new one, it is replaced by an object with the
+        columns of both.
         """
         outcomes = [WriteOutcome.FAILED] * len(writes)
         new: list[_New] = []
@@ -80,8 +80,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # Other writers make at most `_WRITE_TRIES` tries fail. If few slots are free, a try may
-                # write only one object, so allow one more try per object.
+                # Other writers can cause at most `_WRITE_TRIES` failed tries. If few slots are free, a
+                # try may write only one object, so allow one more try per object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break
@@ -117,7 +117,7 @@ class SlotWrites:
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
     async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Remove objects; return for each name whether it is free now.
+        """Remove objects; return for each name whether the name is free now.
 
         After the deadline the result is False, but the removal may still happen.
         """

@@ -35,7 +35,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """With `weights`, `open` also warns if the store has these weights in another page layout."""
+        """With `weights`, `open` also warns if the store has these weights' pages in another layout."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version
@@ -62,8 +62,8 @@ class ClaimedBackend(Wrapper):
         try:
             await self._claim(self._weights, {KV_POOL: self._layouts[KV_POOL]})
         except ConfigError as error:
-            # Only warn, because both users may share the store; each one's reads miss the other's
-            # pages.
+            # Only warn, because users with different layouts may share the store: their reads only miss
+            # each other's pages.
             _log.warning(
                 "store %s: %s (its pages of these weights will miss)",
                 without_secrets(self._uri),

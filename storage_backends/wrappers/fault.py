@@ -97,8 +97,8 @@ class FaultBackend(Wrapper):
 
     The members of `Fault` describe how other rules are broken. Faults are drawn per key when a call
     starts, so they depend only on the sequence of calls. A call that starts after its deadline or after
-    `close` gets no fault. A changed byte is counted only when it happens, because it needs a valid
-    object.
+    `close` gets no fault. The fault `FLIP` is counted only if a byte was changed, because a read
+    without a valid object has no byte to change.
     """
 
     def __init__(

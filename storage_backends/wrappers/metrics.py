@@ -20,7 +20,7 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""The outcome in a call's record that says: the call was cancelled or raised an exception."""
+"""In a call's record, the outcome of a call that was cancelled or raised an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

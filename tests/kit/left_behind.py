@@ -39,8 +39,8 @@ def tasks_of_closed_loops() -> Generator[list[str]]:
         tasks.extend(repr(each) for each in asyncio.all_tasks(self))
         close(self)
 
-    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # patches asyncio.
+    asyncio.BaseEventLoop.close = look_and_close  # type: ignore[method-assign] # Patch asyncio.
     try:
         yield tasks
     finally:
-        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # restores asyncio.
+        asyncio.BaseEventLoop.close = close  # type: ignore[method-assign] # Restore asyncio.

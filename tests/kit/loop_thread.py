@@ -35,7 +35,7 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine and return its future at once. After `close` the future is cancelled."""
+        """Start a coroutine and return its future at once. After `close`, that future is cancelled."""
         with self._lock:
             if not self._closed:
                 begun = asyncio.run_coroutine_threadsafe(work, self._loop)

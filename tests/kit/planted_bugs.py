@@ -1,4 +1,4 @@
-"""Runs simulated schedules of deliberately broken code, and asserts that one of them fails."""
+"""Runs simulated schedules of deliberately broken code, and asserts that at least one of them fails."""
 
 from collections.abc import Iterator
 

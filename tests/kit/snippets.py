@@ -101,7 +101,7 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
 
 
 def indented_blocks(page: Path) -> list[str]:
-    """Return the lines with indented code blocks, which are errors because they name no language."""
+    """Return the locations of indented code blocks, which are errors because they name no language."""
     found: list[str] = []
     inside, listed, before = False, False, ""
     for at, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):

@@ -19,7 +19,7 @@ LANES = 120
 """Number of int64 lanes in a test vector. A ballot with 32 prefetches has the same number of lanes."""
 
 Hold = Callable[[], None]
-"""Function that delays the calling rank until every rank that the test does not delay has returned."""
+"""Function with which a test delays a rank: it blocks until every undelayed rank has returned."""
 
 Program = Callable[[Collective, Hold], Any]
 """Function that runs on one rank of the group and returns plain data."""
@@ -43,8 +43,8 @@ class Ranks(Protocol):
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         """Run the program on each rank of a new group; return the results in rank order.
 
-        On ranks in `late`, the program's call of `hold` blocks until all other ranks have returned. The
-        group stays open until then.
+        On ranks in `late`, the program's call of `hold` blocks until all other ranks have returned.
+        While `hold` blocks, the group stays open.
         """
         ...
 
@@ -233,12 +233,12 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Errors that this list keeps alive, as a real caller may, together with the objects that their
-traceback frames reference."""
+"""Errors that the tests keep alive, as a real caller may, so that the objects in the errors' traceback
+frames also stay alive."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:
-    """Return the name of the error that the call raised, or "none", and how many seconds it took."""
+    """Return the name of the call's error, or "none", and the call's duration in seconds."""
     started = time.monotonic()
     try:
         call()

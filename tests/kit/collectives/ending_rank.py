@@ -3,9 +3,9 @@
     ending_rank.py RANK STORE TRANSPORT ENDING TIMEOUT_S
 
 The hierarchical transport treats the two ranks as ranks on two hosts. Both ranks print a line after the
-first round. Rank 0 then ends as ENDING says, and rank 1 prints the error of its second round. Over
-gloo, rank 1 does not start the second round, so that rank 0 waits in its second round. Rank 1 then
-waits until its standard input closes.
+first round. Rank 0 then ends as ENDING says; some endings first launch a second round. Over gloo, rank
+1 launches no second round and waits until its standard input closes. Over other transports, rank 1 runs
+a second round and prints its error.
 """
 
 import gc

@@ -52,7 +52,10 @@ GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
 
 
 class Point(NamedTuple):
-    """A source line of a transport. `time` is 1 for its first run in a round, 2 for later ones."""
+    """A source line of a transport, and one of its executions in a round.
+
+    `time` is 1 for the first execution and 2 for every later one.
+    """
 
     file: str
     line: int
@@ -94,8 +97,8 @@ class Story(NamedTuple):
     waited_s: float
     """Seconds from the start of the first round to the error or the end of the last round."""
     later: list[tuple[str, str]]
-    """After the first error this rank calls a round, a gather, and a round after `close`. These are the
-    errors of the three calls."""
+    """Errors of three calls that this rank makes after its first error: a round, a gather, and, after
+    `close`, another round."""
     left: list[str]
     """Resources that still exist after the transport was closed."""
 
@@ -119,7 +122,7 @@ class Wire:
     def trace_host_leader(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace the host leader's thread with `threading.settrace`.
 
-        The thread calls `_carry` once for each round.
+        In this thread, each call of `_carry` begins a round.
         """
         if frame.f_code.co_name == "_carry":
             self.begin_round()
@@ -175,8 +178,8 @@ class Opening(NamedTuple):
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Creates and closes an unrelated group of one rank. Torch then frees old gloo groups where it can.
-    """
+    """Function that creates and closes an unrelated group of one rank. Torch then frees old gloo groups
+    if possible."""
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
@@ -216,7 +219,7 @@ def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Poin
 def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     """Run rounds until one fails; return this rank's results.
 
-    The victim also returns results if the signal stopped it and did not kill it.
+    A victim that the signal only stopped also returns results.
     """
     before = Holdings()
     wire = Wire(fault.point, fault.signal)
@@ -231,14 +234,15 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     later.append(_said(partial(_one_round, collective)))
     left = before.left_over()
     if fault.signal == SIGKILL:
-        # Retry for a while, because the other ranks may still be reading this rank's last message.
+        # Check for leaks repeatedly, because the other ranks may still be reading this rank's last
+        # message.
         deadline = time.monotonic() + PROMPT_S
         while left and time.monotonic() < deadline:
             opening.make_another()
             left = before.left_over()
     else:
-        # Do not count gloo's resources as leaked. Torch keeps a gloo group if a peer has not answered
-        # its last exchange.
+        # Do not count gloo's resources as leaked. Torch keeps a gloo group whose last exchange a peer
+        # has not answered.
         left = [each for each in left if not GLOOS_OWN.search(each)]
     first = kept[0] if kept else None
     return Story(type(first).__name__, str(first), rounds, wrong, waited_s, later, left)
@@ -308,7 +312,7 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
 
 
 def lanes_in(number: int, rank: int) -> Vector:
-    """Return random lanes for a rank and round; the rank with a lane's minimum varies."""
+    """Return random lanes that depend on the rank and the round."""
     return np.random.default_rng([number, rank]).integers(-1000, 1000, size=LANES)
 
 

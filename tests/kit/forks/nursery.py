@@ -44,8 +44,8 @@ def import_all(modules: Sequence[str]) -> str | None:
     # Make engines fork their ranks, because a spawned rank would import all modules again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = _keep_start_method
-    # Exclude existing objects from garbage collection, because a collection in a fork would write to
-    # their memory and thereby copy it.
+    # Exclude existing objects from garbage collection. Otherwise a collection in a fork would write to
+    # these objects and thereby copy their memory.
     gc.freeze()
     # Let the kernel reap the forks, because no process waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

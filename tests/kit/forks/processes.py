@@ -52,7 +52,7 @@ class Nursery:
         atexit.register(self.close)
 
     def start(self, called: str, place: Place) -> tuple[int, Connection]:
-        """Fork a process that leads a process group; return its id and the connection to it.
+        """Fork a process as leader of a new process group; return the process id and a connection.
 
         `called` names a function as "package.module:function". The function takes the handle of the
         fork's end of the connection.
@@ -77,7 +77,7 @@ class Nursery:
 
 
 def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
-    """Start a process with one end of a new pipe; return its process id and the pipe's other end."""
+    """Start a process with one end of a new pipe; return the process id and the pipe's other end."""
     here, there = Pipe()
     try:
         with there:
@@ -89,7 +89,7 @@ def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
 
 def end_group(leader: int) -> None:
     """Kill a process group, and return when none of its processes runs."""
-    # The group may exist without its leader, or may no longer exist.
+    # Ignore a missing process: the group may exist without its leader, or may no longer exist.
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):

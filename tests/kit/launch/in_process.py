@@ -19,9 +19,10 @@ IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.lockstep_command imp
 def run_lockstep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *first: str
 ) -> Generator[Run]:
-    """Yield a function that runs `lockstep` in this process with the arguments `first` and its own.
+    """Yield a function that runs `lockstep` in this process.
 
-    The signal handlers are restored at the end.
+    The command's arguments are `first`, followed by the function's arguments. The signal handlers are
+    restored at the end.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 

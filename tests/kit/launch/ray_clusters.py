@@ -35,7 +35,7 @@ class TwoNodes:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Generator[TwoNodes]:
-    """Start the cluster, connect this process, and shut both down at the end."""
+    """Run the cluster for the test session, with this process connected to it."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -43,7 +43,7 @@ def two_nodes() -> Generator[TwoNodes]:
     clusters: Any = import_module("ray.cluster_utils")
 
     with ExitStack() as opened:
-        # Ray's socket paths lie below this directory, and a socket path may have at most 107
+        # Use a short path, because Ray's socket paths lie below this directory and may have at most 107
         # characters.
         place = opened.enter_context(
             tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)

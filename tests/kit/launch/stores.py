@@ -35,12 +35,13 @@ LAYOUT = PageLayout(
 )
 OTHER_LAYOUT = PageLayout(page_tokens=8, columns=LAYOUT.columns)
 PAGE_BYTES = 4 * 2 * 2 * 2 * 8 * 2
-"""Bytes of one rank's shard of a page in a group of two ranks, without the optional draft column.
+"""Size in bytes of one rank's shard of a page in a group of two ranks, without the optional draft
+column.
 
 A shard has 4 tokens, keys and values, 2 layers, 2 heads and 8 elements of bfloat16.
 """
 OBJECT_BYTES = HEADER_BYTES + PAGE_BYTES
-"""Bytes of the stored object of one shard: header and `PAGE_BYTES`."""
+"""Size in bytes of the stored object of one shard: the header and the shard."""
 MANIFEST_BYTES = HEADER_BYTES + (16 << 10)
 MARK_BYTES = HEADER_BYTES + 1
 
@@ -104,7 +105,7 @@ class Kept(FileStore):
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
-            await write_model(backend, **model)  # type: ignore[arg-type] # tests pass the types.
+            await write_model(backend, **model)  # type: ignore[arg-type] # Tests pass valid types.
             await backend.close()
 
         asyncio.run(scenario())
@@ -124,7 +125,10 @@ class Kept(FileStore):
 
 @contextmanager
 def another_process_writes(root: Path) -> Generator[None]:
-    """Run a process that writes pages to the store during the block; fail if it has exited by then."""
+    """Run a process that writes pages to the store during the block.
+
+    Fails if the process exits before the block ends.
+    """
     with subprocess.Popen(
         program("tests.kit.launch.stores", root), stdout=subprocess.PIPE, text=True
     ) as writer:

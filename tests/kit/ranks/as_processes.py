@@ -1,4 +1,4 @@
-"""Runs ranks as processes. The transport under test uses their connections over gloo or pipes."""
+"""Runs ranks as processes that are connected over gloo or pipes, for the transport under test."""
 
 import itertools
 import multiprocessing
@@ -32,8 +32,8 @@ class Member(NamedTuple):
 
 
 Join = Callable[[Member], Any]
-"""Function that connects the ranks. The function `Build` takes its result. Without a `Build`, the
-program takes it."""
+"""Function that connects the ranks. Its result is the argument of the `Build`, or of the program if
+there is no `Build`."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
 """Function that runs on one rank and takes the result of `Join` or `Build`."""
@@ -83,7 +83,7 @@ def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
 
 
 def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
-    """Make a hierarchical transport that treats each `ranks_per_host` ranks as one host."""
+    """Make a hierarchical transport in which each host has `ranks_per_host` consecutive ranks."""
     from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
     from lockstep.coordinator.collectives.shared_memory import HostIdentity
 
@@ -139,7 +139,7 @@ class RunningGroup:
             try:
                 connection.send(None)
             except BrokenPipeError:
-                continue  # A test may have killed this rank on purpose.
+                continue  # The rank is dead; the test may have killed it on purpose.
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +204,7 @@ def begin_torch(member: Member) -> None:
 
 
 def over_pipes(member: Member) -> "Piped":
-    """Return a collective over pipes. It only gathers, but it starts much faster than gloo."""
+    """Return a collective over pipes, which starts much faster than gloo but only gathers."""
     return Piped(member)
 
 

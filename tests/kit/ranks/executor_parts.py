@@ -47,7 +47,7 @@ NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
 """Seconds to wait for progress. Only a failing test waits this long."""
 LONG_S = 600.0
-"""Seconds from an order to its deadline, for orders that must finish long before the deadline."""
+"""Seconds from an order to its deadline, for orders that must finish well before."""
 
 
 def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
@@ -148,7 +148,7 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Send orders and start all copies; return the progress as soon as `enough` is true for it."""
+    """Send orders and start all copies; return the progress as soon as `enough(progress)` is true."""
     executor.carry_out(list(orders))
     for direction in Direction:
         executor.begin_copies(direction)
@@ -156,7 +156,7 @@ def happened(
 
 
 def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
-    """Collect the executor's progress; return it as soon as `enough` is true for it."""
+    """Collect the executor's progress; return the progress as soon as `enough(progress)` is true."""
     progress = executor.progress()
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):

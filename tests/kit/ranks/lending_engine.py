@@ -2,8 +2,7 @@
 
 The class has the interface of `Cache`, so that tests run the same programs with both. Ranks use
 different page numbers, and the engine overwrites freed pages, so that a test detects a wrong or late
-copy. If a backup waits for host pages, its request keeps its device pages after the request has
-finished.
+copy. A finished request keeps its device pages while its backup waits for host pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -158,7 +157,7 @@ class LendingEngine(HostCache):
         self.release(request)
 
     def step(self, *, idle_s: float = 0.0) -> None:
-        """Retry waiting backups, step, and free the pages of requests that need them no longer."""
+        """Retry waiting backups, step, and free device pages that finished requests no longer need."""
         for request in filter(self.backup_is_due, list(self._waiting)):
             self._back_up_again(request)
         for request in [each for each in self._ended if not self.waits_for_host_pages(each)]:
@@ -182,7 +181,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush the cache repeatedly, until no backup that waited for host pages can start."""
+        """Flush the cache, and again while a backup that waited for host pages can start."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()

@@ -82,7 +82,7 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return reduce(FoldedBallots.joined, ballots) if ballots else None
 
     def step(self) -> None:
-        """Run one engine step, apply its verdicts, and check the replica's invariants."""
+        """Run one engine step, apply the step's verdicts, and check the replica's invariants."""
         self.scheduler_cache.deliver(self.work(self.schedule()))
         self.scheduler_cache.begin_step()
         self.scheduler_cache.inspection.check()

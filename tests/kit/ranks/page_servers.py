@@ -211,7 +211,7 @@ class RawReader:
         return self.receive_control(), self.receive_attached()
 
     def receive_control(self) -> Message:
-        """Receive the next frame's message. Its attached bytes stay for `receive_attached`."""
+        """Receive the next frame's message, but not its attached bytes; see `receive_attached`."""
         raw = self._exactly(PREFIX_BYTES)
         control_bytes, attached_bytes = decode_prefix(memoryview(raw))
         self._attached_bytes = attached_bytes
@@ -227,7 +227,7 @@ class RawReader:
         return attached
 
     def receive_states(self, count: int) -> list[State]:
-        """Receive replies until they contain `count` states of objects; return the states.
+        """Receive read replies until they contain the states of `count` objects; return the states.
 
         The attached bytes are dropped.
         """

@@ -45,7 +45,7 @@ class Pair:
         lends: tuple[bool, bool] = (False, False),
         peers: Peers | None = None,
     ) -> None:
-        """`lends` says for each of the two groups whether an engine owns its device pages."""
+        """`lends` says, for each of the two groups, whether an engine owns the group's device pages."""
         config = config_of(profile)
         if peers is not None:
             config = replace(config, peers=peers)

@@ -28,7 +28,7 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
     found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
     sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
     given = {
-        # Give the window pool one window more than the KV pool, so that only device KV pages are
+        # Make the window pool larger than the KV pool by one window, so that only device KV pages are
         # scarce.
         "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
         "window_host_pages": host_pages,
@@ -49,15 +49,15 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
 
 @dataclass(frozen=True)
 class Pressed:
-    """One rank's counters after a run, and the pages and operations that the run did not free."""
+    """Counters of one rank after a run, including unfreed pages and operations in flight."""
 
     ended: bool
     """Whether every request was served. False if the run was stopped early."""
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
-    """Number of pages that were free or evictable before the run and are not after it, by tier and
-    pool."""
+    """Number of pages that were free or evictable before the run but are neither after the run, by tier
+    and pool."""
     kept: list[list[int]]
     """Number of the tree's pages that may not be evicted, by tier and component."""
     in_flight: int

@@ -71,7 +71,7 @@ def unheld(layout: PageLayout, tp_size: int) -> tuple[str, ...]:
 def _units(
     layout: PageLayout, columns: list[Column], units: int, place: ShardPlace, page: int
 ) -> bytes:
-    """Return the bytes of a rank's sharded columns, one unit of heads after the other."""
+    """Return the bytes of a rank's sharded columns, ordered by unit of heads and then by column."""
     assert units % place.tp_size == 0 or not columns
     each = units // place.tp_size
     content = b""

@@ -1,4 +1,4 @@
-"""A TCP relay on loopback between two processes, whose connections the test can cut."""
+"""A TCP relay on loopback between two processes. A test can cut the relay's connections."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A group with real caches, one thread per rank, whose simulated model writes known bytes."""
+"""A group with real caches and a simulated model that writes known bytes. Each rank is a thread."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +45,7 @@ class ServedGroup:
         self._page_tokens = config.layout.page_tokens
 
     def begin(self, program: Callable[[Cache, ForwardPass], T]) -> "list[Future[T]]":
-        """Start a program on every rank in its thread; return the futures at once."""
+        """Start a program on every rank's thread; return the futures at once."""
         pairs = zip(self.caches, self.forwards, strict=True)
         return [self._threads.submit(program, *pair) for pair in pairs]
 
@@ -56,7 +56,7 @@ class ServedGroup:
         return said[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
-        """Step every rank until `work` is True on it; all ranks must need the same number of steps."""
+        """Step every rank until `work` returns True; all ranks must need the same number of steps."""
 
         def step(cache: Cache) -> int:
             for number in range(STEPS_MAX):
@@ -118,7 +118,7 @@ def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int,
     """Serve a prompt on one rank as an engine does, and wait until its pages are in the store.
 
     The prompt's last token is always computed. Return the number of cached tokens, and the number of
-    the cached tokens' pages that hold wrong bytes in any column of this rank.
+    cached pages that hold wrong bytes on this rank.
     """
     prompt, unit = tokens[:-1], cache.config.layout.page_tokens
     cache.prefetch(name, prompt)

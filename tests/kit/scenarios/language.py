@@ -152,7 +152,7 @@ class Words:
         return int(self.named.get(name, default))
 
     def runs(self, pools: Sequence[str]) -> list[PageRun]:
-        """Return the device pages of each pool that an engine lends, as named in the arguments."""
+        """Return, for each pool, the device pages that the engine lends, as named in the arguments."""
         return [pages_of(self.named.get(pool, "")) for pool in pools]
 
 

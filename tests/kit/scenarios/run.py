@@ -31,7 +31,7 @@ def _pools(replica: Replica) -> list[str]:
 
 
 def _limit(words: Words) -> NamespaceLimit:
-    """Return a namespace limit from a command's arguments. A missing argument means no limit."""
+    """Return a command's `NamespaceLimit`. An argument that is missing means no limit."""
     named = words.named
     return NamespaceLimit(
         namespace=words.name,
@@ -127,8 +127,7 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # Run a first round here and discard its output, because it would list every lane's value as
-        # new.
+        # Run a first round here and discard its output, which would list every lane's value as new.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ class Writer:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._time_ms = 1000
-        """The last time that the output shows, in milliseconds. Before any output, the start time of
+        """The time in milliseconds that the output showed most recently; at first, the start time of
         the clocks."""
         self._messages = 0
 

@@ -2,8 +2,8 @@
 
 A worker process has the rank's ballot and executor. The processes exchange only bytes
 (`lockstep.coordinator.codec`). This process sends expectations and orders to a worker. The worker sends
-them back, so that this process can compare them. On request a worker sends its ballot's vector. Workers
-receive no verdicts.
+them back, and this process compares them with the originals. On request a worker sends its ballot's
+vector. Workers receive no verdicts.
 """
 
 import multiprocessing

@@ -137,8 +137,8 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # This client stores no objects in its memory, so add it to the pool as a first client.
-                # Fewer other clients are then created, and fewer have to disconnect at the end.
+                # Add this client to the pool, because it stores no objects. The pool then needs one
+                # client fewer, and closes sooner.
                 self._idle.append(self.owner)
         except BaseException:
             self.master.kill()
@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the object's current key, or the key of its first write if it has none."""
+        """Return the object's current key; for a missing object, the key of its first write."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -180,13 +180,14 @@ class MooncakeStore:
     def link_often(self, links: int = 12) -> None:
         """Make the next borrowed client open at least `links` connections to the master.
 
-        If the master dies, each open connection makes one call fail at once. A call without an open
-        connection retries for four seconds.
+        Each open connection makes one call fail at once after the master's death. Without an open
+        connection, a call retries for four seconds.
         """
         client = self.lend(self.settings())
         before = self.master.links()
         with self.master.stopped():
-            # Make concurrent calls, because each call to a paused master occupies one connection.
+            # Make concurrent calls. Each call to the paused master occupies one connection, so that the
+            # client opens more connections.
             calls = [
                 threading.Thread(target=client.exist, args=[["any"]]) for _ in range(before + links)
             ]
@@ -201,7 +202,7 @@ class MooncakeStore:
         """Wait until every lease that the master has granted has expired."""
         assert self.owner.put("read last", b"x") == 0
         assert self.owner.get("read last") == b"x"
-        # While an object's lease lasts, the master refuses a removal that is not forced.
+        # Retry the removal, because the master refuses it until the object's lease has expired.
         until(lambda: self.owner.remove("read last") == 0)
 
     def close(self) -> None:
@@ -228,7 +229,7 @@ class MooncakeStore:
 
 @contextmanager
 def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[MooncakeStore]:
-    """Run a separate Mooncake store. Its clients need seconds to disconnect at the end."""
+    """Run a separate Mooncake store. This is slow, because its clients need seconds to disconnect."""
     needs_mooncake()
     store = MooncakeStore(*flags, segment_bytes=segment_bytes)
     try:
@@ -239,7 +240,7 @@ def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[Moonca
 
 @pytest.fixture(scope="module")
 def mooncake_store() -> Generator[MooncakeStore]:
-    """One Mooncake store for all tests of a module. Each test must leave its master running."""
+    """One Mooncake store for all tests of a module. Each test must leave the store's master running."""
     with a_store() as store:
         yield store
 

@@ -1,4 +1,4 @@
-"""A process that joins a Mooncake store; tests share the store with the process or kill it.
+"""A process that joins a Mooncake store, which a test also uses. The test may kill the process.
 
 Arguments, one of:
 

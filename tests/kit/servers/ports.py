@@ -7,7 +7,7 @@ from secrets import choice
 TO_LISTEN_AT = range(20_000, 32_000)
 """Port numbers below Linux's ephemeral ports.
 
-An ephemeral port that is free now may be taken by an outgoing connection before the server starts.
+Ephemeral ports are not used, because an outgoing connection may take one before the server starts.
 """
 TRIES = 100
 

@@ -12,8 +12,8 @@ from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Length in minutes of the period in which metrics are constant, and of the next period, in which they
-change."""
+"""Length in minutes of each of two periods. Metrics are constant in the first and change in the second.
+"""
 
 
 def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -25,7 +25,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless exactly the alerts in `expected` fire after the changes of metrics in `window`."""
+    """Fail unless the metric changes in `window` make exactly the alerts in `expected` fire."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",

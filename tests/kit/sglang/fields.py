@@ -19,7 +19,7 @@ READ = re.compile(
 )
 
 OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/test")
-"""Parts of the paths of SGLang's source files that only processes without a KV cache run."""
+"""Path substrings that identify source files of SGLang programs without a KV cache."""
 
 
 def settings() -> dict[str, list[str]]:

@@ -61,7 +61,7 @@ class LayerFirst(PageFirst):
 
 
 class Anchor(PageFirst):
-    """A host pool that stores no bytes. Its slots give pages the numbers that other pools use."""
+    """A host pool that stores no bytes. Its page numbers are also those of the other pools."""
 
     layout = "layer_first"
 

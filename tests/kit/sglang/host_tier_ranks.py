@@ -173,7 +173,7 @@ class RanksBelow:
         return answers[0]
 
     def publish(self, handle: str, tokens: Sequence[int], items: SentItems | None = None) -> None:
-        """Compute a request under the current weights, and back it up to the host."""
+        """Compute a request under the current weights, and back up the request's pages to the host."""
         self.every(lambda rank: rank.compute(handle, tokens, items=items))
         self.ranks.settle()
         self.every(lambda rank: rank.backups.collect())

@@ -46,8 +46,8 @@ class RankReport:
     iterations: int
     """Number of scheduler iterations, including those without a batch."""
     collectives: dict[str, int]
-    """Number of collectives by `name from module.function`: the `torch.distributed` function and its
-    caller."""
+    """Number of collectives, keyed by `name from module.function`: the name of a `torch.distributed`
+    function, and the function's caller."""
     cache: str
     """Class name of the rank's prefix cache."""
     state: Any

@@ -13,7 +13,7 @@ from lockstep.integrations.sglang.engine.contract import KvRow, MultimodalInputs
 
 @dataclass
 class Row:
-    """A request's row in SGLang's request table, and its numbers of computed tokens and state slots."""
+    """A request's row in SGLang's request table, its number of computed tokens, and its state slots."""
 
     req_pool_idx: Any = 0
     kv_committed_len: int = 0
@@ -57,7 +57,7 @@ class SentItem:
             self.pad_value = self.pad_values[0]
 
     def pad(self, tokens: Sequence[int]) -> list[int]:
-        """Replace the placeholder tokens of this input by its ids, as SGLang does."""
+        """Replace the placeholder tokens of this input by the input's ids, as SGLang does."""
         padded, values = [*tokens], self.pad_values or ()
         for start, last in self.offsets or ():
             for at in range(start, min(last + 1, len(padded))):

@@ -17,7 +17,7 @@ from tests.kit.sglang.processes import environment
 
 @contextmanager
 def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[str]:
-    """Run a one-rank server with a store; yield its address, and kill it at the end.
+    """Run a one-rank server with a store until the block ends; yield the server's address.
 
     Lockstep's metrics are served on `metrics_port`, SGLang's own metrics at the yielded address.
     """

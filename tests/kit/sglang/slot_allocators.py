@@ -30,7 +30,7 @@ class SlotAllocator:
 
 
 class WindowedAllocator:
-    """Allocates full-attention slots. Each gets a window slot, which can be freed before it."""
+    """Allocates full-attention slots, each with a window slot that can be freed earlier."""
 
     def __init__(self, full_pages: int, window_pages: int, page_tokens: int) -> None:
         self.full_attn_allocator = SlotAllocator(full_pages, page_tokens)
@@ -57,6 +57,6 @@ class WindowedAllocator:
         return slots
 
     def free_windows(self, slots: torch.Tensor) -> None:
-        """Free the window slots of full-attention slots. Their tokens are outside the window."""
+        """Free the window slots of full-attention slots whose tokens are outside the window."""
         self.swa_attn_allocator.free(self.full_to_swa_index_mapping[slots])
         self.clear_full_to_swa_mapping(slots)

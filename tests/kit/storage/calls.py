@@ -24,7 +24,7 @@ from lockstep.storage_backends.registry import make_backend
 T = TypeVar("T")
 Backend = TypeVar("Backend", bound=StorageBackend)
 Found = tuple[ReadOutcome, bytearray]
-"""The outcome of a read, and the content of its buffer after the read."""
+"""The outcome of a read, and the content of the read's buffer afterwards."""
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
@@ -69,7 +69,7 @@ def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
 
 @lru_cache(maxsize=1024)
 def _drawn(number: int, nbytes: int) -> bytes:
-    """Return random bytes for a page; a cache keeps them, because drawing them again would be slow."""
+    """Return random bytes for a page. They are cached, because drawing them again would be slow."""
     return random.Random(number).randbytes(nbytes)
 
 
@@ -143,7 +143,7 @@ async def get(
 ) -> Found:
     """Read an object; return the outcome and the buffer.
 
-    If `shape` is a number, the object has a single part of so many bytes.
+    If `shape` is a number, the object has a single part of that many bytes.
     """
     shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
     buffer = bytearray(shape.nbytes)
@@ -167,7 +167,7 @@ async def get_many(
     backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
 ) -> list[Found]:
     buffers = {number: bytearray(nbytes) for number in numbers}
-    # Use one shape object for all reads, because real reads of a pool's pages share theirs.
+    # Share one shape object among all reads, as real reads of a pool's pages do.
     shape = ObjectShape.whole(nbytes)
     reads = [reading(object_name(number), buffer, shape) for number, buffer in buffers.items()]
     outcomes = await backend.read(reads, deadline=soon())
@@ -223,7 +223,7 @@ def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
 
 
 def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
-    """Return a page with the optional columns `present`, with bytes that identify the author."""
+    """Return a page with the optional columns `present`, whose bytes depend on the number `author`."""
     content = page(author, nbytes)
     for number, length in enumerate(OPTIONAL_BYTES):
         content += page(10 * author + number, length) if present >> number & 1 else b""

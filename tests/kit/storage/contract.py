@@ -281,8 +281,8 @@ class ListingContract:
         await anext(listing)
         await backend.close()
 
-        # Listing must fail after the close. If it merely ended, objects not yet listed would look
-        # deleted.
+        # Listing must fail after the close. If the listing merely ended, objects not yet listed would
+        # look deleted.
         with pytest.raises(StorageError, match="closed while it was listed; open it again"):
             _ = [each async for each in listing]
         assert await listed(backend) == []

@@ -59,7 +59,7 @@ def parts_of_page(sizes: tuple[int, ...], held: tuple[int, ...], number: int = 1
 
 
 def somewhere(nbytes: int) -> list[int]:
-    """Return offsets that split a buffer inside its parts. Two offsets are equal."""
+    """Return offsets at which to split a buffer: within parts, and so that some pieces are empty."""
     return sorted([0, nbytes // 3, nbytes // 3, min(nbytes, nbytes // 3 + 1), nbytes * 3 // 4])
 
 

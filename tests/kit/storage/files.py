@@ -43,7 +43,7 @@ class FileStore:
 
     @contextmanager
     def files(self) -> Generator[ObjectFiles]:
-        """Yield open `ObjectFiles` of the store, opened in the same way as by a backend's threads."""
+        """Yield `ObjectFiles` of the store, opened as the threads of a backend open them."""
         files = ObjectFiles(self.root, self.durability, direct=self.direct)
         files.open()
         try:
@@ -105,7 +105,7 @@ def files_open_below(root: Path) -> list[Path]:
     """Return the paths in `root` that this process has open."""
     targets: list[Path] = []
     for link in Path("/proc/self/fd").iterdir():
-        # Another thread may have closed this descriptor since the listing.
+        # Ignore a descriptor that another thread has closed since the listing.
         with suppress(FileNotFoundError):
             targets.append(link.readlink())
     return [target for target in targets if target.is_relative_to(root)]

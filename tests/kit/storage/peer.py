@@ -128,7 +128,7 @@ class FedStore:
 
 
 class FedBackend:
-    """A backend that reads each object from the rank that has it, through `peer://`."""
+    """A backend that uses `peer://` to read each object from the rank that serves it."""
 
     def __init__(self, store: FedStore) -> None:
         self._store = store
@@ -186,7 +186,7 @@ class FedBackend:
             await reader.close()
 
     async def _sorted(self, names: Sequence[ObjectName]) -> list[tuple[PeerBackend, list[int]]]:
-        """Return the `peer://` backends that read these objects, each with its positions in `names`."""
+        """Return the `peer://` backends for these objects, each with the positions of its objects."""
         positions: dict[int, list[int]] = {}
         for at, name in enumerate(names):
             host = self._store.of_name.get(name, self._store.first)

@@ -142,7 +142,7 @@ class WatchedIndex(PageIndex):
         super().__init__(path)
         self.questions: list[int] = []
         self.late_answer: Entry | None = None
-        """The entry that the next look-up returns instead of the current one, if set."""
+        """If set, the next look-up returns this entry instead of the index's current entry."""
         self.meanwhile: Callable[[], None] | None = None
         self._ref_counts = ""
         self._begun = threading.Event()

@@ -147,7 +147,7 @@ class UsrbioStandIn:
         self.registered.add(fd)
 
     def deregister_fd(self, fd: int) -> None:
-        # Check that the file is still open, because callers must deregister it before they close it.
+        # Fail if the file is closed, because callers must deregister a file before they close it.
         os.fstat(fd)
         self.registered.remove(fd)
 

@@ -25,7 +25,8 @@ REQUESTS = 24
 SETTINGS = ReplaySettings(
     ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
 )
-"""Settings of a group. Host pages hold the whole workload, device pages only the running requests."""
+"""Settings of a group. The host pool holds the whole workload, and the device pool holds only the
+running requests."""
 
 
 class WatchedGroup:

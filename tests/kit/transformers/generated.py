@@ -71,7 +71,7 @@ def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Said:
 def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Said:
     """Generate from a prompt whose first `reused` tokens are in Transformers' own cache.
 
-    A forward pass over the whole prompt computes the KV of these tokens.
+    The KV in this cache comes from a forward pass over the whole prompt.
     """
     whole, past = DynamicCache(), DynamicCache(config=model.config)
     with torch.no_grad():

@@ -22,8 +22,8 @@ def run_ranks(folder: Path, model: Path, phases: list[Phase]) -> list[list[Phase
         f"--nproc-per-node={RANKS}",
         *("--module", "tests.kit.transformers.rank", folder / "plan.json"),
         timeout_s=START_S,
-        # Let the ranks import modules from this process's import paths, and the tests from this
-        # checkout.
+        # Let the ranks import the tests from this checkout, and other modules from this process's
+        # import paths.
         PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         HF_HUB_OFFLINE="1",
     )

@@ -2,7 +2,7 @@
 
 This is a separate program because an engine changes how a process logs, warns and exits. Arguments: the
 model, the URI of a store (empty: no Lockstep), and the file for the answers. vLLM's processor cache is
-off, because it would give two images the same pixels if a client gave them the same id.
+off, because it would reuse an image's pixels for another image with the same client id.
 """
 
 import json
@@ -54,7 +54,7 @@ def image(seed: int) -> Any:
 
 
 def main() -> None:
-    """Send the requests, and write each one's number of cached tokens and its output."""
+    """Send the requests; write the number of cached tokens and the output of each request."""
     model, store, answers = sys.argv[1:]
     import_without_torchvision()
     connector = {"kv_transfer_config": lockstep_connector(store)} if store else {}

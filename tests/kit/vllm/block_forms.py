@@ -16,7 +16,7 @@ from lockstep.integrations.vllm.block_forms import keys_and_values
 
 HEADS, BLOCKS, USED = 2, 3, 1
 CPU: Any = torch.cpu
-"""Torch's private functions that query CPU features, as vLLM uses them."""
+"""Torch's private functions that query CPU features. vLLM calls the same functions."""
 CASES = [
     *product(("vec", "vec16"), (torch.bfloat16, torch.float32), (32, 64), (32, 80, 128)),
     *product(

@@ -1,7 +1,7 @@
 """A scripted engine without vLLM that changes its weights while it serves requests.
 
 The plug-in's scheduler side, caches, replicas and rounds are real. Each page records the tokens of its
-prefix, and with which weights each page of the prefix was computed.
+prefix, and the weights that computed each page of the prefix.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +197,7 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """Run a scheduler pass and a forward pass, and then the I/O of those ranks whose turn it is."""
+        """Run a scheduler pass and a forward pass, and then the I/O of the ranks whose turn it is."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens
@@ -249,7 +249,7 @@ class ScriptedEngine:
             self._free += self._held.pop(name)
 
     def _check(self, each: Served) -> None:
-        """Count a request's loaded tokens, and those of them that have wrong content."""
+        """Count a request's loaded tokens, and how many of these tokens have wrong content."""
         if each.arrived != self.changes:
             return
         loaded = each.sent.num_computed_tokens

@@ -59,7 +59,7 @@ def used(protocol: type) -> set[str]:
 
 
 def has(real: type, name: str) -> bool:
-    """Look in a class and its source for an attribute; return whether instances have the attribute."""
+    """Return whether a class's instances have an attribute, judged by the class and its source."""
     fields: Any = getattr(real, "__struct_fields__", ())
     return (
         hasattr(real, name)

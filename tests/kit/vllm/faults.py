@@ -71,8 +71,9 @@ def flip_a_byte(path: Path) -> None:
 def objects(folder: Path, rank: int) -> list[Path]:
     """Return the page files in one rank's file store, sorted by path.
 
-    The store has one folder of objects for the pages' namespace and one for the manifest's. The folder
-    with more files has the pages, and a one-byte object that records the group's TP size.
+    The store has one folder for the pages' namespace and one folder for the manifest's namespace. The
+    folder with more files has the pages. It also has a one-byte object, the record of the group's TP
+    size, which is not returned.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)

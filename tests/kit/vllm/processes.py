@@ -92,7 +92,7 @@ def said_by(module: str, folder: Path, *arguments: object) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return `ENVIRONMENT`, with a PYTHONPATH for the tests and this process's import paths."""
+    """Return `ENVIRONMENT`, with this process's PYTHONPATH extended by this checkout."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**ENVIRONMENT, "PYTHONPATH": paths}
 

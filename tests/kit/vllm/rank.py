@@ -1,4 +1,4 @@
-"""Runs one scheduler of a vLLM engine: the scheduler of one rank under torchrun, or of all ranks."""
+"""Runs one scheduler of a vLLM engine. It serves one rank, or all ranks in one-scheduler mode."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
 
 
 def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
-    """Return the arguments of `LLM`: small, exact, and equal on every rank."""
+    """Return `LLM` arguments for a small engine with exact results, equal on every rank."""
     connector = plan.connector
     if connector is not None and plan.fault is not None and plan.one_scheduler:
         # Pass the faulty connector by configuration and the fault by environment variable, because the

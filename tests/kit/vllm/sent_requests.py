@@ -100,7 +100,7 @@ class Blocks:
 
 @dataclass
 class CountedBlocks:
-    """A pool of blocks, each represented by its number, that counts the connector's references."""
+    """A pool of blocks that counts the connector's references. A block is represented by its number."""
 
     users: dict[int, int] = field(default_factory=dict[int, int])
     blocks: Sequence[int] = range(1000)

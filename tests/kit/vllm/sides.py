@@ -21,7 +21,7 @@ def side_of(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SchedulerSide:
-    """Return a scheduler side; it loads and backs up, unless `options` disable one of them."""
+    """Return a scheduler side that loads and backs up. `options` can disable loads or backups."""
     adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = RequestIdentities(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})

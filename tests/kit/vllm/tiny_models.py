@@ -81,7 +81,8 @@ def make_llava(folder: Path) -> None:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
-    # Add the name prefix that vLLM 0.32 expects to the vision tower's weights. Transformers 5 omits it.
+    # Prefix the names of the vision tower's weights as vLLM 0.32 expects. Transformers 5 omits the
+    # prefix.
     renamed = {
         re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name): each
         for name, each in safetensors.load_file(weights).items()

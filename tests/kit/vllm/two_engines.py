@@ -34,8 +34,8 @@ class Handing:
     model: str
     prompts: list[Prompt]
     store: str
-    """URI of the prefill engine's store. After the decode engines, a one-rank engine reads all pages
-    from it."""
+    """URI of the prefill engine's store. At the end, a one-rank engine reads all pages from this store.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,12 +95,12 @@ def main() -> None:
         cache.flush()
         llm.reset_prefix_cache()
     for _ in range(2):
-        # During the second serving, vLLM's own prefix cache has the whole prompt.
+        # Serve a prompt twice. The second time, vLLM's own prefix cache has the whole prompt.
         llm.generate([{"prompt_token_ids": PROMPTS[0][0]}], sampling, use_tqdm=False)
     llm.generate([{"prompt_token_ids": [9, 9, 9]}], sampling, use_tqdm=False)
     llm.llm_engine.do_log_stats()
-    # Wait until the publisher's thread has published all events, because unpublished events are not
-    # replayed.
+    # Wait until the publisher's thread has published all events, because the test can read only
+    # published events.
     llm.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher._event_queue.join()
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
@@ -113,8 +113,8 @@ def main() -> None:
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()
-    # Create a second logger, because a second engine in this process would create one. vLLM then
-    # unregisters the first engine's metrics.
+    # Create a second logger, as a second engine in this process would. The new logger makes vLLM
+    # unregister the first engine's metrics.
     loggers.PrometheusStatLogger(llm.llm_engine.vllm_config)
     print(json.dumps(seen, default=str))  # noqa: T201 - the test reads it.
 

@@ -1,7 +1,8 @@
 """Fixes SGLang's torch-native attention for sliding windows, which reads the wrong slots.
 
-Stock SGLang writes a windowed layer's KV to a slot of the window pool. It reads with the slot number of
-the full pool, which names another slot of the window pool. Its answers therefore vary between runs.
+Stock SGLang writes a windowed layer's KV to a slot of the window pool, but reads with the slot number
+of the full pool. This number selects another slot of the window pool. Stock SGLang's answers therefore
+vary between runs.
 """
 
 import functools

@@ -58,8 +58,8 @@ STORE_FAULTS = (
 succeed. Without manifests the store could not open."""
 
 LATE_S = 0.3
-"""Seconds for which the late rank waits before it reads adapters. In this time a test overwrites their
-files."""
+"""Seconds for which the late rank waits before it reads adapters. In this time a test overwrites the
+adapters' files."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """Method of SGLang that runs a collective at the end of each RPC. The collective is not counted,
@@ -97,7 +97,7 @@ class Probe:
         return self.rank is not None and self.faults.get(fault) == self.rank
 
     def collective(self, name: str, launch: Callable[..., Any]) -> Any:
-        """Launch a collective, and add it to the count for its name and caller."""
+        """Launch a collective, and count it by its name and caller."""
         if self.rank is None or getattr(self._inside, "one", False):
             return launch()
         caller = _caller()
@@ -193,7 +193,7 @@ def _poison_loads(pool: str) -> None:
         for transfer in job.transfers:
             if transfer.pool == pool:
                 for pair in self._pools[pool].pairs:
-                    # The byte 0x3F in every position makes each float32 read as 0.747.
+                    # Set every byte to 0x3F, so that each float32 reads as 0.747.
                     pair.device.view(torch.uint8)[:, list(transfer.destinations)] = 0x3F
 
     copies._copy = copy_and_poison

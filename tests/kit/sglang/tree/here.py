@@ -26,7 +26,8 @@ MARKS = [
 def begin() -> None:
     """Make SGLang importable on a CPU, import it once, and publish a configuration."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    # Append the substitutes for missing packages last, so that an installed package takes precedence.
+    # Append the substitutes for missing packages to the import path, so that an installed package takes
+    # precedence.
     sys.path.append(str(STAND_INS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,7 +39,8 @@ def begin() -> None:
             enable_hierarchical_cache=True,
             hicache_storage_backend="dynamic",
         )
-        # Number of tokens between saved recurrent states. SGLang would read it from the model's files.
+        # Number of tokens between saved recurrent states. SGLang would read this number from the
+        # model's files.
         arguments._mamba_cache_chunk_size = 4
         of("sglang.srt.runtime_context", "publish")(arguments, role="test")
         import_module("sglang.srt.managers.schedule_batch")

@@ -31,7 +31,10 @@ OURS = "lockstep.integrations.sglang"
 
 
 class Rig:
-    """One rank with `pages` device pages. Create all ranks of a group concurrently."""
+    """One rank with `pages` device pages.
+
+    Create all ranks of a group concurrently, because each rank waits for the others.
+    """
 
     def __init__(
         self,
@@ -127,8 +130,8 @@ class Rig:
     def request(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> Any:
         """Create a waiting request and match it once; `keys` may have `extra_key` and `cache_salt`.
 
-        `items` are SGLang's multimodal inputs. Their ids must already replace the placeholders in
-        `tokens`.
+        `items` are SGLang's multimodal inputs. In `tokens`, the inputs' ids must already have replaced
+        the placeholders.
         """
         request = here.of(BATCH, "Req")(
             rid=f"request {next(self._names)}",
@@ -189,14 +192,14 @@ class Rig:
         return True
 
     def extend(self, request: Any, end: int | None = None) -> None:
-        """Compute a request's prompt up to `end` as one chunk, and store it in the tree."""
+        """Compute a request's prompt up to `end` as one chunk, and store the chunk in the tree."""
         request.extend_end = len(request.full_untruncated_fill_ids) if end is None else end
         self._compute(request, request.extend_end)
         here.of(COMMON, "checkpoint_kv_cache")(request, self.cache)
         self.cache.flush_pending_backups()
 
     def generate(self, request: Any, tokens: Sequence[int]) -> None:
-        """Append output tokens to a request and write their KV."""
+        """Append output tokens to a request, and write KV for these tokens."""
         request.output_ids.extend(tokens)
         self._compute(request, len(request.origin_input_ids) + len(request.output_ids))
 
@@ -211,7 +214,7 @@ class Rig:
     def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
         """Allocate slots for tokens `start` to `end`.
 
-        The first slots are the rest of the page that has slot `last`.
+        The remaining slots of the page that contains slot `last` are used first.
         """
         unit = self.page_tokens
         rest = min(-start % unit, end - start)
@@ -225,7 +228,7 @@ class Rig:
         return torch.cat([continued, taken])[: end - start]
 
     def end(self, request: Any, *, checkpoint: bool = True) -> None:
-        """Finish a request. If `checkpoint` is True, the tree keeps its tokens."""
+        """Finish a request. If `checkpoint` is True, the request's tokens stay in the tree."""
         request.finished_reason = here.of(BATCH, "FINISH_LENGTH")(len(request.output_ids))
         here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=checkpoint)
         self.cache.flush_pending_backups()
@@ -273,7 +276,7 @@ class Rig:
 
     @contextmanager
     def copies_held(self, direction: Direction) -> Generator[Callable[[], None]]:
-        """Block this rank's copies in a direction until the block ends.
+        """Block this rank's copies in a direction until the end of the `with` block.
 
         Yields a function that unblocks the copies earlier.
         """
@@ -288,7 +291,7 @@ class Rig:
     def copies_failing(
         self, direction: Direction, fails: Callable[[], bool] = lambda: True
     ) -> Generator[None]:
-        """Make this rank's copies in a direction fail during the block, each if `fails()` is true."""
+        """Make this rank's copies in a direction fail during the `with` block if `fails()` is true."""
 
         def fail() -> None:
             if fails():
@@ -377,7 +380,7 @@ class Rig:
         )
 
     def lost(self) -> int:
-        """Return how many slots are neither free nor in the tree. Slots of running requests count."""
+        """Return how many slots are neither free nor in the tree; running requests have such slots."""
         return self.size - sum(self.sizes())
 
     def all_lost(self) -> tuple[int, ...]:

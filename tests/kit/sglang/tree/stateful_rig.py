@@ -1,7 +1,7 @@
 """One rank's radix cache over SGLang's pools, for a model with recurrent states.
 
 Instead of a forward pass, known numbers are written to the request's state slot. If SGLang tracks
-states at page ends, they are also written to the slots of the tracked states.
+states at page ends, the numbers are also written to the slots of the tracked states.
 """
 
 from collections.abc import Generator, Sequence
@@ -126,7 +126,7 @@ class StatefulRig(Rig):
         kv.mamba_last_track_seqlen = tokens
 
     def insert(self, tokens: Sequence[int]) -> None:
-        """Insert full pages of tokens and their final state into the tree, in new slots."""
+        """Insert full pages of tokens and the state after them into the tree, in new slots."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
@@ -146,7 +146,7 @@ class StatefulRig(Rig):
         return list(range(first, first + count * self.page_tokens))
 
     def found(self, *sequences: Sequence[int]) -> list[bool]:
-        """Return, for each sequence of tokens, whether all of it matches on the device."""
+        """Return, for each sequence of tokens, whether the whole sequence matches on the device."""
         return [self.matched(each) == len(each) for each in sequences]
 
     def state_of(self, tokens: Sequence[int]) -> torch.Tensor:

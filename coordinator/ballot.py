@@ -42,8 +42,8 @@ class Answered(Record, frozen=True):
 
     Lengths are in pages. The restorable lengths are 0 to `pages`, and those listed in `beyond`
     (ascending). State that exists only at some positions (window or recurrent state) leaves gaps
-    between them. The ranks must agree on a length that every rank can restore. The minimum of the
-    ranks' longest lengths need not be such a length (rule R4).
+    between the restorable lengths. The ranks must agree on a length that every rank can restore. The
+    minimum of the ranks' longest lengths may not be restorable on every rank (rule R4).
     """
 
     operation: int
@@ -245,7 +245,7 @@ class Ballot:
         self._stale.add(queue)
 
     def dequeue(self, queue: Queue, queue_index: int) -> None:
-        """Remove the operations of `queue` up to `queue_index`; all ranks agree on their outcomes."""
+        """Remove the settled operations of `queue`: those up to `queue_index`."""
         queue_indexes = self._tickets[queue]
         while queue_indexes.waiting and queue_indexes.waiting[0][0] <= queue_index:
             queue_indexes.waiting.popleft()
@@ -345,7 +345,7 @@ class Ballot:
             expected.prefetch_slot = None
 
     def _named(self, value: int) -> int:
-        """Return a named lane: `value`, and this rank to break ties between equal values."""
+        """Encode the value of a named lane: `value` combined with this rank's number (see `lanes`)."""
         return value * self._world_size + self._rank
 
 

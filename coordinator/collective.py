@@ -1,7 +1,8 @@
 """The interface of a transport, which runs one MIN collective per round and waits a bounded time.
 
-Every transport returns the bit-identical vector on every rank, checked by one contract suite. A
-transport never retries: if it cannot deliver in time, it raises an error and the epoch ends.
+Every transport returns the bit-identical vector on every rank. One contract test suite checks all
+transports. A transport never retries: if it cannot deliver in time, it raises an error and the epoch
+ends.
 """
 
 from typing import Protocol

@@ -23,7 +23,7 @@ from ..errors import InternalError
 
 
 class _Numbered(IntEnum):
-    """Enum whose members hash as ints: members are dict keys in every step, and names hash slower."""
+    """Enum whose members hash as ints. Members are dict keys, and hashing by name would be slower."""
 
     __hash__ = int.__hash__
 
@@ -99,7 +99,10 @@ class Outcome(_Numbered):
 
 
 class Queue(_Numbered):
-    """The watermark queues of operations. Ranks vote up to which index of a queue all have finished."""
+    """The watermark queues of operations.
+
+    For each queue, the ranks vote on the index up to which all operations have finished.
+    """
 
     BACKUP = 0
     LOAD_BACK = 1

@@ -18,8 +18,8 @@ from ..errors import InternalError
 from .operation import Phase
 
 UNBOUNDED = 1 << 40
-"""Value of a bound (longest length to vote for) or ceiling (most pages that can land) that limits
-nothing; larger than any page count."""
+"""A bound (longest length to vote for) or ceiling (most pages that can land) of this value limits
+nothing. The value is larger than any page count."""
 
 NOBODY = 0
 """The operation id in the row of a free prefetch slot; real operation ids begin at 1."""

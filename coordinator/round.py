@@ -102,7 +102,8 @@ class Rounds:
         except (GroupError, InternalError) as error:
             self.end(error)
         except BaseException as error:
-            # The launch may or may not have sent this rank's vote, so the epoch cannot continue.
+            # If the launch fails, this rank's vote may or may not have been sent, so the epoch cannot
+            # continue.
             number, what = self.count + 1, type(error).__name__
             with suppress(PeerLost):
                 self.end(PeerLost(f"this rank was interrupted in round {number}: {what}"))

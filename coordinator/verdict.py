@@ -7,9 +7,9 @@ A verdict names only the prefetch slots and watermark queues that changed: their
 their lanes differ from the round before. The others need no verdict, because the replica has already
 applied the previous verdict (P3), and applying its content again would change nothing:
 
-- For an unchanged prefetch slot, the previous verdict reported at most landed pages, and reporting
-  them again has no effect. After any other verdict, or one that the replica ignored, the slot has a
-  new operation, phase or bound and counts as changed. No earlier meaning returns, because phases
+- For an unchanged prefetch slot, the previous verdict reported landed pages or nothing, and reporting
+  landed pages again has no effect. After any other verdict, or one that the replica ignored, the slot
+  has a new operation, phase or bound and counts as changed. No earlier meaning returns, because phases
   follow TRANSITIONS and a bound only falls.
 - For an unchanged watermark queue, the operations that its lanes settled have left the queue. The
   lanes report the first remaining operation neither as finished nor as the first failure. Operations
@@ -130,8 +130,8 @@ class Verdict:
     """The prefetch slots that changed since the round before, by ascending operation id."""
     proposed: Proposed | None = None
     requests: int = 0
-    """The number up to which every receiving rank has every control request; 0 if no rank receives
-    any."""
+    """The number up to which every rank that receives control requests has all of them; 0 if no rank
+    receives any."""
     newest: int = 0
     """The number of the newest control request that any rank knows of."""
 

@@ -51,8 +51,8 @@ class Ending:
 
     cause: EndingCause
     rank: int
-    """The rank that caused the ending, numbered in the whole group. If the cause is on another host,
-    the rank that reported it."""
+    """The rank that caused the ending, numbered in the whole group. For a cause on another host, this
+    is the rank that reported the ending."""
     last_round: int
     """The last round that may still complete; every later round raises `error`."""
 

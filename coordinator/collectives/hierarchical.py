@@ -43,7 +43,7 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Seconds that a host waits for other hosts after its own deadline, if all its ranks have joined.
+"""Seconds that a host whose ranks have all joined waits for the other hosts after its own deadline.
 
 Within that time another host may still report which of its ranks was late.
 """

@@ -62,7 +62,7 @@ Between polls the rank yields its core, because the rank that it waits for may n
 """
 
 _SEEN_S = 0.001
-"""The shortest sleep in seconds; much longer than a write takes to become visible on another core."""
+"""The shortest sleep in seconds. A write becomes visible on another core in a much shorter time."""
 
 _MEMORY: Final[Codec[tuple[int, int]]] = Codec(tuple[int, int])
 """Encodes a process id and that process's file descriptor of the shared memory (-1 if it has none)."""
@@ -360,8 +360,8 @@ class HostGroup:
         """Return the fold of a round over the cells in `span`.
 
         Waits `timeout_s` for the ranks of this host. Once all of them have joined, waits `patience_s`
-        longer for the cell in which the host's leader writes the fold of all hosts. Raises the error of
-        the group's ending.
+        longer for the cell in which the host's leader writes the fold of all hosts. If the group has
+        ended, raises the error of its ending.
         """
         folded = self._look_often(span, number)
         if folded is not None and not self.cells.ending:
@@ -435,8 +435,7 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # The host's first rank writes its own cell and the cells after those of the host's
-                # ranks.
+                # The host's first rank writes all cells that follow those of the host's ranks.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
@@ -621,8 +620,8 @@ class SharedMemoryCollective:
                 try:
                     self.leave(host)
                 except _CLOSED:
-                    # If a signal handler closed the memory meanwhile, this rank has already left the
-                    # group.
+                    # If a signal handler has closed this transport meanwhile, this rank has already
+                    # left the group, so ignore the error.
                     if self._host is not None:
                         raise
                 self._host = None

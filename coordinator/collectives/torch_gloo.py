@@ -313,7 +313,7 @@ class TorchCollective:
         return self._group
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a shared store with its own connection, so other waits do not block it.
+        """Return a shared store on a separate connection; waits on other stores do not block it.
 
         See `Collective`.
         """

@@ -201,7 +201,8 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether the caller's parts are the whole payload of an object with exactly these columns."""
+        """Whether the caller's parts are the whole payload of an object with exactly the caller's
+        columns."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
         """Return whether a header is sound, has the name digest `digest`, and the expected columns."""
@@ -237,7 +238,7 @@ def presence_bits(header: memoryview | bytes) -> int:
 
 
 def stated_checksums(header: memoryview | bytes, first: int, count: int) -> bytes:
-    """Return the checksums of `count` parts, from part `first`, in a header that passed its check."""
+    """Return the checksums of `count` parts, beginning with part `first`, from a checked header."""
     start = _CHECKSUMS_AT + first * CHECKSUM_BYTES
     return bytes(header[start : start + count * CHECKSUM_BYTES])
 

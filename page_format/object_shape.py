@@ -113,7 +113,7 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether an object with exactly the caller's optional columns has only parts of the caller."""
+        """Whether an object with exactly the caller's optional columns has only the caller's parts."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:
@@ -139,7 +139,7 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return a shape with the caller's optional columns and those in `present`, with all parts."""
+        """Return a shape that holds all parts of the caller's columns and of those in `present`."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":

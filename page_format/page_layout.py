@@ -39,8 +39,8 @@ from .object_shape import PART_BYTES_MAX, PARTS_MAX, ObjectShape, Part
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 """The element types of columns, by torch's names, with their sizes in bytes."""
 OPTIONAL_COLUMNS_MAX = 16
-"""The maximum number of optional columns in a layout. It is bounded because each adds parts to the
-objects."""
+"""The maximum number of optional columns in a layout. The number is bounded because each optional
+column adds parts to the objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class PageLayout:
     def _lay_out(
         self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
     ) -> int:
-        """Add the location of each column of a group to `shards`, unit by unit from byte `offset` on.
+        """Add to `shards` the location of each column of a group, unit by unit from byte `offset` on.
 
         Returns the offset after the group.
         """
@@ -326,8 +326,8 @@ class PageLayout:
                     "cannot divide evenly; choose a number of ranks that divides them"
                 )
         column = group[0]
-        # Search the optional columns, too: if the number of units is not a multiple of the TP size, one
-        # of them may be the reason.
+        # Search the optional columns, too, because their heads also determine the number of units. One
+        # of them may be the reason why the TP size does not divide that number.
         for other in self.optional_columns if self._units_wanted % tp_size else ():
             if not other.replicated and other.heads % tp_size:
                 return ConfigError(

@@ -14,7 +14,7 @@ from .page_layout import PageLayout, PartKey, ShardPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSource:
-    """An object of another rank, and the byte ranges of a page that it supplies."""
+    """An object of another rank, and the byte ranges of this rank's page that the object supplies."""
 
     name: str
     """The shard field of the object's name."""

@@ -54,7 +54,7 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Remove the named pins of a namespace and evict its pages that are not in use.
+        """Remove the named pins of a namespace and evict the namespace's unused pages.
 
         If `namespace` is None, do so for all namespaces.
         """

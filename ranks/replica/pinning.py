@@ -1,8 +1,8 @@
 """Named pins: prefixes that stay cached until a deadline, regardless of other demand for memory.
 
-A pin keeps the pages that a match at its end needs in host memory, and locks them on the device until
-the host has all of them. Deadlines are in agreed time (rule R14), so they pass in the same step on
-every rank.
+A pin keeps in host memory the pages that a match at the pin's end needs, and locks them on the device
+until the host has all of them. Deadlines are in agreed time (rule R14), so they pass in the same step
+on every rank.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class PinnedPrefix:
 
 
 class Pinning:
-    """The named pins. The cost of a step depends on the pins that end in it only (rule R15)."""
+    """The named pins. Only the pins that end in a step add to the step's cost (rule R15)."""
 
     def __init__(
         self, basis: ReplicaParts, prefixes: Prefixes, requests: Requests, backing_up: BackingUp

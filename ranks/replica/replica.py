@@ -133,12 +133,12 @@ class Replica:
 
     @property
     def leaving(self) -> list[str]:
-        """Names of released requests whose lent pages are still in use by copies, perhaps forever."""
+        """Names of released requests whose lent pages are still used by copies, perhaps forever."""
         return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
-        """Whether a later verdict will free lent pages of a released request that copies still use."""
+        """Whether a later verdict will free a released request's lent pages, which copies still use."""
         return self._lent.waits
 
     def prefetch_slots(self) -> PrefetchSlotTable:
@@ -293,7 +293,7 @@ class Replica:
 
     @command
     def match_host(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens after the first `device_tokens` host memory can restore."""
+        """Return the number of tokens that host memory can restore after the first `device_tokens`."""
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
@@ -366,7 +366,7 @@ class Replica:
 
     @command
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict the pages of a namespace that are not in use; if None, those of all namespaces."""
+        """Evict the unused pages of a namespace, or of all namespaces if `namespace` is None."""
         return self.clearing.drop(namespace)
 
     @command

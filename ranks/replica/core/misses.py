@@ -7,7 +7,7 @@ and stored from their beginning, so one remembered page implies all pages before
     lost        storage or host memory has, or had, the page, and did not deliver it: missing, corrupt,
                 late, absent on a rank, or the copy failed
     evicted     requested or computed in the same namespace, and in no tier any more
-    other_key   requested only in other namespaces (tenants, adapters, former weights)
+    other_key   requested only in other namespaces (other tenants, adapters or weights versions)
     never_seen  everything else, including pages whose table slots newer digests have overwritten
 
 The digests of a missed prefix are computed at admission and recorded once the request computes. Pages

@@ -62,7 +62,7 @@ class PagePool:
         return pages
 
     def give_back(self, pages: PageRun) -> None:
-        """Return pages to the free list; the next allocation takes them in the same order."""
+        """Return pages to the free list; the next allocation takes them in the order given here."""
         if not pages:
             return
         self._free.extend(pages[::-1])

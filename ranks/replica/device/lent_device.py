@@ -9,7 +9,8 @@ never in the digest.
     after computing      `back_up` copies whole pages to the host
     before overwriting   `fence` ends this rank's copies of the request's pages
     under pressure       `retract` saves all of a request's pages, and `resume` restores them
-    at the end           `release` returns whether the pages are free; else a later effect reports it
+    at the end           `release` returns whether the pages are free; if not, a later effect reports
+                         when they are
 """
 
 from collections.abc import Sequence
@@ -96,13 +97,13 @@ class LentDevice:
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # The pages are saved, but an earlier backup still reads the request's device pages. Report
+            # The request is saved, but an earlier backup still reads the request's device pages. Report
             # SAVING until that backup ends.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
     def match_host(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens after the first `device_tokens` host memory can restore.
+        """Return the number of tokens that host memory can restore after the first `device_tokens`.
 
         Returns 0 after a failed load: the request computes instead of retrying forever.
         """
@@ -267,8 +268,8 @@ class LentDevice:
         assert request.node is not None
         wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
-            # The request cannot be resumed: host memory lacks a page of its shared prefix, because
-            # another request's backup of the page has failed.
+            # The request cannot be resumed: host memory lacks a page of the request's shared prefix,
+            # because another request's backup of that page has failed.
             self._saving.lose(request, RequestEvent.LOSE)
         return wait
 
@@ -312,7 +313,7 @@ class LentDevice:
 
     @property
     def waits(self) -> bool:
-        """Whether a later verdict will free lent pages of a released request that copies still use.
+        """Whether a later verdict will free a released request's lent pages, which copies still use.
 
         A request with a quarantined copy is not counted, because that copy may never end.
         """

@@ -90,7 +90,7 @@ class OwnedDevice:
         return state
 
     def quarantined(self, operation: Copy) -> None:
-        """Do nothing: no request waits for a quarantined copy, because that copy owns its pages."""
+        """Do nothing: a quarantined copy owns its pages, so no request waits for the copy."""
 
     def after_verdict(self) -> None:
         """Do nothing: without lent pages, the pages of a released request are free at once."""
@@ -252,8 +252,8 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
-            # The request cannot be resumed: host memory lacks a page of its shared prefix, because
-            # another request's backup of the page has failed.
+            # The request cannot be resumed: host memory lacks a page of the request's shared prefix,
+            # because another request's backup of that page has failed.
             self._saving.lose(request, RequestEvent.LOSE)
         if wait is not None:
             return wait
@@ -374,7 +374,7 @@ class OwnedDevice:
             request.ends = positions - {0}
 
     def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
-        """Return the token counts after the cached prefix at which the tree can keep a state."""
+        """Return the token positions after the cached prefix at which the tree can keep a state."""
         best, last = request.prefix, len(tokens) // self._tree.page_bytes
         positions = set(request.checkpoints)
         for component in self._states:
@@ -473,7 +473,7 @@ class OwnedDevice:
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
         """Return, by component, the request's unshared pages with data: a partial page or the state."""
         begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
-        # Save no state if no tokens were computed, because there is none.
+        # If no tokens were computed, there is no state to save.
         has_state = int(computed_bytes > 0)
         return [
             request.own[component.index][: begun_page if component.per_page else has_state]

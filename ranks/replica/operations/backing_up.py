@@ -7,8 +7,8 @@ Full attention is backed up for the whole path. Windows and states are backed up
 end: at the end of the insert, of the prompt and of earlier turns, and where prompts diverge. Such a
 match end is skipped unless the device has all values that it needs, because an incomplete window, or a
 window without its state, restores nothing. A window gets one extra page, so that a match may also end
-one page earlier: a repeated prompt still computes its last token, and may diverge there. From lent
-pages, all window pages that the engine still has are backed up.
+one page earlier: a repeated prompt still computes its last token, and may diverge there. If the engine
+lends the pages, all window pages that it still has are backed up.
 
 A path for which the host has no room gets an entry in `PageAllocator.not_on_host` and is retried
 (`Retrying`). If a path is longer than host memory, its excess pages are copied to temporary host pages,
@@ -135,11 +135,11 @@ class BackingUp:
         self._prefixes.allocator.release(pins)
         if several:
             # Queue again the earlier match ends that are still incomplete, because the copies of other
-            # match ends may have taken their host pages.
+            # match ends may have taken the host pages of the earlier ones.
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # Pages that were seen in the store must not be written again here (`again`): otherwise a path
+        # Pages that were once seen in the store are not written again here (`again`). Otherwise a path
         # longer than host memory would be retried forever.
         self._persisting.offer_path(node, again=True)
         return operations
@@ -355,9 +355,9 @@ class BackingUp:
     ) -> tuple[list[Missing], bool]:
         """Return (missing, complete) for the full attention on the path to `node`.
 
-        `missing` are the (node, component) pairs to back up; `complete` tells whether the host then has
-        the whole path. Without `tops_up`, nothing is backed up if the store has the first missing page
-        already, because that page was persisted through a temporary host page.
+        `missing` are the (node, component) pairs to back up. `complete` tells whether the host then has
+        the whole path. Without `tops_up`, `missing` is empty if the store has the first page that the
+        host lacks, because such pages were persisted through temporary host pages.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -417,7 +417,7 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return the lent window pages above those that a match at `end` needs.
+        """Return the lent window pages nearer the root than those that a match at `end` needs.
 
         They are (node, component) pairs, and are backed up as long as the host has room.
         """
@@ -510,7 +510,7 @@ class BackingUp:
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
         """Allocate temporary host pages for some pairs of `wanted`.
 
-        Returns None if not even the first pair gets any.
+        Returns None if not even the first pair gets a page.
         """
         allocator = self._prefixes.allocator
         counts = [0] * len(self._components)
@@ -562,7 +562,7 @@ class BackingUp:
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
         """Return the match ends below a failed copy that need window pages of that copy.
 
-        Their backups left out these pages, because the failed copy was still in flight.
+        Their backups left out these pages, because the copy was still in flight then.
         """
         found: dict[Node, None] = {}
         for node, index in lost:
@@ -579,7 +579,7 @@ class BackingUp:
     def _still_lends(self, operation: Backup | Retract) -> bool:
         """Return whether a request still lends a copy's source pages.
 
-        It no longer does after a fence or release since the copy began.
+        After a fence or release, the request no longer lends pages to copies that began before.
         """
         request = self._requests.get(operation.lender)
         return isinstance(request, LentRequest) and operation.id in request.copies
@@ -601,8 +601,8 @@ class BackingUp:
     ) -> int:
         """Back up the (node, component) pairs in `missing`; return the id of the operation.
 
-        The pairs are on the path to `node`, whose host pages are pinned. `passing` are temporary host
-        pages; those not needed are freed.
+        The pairs are on the path to `node`. The path's host pages are pinned. `passing` are temporary
+        host pages; unneeded ones are freed.
         """
         allocator = self._prefixes.allocator
         # Lock the source pages first, because the allocation of host pages may evict pages.

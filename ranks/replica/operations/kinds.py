@@ -101,14 +101,15 @@ class Moving(Operation):
         mark = frozenset((self,))
         for segment in self.segments:
             node = segment.node
-            # Let nodes without another mark share one set, because nearly all nodes have none.
+            # Let all nodes whose only mark is this operation share one set, because few nodes have two
+            # marks.
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
         """Remove the operation from the marks of its nodes.
 
-        Afterwards only its lock handles refer to nodes. The operation still owns its pages. Its nodes
-        are added to `changed`.
+        Afterwards only its lock handles refer to nodes. The operation still owns its pages. The nodes
+        whose marks changed are added to `changed`.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
@@ -232,8 +233,8 @@ class Persist(Moving):
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """Store time (pages written, agreed time) of the last use of the pages, or an earlier time if pages
-    before them in the prefix were last used earlier.
+    """Store time (pages written, agreed time) of the last use of the pages. If pages before them in the
+    prefix were last used earlier, the earliest of these times.
 
     None until the write is ordered.
     """

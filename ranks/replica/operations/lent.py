@@ -13,7 +13,7 @@ from ..tree.matching import Missing
 from ..tree.node import Node
 
 NO_PAGE = -1
-"""Page table entry for a position at which a request has no page, or none with valid contents."""
+"""Page table entry for a position at which a request has no page with valid contents."""
 
 
 class Unfilled(NamedTuple):
@@ -38,7 +38,7 @@ def unfilled_after(
     """Return the positions that are unfilled once a load has filled each component from `starts` on.
 
     `before` are the positions unfilled before the load. The engine lends pages from position `first`
-    on, so of `before` only positions below `first` remain.
+    on, so only those positions of `before` that are below `first` remain.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [

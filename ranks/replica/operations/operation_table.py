@@ -118,7 +118,7 @@ class OperationTable:
         return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
-        """Remove and yield (operation, whether it succeeded) for operations that a watermark settles.
+        """Remove the operations that a watermark settles; yield (operation, whether it succeeded).
 
         Stops after the first failed operation, because the watermark says nothing about later ones.
         """
@@ -186,7 +186,7 @@ class OperationTable:
     def finish(self, operation: Operation, outcome: Outcome | None = None) -> None:
         """End an operation: free its pages and release its locks and pins.
 
-        `outcome` defaults to the one with which the operation was stopped.
+        The default of `outcome` is the outcome with which the operation was stopped.
         """
         ended = operation.ending if outcome is None else outcome
         assert ended is not None
@@ -210,7 +210,7 @@ class OperationTable:
         self._journal.record("phase", operation.id, phase.word)
 
     def _enter(self, operation: Operation, phase: Phase) -> None:
-        """Change an operation's phase; the table of transitions must allow the step."""
+        """Change an operation's phase; raise an error unless the table of transitions allows it."""
         kind, before = operation.kind, operation.phase
         require_step(operation.id, kind, before, phase)
         if (phase in _AT_REST) != (before in _AT_REST):

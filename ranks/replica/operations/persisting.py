@@ -56,8 +56,8 @@ class Persisting:
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
         """Persist the pages of `settled` (node, component) that the store lacks.
 
-        The host has all pages of `settled`. They serve a match that ends at the node `last`; if `last`
-        is None, at the deepest node written.
+        The host has all pages of `settled`. The pages serve a match that ends at the node `last`. If
+        `last` is None, the match ends at the deepest node written.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -164,7 +164,7 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # Check the node for a merge: now that it counts as stored, nothing may divide it from a
+        # Consider the node for a merge: now that it counts as stored, it may no longer differ from a
         # neighbour.
         self._prefixes.allocator.changed[node] = None
 
@@ -265,12 +265,12 @@ class Persisting:
         return [each for each in self._above(last) if id(each.node) not in full] + new
 
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
-        """Return the segments whose full attention the host has and the store lacks, from the top.
+        """Return the full-attention segments that the host has and the store lacks, from the top.
 
         Includes other components of nodes whose store record was invalidated. The search goes up from
-        `node` and ends at the first node that the store has. Nodes further up need no check. A persist
-        includes missing pages above its own, a failed persist leaves a backlog entry, and the records
-        of nodes further up are at least as recent.
+        `node` and ends at the first node that the store has. Nodes further up need no check, because a
+        persist includes missing pages above its own, a failed persist leaves a backlog entry, and the
+        records of nodes further up are at least as recent.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -390,7 +390,7 @@ def hold_pieces(
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
-    """Yield the nodes from a persist's deepest node upwards, as far as `above` or the root."""
+    """Yield the nodes from a persist's deepest node up to `above`, or to the top if `above` is None."""
     last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
     for node in () if last is None else last.path():
         yield node

@@ -56,7 +56,7 @@ class RequestEvent(IntEnum):
     STOP = auto()
     """The copy has failed, and may still run on some rank."""
     QUIET = auto()
-    """No copy touches the request's pages any more, except quarantined ones."""
+    """No copy touches the request's pages any more, except quarantined copies."""
     FAIL = auto()
     """The copy has failed; the request holds no pages any more."""
     COMPUTE = auto()
@@ -169,7 +169,7 @@ class Request:
 
     @property
     def admitted(self) -> bool:
-        """Whether the request has or lends device pages; a reset does not move such a request."""
+        """Whether the request has or lends device pages; such a request keeps its tree in a reset."""
         return self.stage not in _WAITING
 
     @property
@@ -186,7 +186,7 @@ class Request:
         """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget the sources of the request's tokens, when they are counted or the tree is new."""
+        """Forget the pages fetched and sought: they are counted, or the request has a new tree."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -351,7 +351,7 @@ class Requests:
         return place.generation == self.generation
 
     def renew(self, request: Request) -> None:
-        """Move a request that computes again from its first token to its namespace's current tree."""
+        """Move a request to its namespace's current tree, when it computes again from the start."""
         before = request.place
         if isinstance(request, LentRequest):
             request.unfilled = ()
@@ -362,7 +362,7 @@ class Requests:
             self._prefixes.leave(before)
 
     def reset(self, weights_version: str | None) -> None:
-        """Begin a new cache generation; move every request that is not admitted yet to it."""
+        """Begin a new cache generation, and move to it every request that is not admitted yet."""
         self._journal.record("reset", self.generation + 1, weights_version)
         self._place = TreeIdentity("", self.generation + 1, weights_version)
         for request in self._known.values():

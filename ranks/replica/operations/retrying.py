@@ -89,8 +89,9 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # If all nodes of the path that are not on the device are on the host, back up to `node` itself.
-        # A match at `node` may need window pages further up that are only on the device.
+        # If all nodes below the last node on the device are on the host, back up the path to `node`
+        # itself, because a match at `node` may need window pages further up that are only on the
+        # device.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
             # Pin the path's host pages, because the backup of its upper part could evict them. Do not

@@ -22,7 +22,8 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""Serving pins no pages of a host pool if then more than this share of the pool would be pinned."""
+"""Serving pins no further pages of a host pool if more than this share of the pool would then be
+pinned."""
 
 
 class ServingPeers:

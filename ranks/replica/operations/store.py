@@ -12,11 +12,11 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""A record that the store has a page counts as old after further writes: 1 / this value of the pages
-that host memory holds.
+"""A record that the store has a page counts as old once the group has written 1 / this value of the
+number of pages that host memory holds.
 
-A full store has by then evicted as many pages as were written. For each page written, at most this many
-old records are checked.
+A full store has by then evicted as many pages as were written. Per page written, at most this many
+records become old, which bounds the cost of checking old records.
 """
 _LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
@@ -127,8 +127,8 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        The record counts as old from the start. The read did not use the store's copies of earlier
-        pages of the prefix, so the store may evict these soon.
+        The record counts as old from the start, because the store may soon evict earlier pages of the
+        prefix: the read did not use its copies of them.
         """
         self._note(node, component, _LONG_AGO)
 
@@ -198,7 +198,7 @@ class Store:
             self.lately.add((pool, key), self._clock.agreed_ms)
 
     def recent_count(self, pool: str, keys: Sequence[bytes]) -> int:
-        """Return how many objects before the first gap were written recently."""
+        """Return how many leading objects were written recently, up to the first that was not."""
         for index, key in enumerate(keys if len(self.lately) else ()):
             if not self.lately.has((pool, key), self._clock.agreed_ms):
                 return index

@@ -46,13 +46,13 @@ class LookupPlanner:
         root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
-            # Do not prefetch if cached pages beyond the anchor are only on the device, because their
-            # backup is in flight or host memory had no room for it.
+            # Do not prefetch while cached pages beyond the anchor are only on the device. Their backup
+            # is in flight, or host memory had no room for it.
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
-        # Bound the tokens before they are hashed, because hashing dominates a prefetch that finds
-        # nothing.
+        # Bound the tokens before they are hashed, because hashing is the main cost of a prefetch that
+        # finds nothing.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
         request.sought = Sought(anchor.end, keys, failed=request.sought.failed)
         components = prefixes.components
@@ -111,7 +111,7 @@ class LookupPlanner:
         return fits
 
     def positions(self, operation: Prefetch, length: int) -> list[Sequence[int]]:
-        """Return, by component, the positions of the pages that restoring `length` pages must read.
+        """Return, by component, the positions of the pages to read in order to restore `length` pages.
 
         `length` counts from the floor, the end of `best_match_node`.
         """

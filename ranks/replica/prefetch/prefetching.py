@@ -38,8 +38,7 @@ _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
-"""Number of votes on a prefetch's length without agreement after which the prefetch counts as a miss.
-"""
+"""A prefetch counts as a miss after this many votes in which the ranks did not agree on its length."""
 
 
 class Prefetching:

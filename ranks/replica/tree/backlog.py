@@ -36,8 +36,8 @@ class Awaited(NamedTuple):
 class Backlog:
     """Paths with unwritten pages, each represented by its last node, in retry order.
 
-    The entry of a path moves to the node's parent when the node leaves the tree. The entry is counted
-    in `Node.ends`, so that the node is not merged into its child.
+    When the last node of a path leaves the tree, the path's entry moves to the node's parent. Entries
+    are counted in `Node.ends`, so that a node with an entry is not merged into its child.
     """
 
     def __init__(self, changed: dict[Node, None]) -> None:
@@ -97,7 +97,7 @@ class Backlog:
         """Move the entry, if any, of a node that has left the tree to the node's parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
-            # Count only pages that the store lacks as lost; others are missing only in host memory.
+            # Count as lost only pages that the store lacks; the others are missing only in host memory.
             gone = 0 if 0 in node.persisted else min(pages, node.width)
             self.lost[cause] += gone
             self.add(parent, cause, pages - gone)

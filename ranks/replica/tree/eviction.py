@@ -18,7 +18,7 @@ NodeT = TypeVar("NodeT", bound=Graded)
 
 
 class _Line(Generic[NodeT]):
-    """The nodes of one grade (eviction class) that entered by ascending last use."""
+    """The nodes of one grade (eviction class) that entered in the order of their last uses."""
 
     __slots__ = ("grade", "newest", "nodes")
 
@@ -107,7 +107,7 @@ class EvictionQueue(Generic[NodeT]):
         self.enter(node)
 
     def discard(self, node: NodeT) -> None:
-        """Remove from the queue, if it is there, a node whose pages have left the tier."""
+        """Remove a node from the queue, if present, because the node's pages have left the tier."""
         entry = self._entered.get(node)
         if entry is None:
             return

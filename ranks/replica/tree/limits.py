@@ -87,9 +87,9 @@ class Limits:
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
         """Return a copy of all limits in which `limit` replaces or removes that of its namespace.
 
-        A limit that bounds nothing removes the old one. Counts the pages of `nodes`, all nodes of the
-        tree, anew. A node that is being saved before eviction stays marked if its namespace still has a
-        limit.
+        A limit that bounds nothing removes the old one. `nodes` are all nodes of the tree, whose pages
+        are counted anew. A node that is being saved before eviction stays marked if its namespace still
+        has a limit.
         """
         limits = {**self._limits, limit.namespace: limit}
         if not limit.limits_anything:

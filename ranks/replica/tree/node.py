@@ -11,7 +11,8 @@ DEVICE, HOST = 0, 1
 """Indices of the tiers in the lists that nodes have by tier."""
 
 NO_PERSIST_PREFIX = "\0"
-"""Prefix of namespaces whose pages never go to storage, because no later run can use them."""
+"""A namespace that begins with this text never has pages in storage, because no later run could use
+them."""
 
 
 class TreeIdentity(NamedTuple):

@@ -244,7 +244,10 @@ class PageAllocator:
         return list(map(PagePool.take, pools, counts))
 
     def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
-        """Evict the pages of `nodes` on a tier unless locked or pinned; children come first."""
+        """Evict the pages of `nodes` on a tier unless locked or pinned.
+
+        `nodes` lists children before their parents.
+        """
         leaving = self.leaving(cause)
         for node in nodes:
             if self.evictable(tier, 0, node):
@@ -300,7 +303,8 @@ class PageAllocator:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Return whether a node and its only child must stay separate.
 
-        Eviction and write policies may require it, because they treat each node by its uses.
+        The reasons are those of the tree, different eviction grades, different counts of hits, and that
+        only one of the two is being saved for eviction.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -351,8 +355,8 @@ class PageAllocator:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # This use may make the uses of the two nodes equal, so consider them for a merge. If
-                # their uses were equal before, something else keeps the nodes separate.
+                # This use may make the uses of a node and its only child equal, so consider the two for
+                # a merge. If their uses were equal before, something else keeps the two separate.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -378,7 +382,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Keep the nodes on the path to `node` that a namespace limit would evict from a tier."""
+        """Keep nodes on the path to `node` even if a namespace limit would evict them from a tier."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None

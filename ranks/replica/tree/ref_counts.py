@@ -72,7 +72,7 @@ class RefCounts:
         return LockHandle(tier, component, node, top.start, node.end)
 
     def extend(self, lock_handle: LockHandle, node: Node) -> LockHandle:
-        """Extend a lock or pin to `node`, a descendant of its last node; costs only the added nodes.
+        """Extend a lock or pin to `node`, a descendant of its last node; visits only the added nodes.
 
         Returns the new lock handle, which replaces `lock_handle`.
         """

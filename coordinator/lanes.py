@@ -60,7 +60,7 @@ SLOTS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of the lanes in one round. The header's layout digest reveals ranks that differ."""
+    """The meaning of the lanes in one round. The header has its digest, to detect differing ranks."""
 
     epoch: int
     round: int

@@ -51,7 +51,7 @@ class Settings:
             object.__setattr__(self, name, value)
 
     def _whose(self) -> str:
-        """Return the text that precedes error messages; subclasses may override this method."""
+        """Return a text with which every error message begins; subclasses may override this method."""
         return ""
 
 
@@ -63,7 +63,7 @@ class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, name, value)
 
     def _whose(self) -> str:
-        """Return the text that precedes error messages, as in `Settings`."""
+        """Return a text with which every error message begins, as in `Settings`."""
         return ""
 
 

@@ -28,7 +28,7 @@ class Futex:
     """Futex sleep and wake. Addresses are those of aligned 32-bit words in shared memory."""
 
     def __init__(self) -> None:
-        """Prepare the futex system call. Raise `ConfigError` if this system has no supported one."""
+        """Prepare the futex system call. Raise `ConfigError` if this system is not supported."""
         number = _SYSCALLS.get(platform.machine())
         if sys.platform != "linux" or number is None:
             raise ConfigError(

@@ -46,7 +46,7 @@ class InProcessGroup:
             self._changed.notify_all()
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait until all ranks have added their values to an exchange; return these by rank."""
+        """Wait until all ranks have added their values to an exchange; return the values by rank."""
         with self._changed:
             exchange = self._exchanges[key]
 

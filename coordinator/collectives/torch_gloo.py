@@ -44,7 +44,8 @@ _SIZE = struct.Struct("<q")
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
 
 _ADVICE = re.compile(r"( by peer)\b.*")
-"""Matches the advice that gloo appends to an error. It is removed, because it is only a guess."""
+"""Matches the advice that gloo appends to an error. The advice is removed, because it is only a guess.
+"""
 
 _SLICE_S = 0.1
 """The maximum duration of one call into gloo in seconds, because Python handles signals such as Ctrl-C
@@ -278,8 +279,8 @@ class TorchCollective:
         """Create a gloo group of `ranks`, which alone must call this method; this process is `rank`.
 
         The new group numbers the ranks in the given order. `name` must never have been used before,
-        because torch would reuse the name of a closed group of the same ranks, and they would read its
-        stale addresses in the store.
+        because torch would reuse the name of a closed group of the same ranks, and the ranks would read
+        the closed group's addresses in the store.
         """
         _destroy_abandoned()
         try:

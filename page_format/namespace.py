@@ -2,7 +2,7 @@
 
 The digest of a `Namespace` is the first part of every object's name, so caches that differ in any field
 cannot see each other's objects. TP size and rank are not in the namespace. They select a shard of the
-page, which is the last part of the object's name.
+page. The shard is the last part of the object's name.
 """
 
 from collections.abc import Mapping

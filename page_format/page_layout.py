@@ -207,7 +207,7 @@ class PageLayout:
         place = ShardPlace.of(rank, world_size, stages)
         kept = self.kept(absent)
         # Check all columns on every rank. If an error were raised only in a pipeline stage that has
-        # none of a column's layers, the ranks of the other stages would wait for it.
+        # none of a column's layers, the ranks of the other stages would wait for that stage.
         for column in kept:
             if column.layers < place.stages:
                 raise _too_few_layers(column, place)
@@ -250,7 +250,7 @@ class PageLayout:
         """Yield (key, part) for each part that an object written at `place` may have, in order.
 
         `place` is a TP rank and stage. Omits an optional column that has no layers in the stage. Raises
-        `ConfigError` if a required column has none.
+        `ConfigError` if a required column has no layers there.
         """
         required = [column for column in self.columns if not column.optional]
         same = sum(

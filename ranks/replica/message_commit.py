@@ -1,9 +1,9 @@
 """Commit of external messages (control requests): commands once every rank has received them.
 
 A message reaches each rank at a different time (rule R14). Messages are numbered outside the replica,
-and each rank votes up to which number it has all messages. All messages up to the number in the verdict
-become commands, applied in the same step on every rank. A hash of each message enters the digest, so
-that a rank with different bytes is detected.
+and each rank votes the number up to which it has all messages. All messages up to the number in the
+verdict become commands, applied in the same step on every rank. A hash of each message enters the
+digest, so that a rank with different bytes is detected.
 """
 
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The classes that make up a replica's parts. Tests replace some with faulty ones to be detected."""
+"""The classes that make up a replica's parts. Tests replace some with faulty classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -221,7 +221,7 @@ class LentDevice:
         """Save all pages of a request to host memory; return False if there is no room.
 
         `runs` are the device pages by component: one for each page of `tokens`, including a partial
-        last page, and the slot of the state after them.
+        last page, and the slot of the state after `tokens`.
         """
         self.require_no_copy(request)
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES

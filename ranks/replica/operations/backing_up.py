@@ -110,9 +110,9 @@ class BackingUp:
         """Retry the backup of the path to `node`, one match end after the other.
 
         The pages that a match end needs are copied all or not at all, because waiting paths would
-        otherwise evict parts of each other forever. Once complete, they are persisted before they may
-        be evicted. While the store accepts no writes, a retry that could evict unwritten pages is
-        postponed. Returns the ids of the operations begun.
+        otherwise evict parts of each other forever. Once complete, these pages are persisted before
+        they may be evicted. While the store accepts no writes, a retry that could evict unwritten pages
+        is postponed. Returns the ids of the operations begun.
         """
         if not self._config.host_pages:
             return ()

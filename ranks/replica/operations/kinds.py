@@ -83,7 +83,7 @@ class Moving(Operation):
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     def give(self, segment: Segment) -> PageRun:
-        """Hand over the operation's own pages for a segment (node, component) to the caller."""
+        """Hand over to the caller the operation's own pages for a segment (node, component)."""
         pages, self.segments[segment] = self.segments[segment], page_run()
         return pages
 

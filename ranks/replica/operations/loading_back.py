@@ -72,8 +72,8 @@ class LoadingBack:
             component = self._prefixes.components[index]
             start, at[index] = at[index], at[index] + component.pages_of(node.width)
             destinations = pages[index][start : at[index]]
-            # Lent page numbers differ between ranks, so they appear only in the order, not in the
-            # operation.
+            # Lent page numbers differ between ranks, so they appear only in the order to the executor,
+            # not in the operation.
             segments[Segment(node, index)] = page_run() if lent else destinations
             transfers.append(self._transfer(node, component, destinations))
         kind = LoadBack if tail is None else Resume

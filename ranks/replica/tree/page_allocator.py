@@ -303,8 +303,8 @@ class PageAllocator:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Return whether a node and its only child must stay separate.
 
-        The reasons are those of the tree, different eviction grades, different counts of hits, and that
-        only one of the two is being saved for eviction.
+        The reasons are those of the tree (`divided`), different eviction grades, different counts of
+        hits, and that only one of the two is being saved for eviction.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -372,8 +372,8 @@ class PageAllocator:
                 on_host.used(each)
             each, above = above, above.parent
         if self._where_others:
-            # For other components every node is in the queue. Use the deepest node last, so that it is
-            # evicted last.
+            # For other components every node is in the queue. Mark the deepest node as used last, so
+            # that it is evicted last.
             for each in node.path_down():
                 for tier, component in self._where_others:
                     if each.values[tier][component] is not None:

@@ -2,7 +2,7 @@
 
 The bytes are little-endian int32, so matching a run is one comparison. A page key is a cryptographic
 hash chain: key[i] = sha256(key[i - 1] + tokens of page i), where key[-1] is the seed of the namespace.
-Two pages have the same key only if the namespace and all tokens before them are equal.
+Two pages have the same key only if their namespaces, their tokens and all tokens before them are equal.
 """
 
 import sys

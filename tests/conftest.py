@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Generator[None]:
-    """Fail a test that leaves a store running or an event loop with tasks; restore the log level."""
+    """Fail a test that leaves a running store, or an event loop with tasks; restore the log level."""
     log = logging.getLogger("lockstep")
     level = log.level
     with nothing_left_behind():

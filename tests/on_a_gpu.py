@@ -88,7 +88,7 @@ def outcomes_in(results: str) -> Iterator[tuple[str, str]]:
 
 
 def measure_copies() -> dict[str, Any]:
-    """Measure copies, print the tables, and return their figures in GB/s and as ratios."""
+    """Measure copies, print tables of the figures, and return the figures in GB/s and as ratios."""
     from lockstep.benchmarks.copies import HEAD, MEGABYTES, axis_orders, measure
 
     figures: list[dict[str, Any]] = []

@@ -55,8 +55,8 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
     """Return each group of folders that import each other in a cycle, except through `__init__.py`.
 
-    Cycles between sibling folders, each with all folders below it, are returned, too. Folders at the
-    root are layers, so they are not compared.
+    Cycles between sibling folders are returned, too; a sibling counts with all folders below it.
+    Folders at the root are layers, so they are not compared.
     """
     library = {module.path: module for module in modules}
     imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)

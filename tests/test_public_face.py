@@ -22,7 +22,7 @@ def test_every_exported_name_is_there() -> None:
 
 
 def test_to_import_the_package_loads_no_torch() -> None:
-    """`import lockstep` does not import torch, because that takes seconds and many uses need none."""
+    """`import lockstep` does not import torch, because that takes seconds and is often not needed."""
     seen = "import lockstep, sys; print('torch' in sys.modules, hasattr(lockstep, 'nothing'))"
 
     said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)

@@ -63,7 +63,7 @@ def script_of(block: Block) -> str:
 
 
 def prepare(folder: Path, block: Block) -> None:
-    """Create the files that a docs page assumes: files its readers saved, traces, store folders."""
+    """Create the files that a docs page assumes: its readers' saved files, traces, store folders."""
     for each in before(block):
         if each.mark is Mark.SAVED_AS:
             (folder / each.said).write_text(moved(each.text, folder))

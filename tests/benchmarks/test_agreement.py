@@ -96,7 +96,7 @@ def test_a_transport_that_the_hosts_do_not_allow_is_refused() -> None:
 
 @pytest.mark.distributed
 def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: Path) -> None:
-    """If Ctrl-C reached the fork server, it would print a traceback into the command's output."""
+    """If Ctrl-C reached the fork server, the server would print a traceback among the output."""
     tmp_path.joinpath("asked.py").write_text(
         "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     )

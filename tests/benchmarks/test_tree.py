@@ -41,7 +41,7 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
     assert all(set(point) == set(TreePoint.__annotations__) for point in report["points"])
     paths = {(point["tokens"], point["path_nodes"]) for point in report["points"]}
     assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
-    # For each model, the benchmark times match, insert and lock of each prompt, and one eviction.
+    # For each model, the benchmark measures one eviction, and a match, insert and lock of each prompt.
     ops = sorted([*OPS[:3] * 3, OPS[3]])
     measured = sorted((point["components"], point["op"]) for point in report["points"])
     assert measured == sorted(product(("full", "full+window"), ops))
@@ -94,6 +94,7 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # The prompt adds five nodes. Four branches leave it, each at the end of a node, and add four nodes.
+    # The prompt adds five nodes. Four branches leave the prompt, each at the end of a node, so that
+    # each branch adds only one node.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

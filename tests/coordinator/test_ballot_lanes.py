@@ -117,7 +117,7 @@ class Kept:
     expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
     """Progress reported for each operation since the ballot expects it."""
     names: dict[int, int] = field(default_factory=dict[int, int])
-    """Current id of each operation of a test, by its number: a forgotten operation gets a new id."""
+    """Maps a test's operation numbers to current ids: a forgotten operation gets a new id."""
 
     def operation(self, number: int) -> int:
         return self.names.get(number, number)
@@ -176,7 +176,7 @@ class Kept:
             self.expected[progress.operation].append(progress)
 
     def assign_slot(self, operation: int, phase: Phase, bound: int) -> None:
-        """Put an operation into a free prefetch slot, or change the phase and bound in its slot."""
+        """Put an operation into a free prefetch slot, or change its phase and bound in its slot."""
         theirs = [at for at, each in self.prefetch_slots.items() if each.operation == operation]
         free = [at for at in range(SHAPE.prefetch_slots) if at not in self.prefetch_slots]
         for at in (theirs or free)[:1]:

@@ -31,7 +31,7 @@ class Schedule:
     reads: tuple[int, int]
     """Delay from the read order to each rank's report."""
     deadline: int | None
-    """Time from the start until rank 0 sees the deadline of the operation in flight pass, or None."""
+    """Time from the start until the deadline of the operation in flight passes on rank 0, or None."""
     abort: int | None
     """Time from the start until the request is aborted on every rank, or None."""
     quiet: int

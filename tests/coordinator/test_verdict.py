@@ -139,7 +139,7 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
 def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw_it(
     ranks: list[list[bool | None]],
 ) -> None:
-    """Section 7: a verdict's watermark is the lowest of all ranks, and names the first failure."""
+    """Section 7: a verdict has the lowest watermark of all ranks, and names the first failure."""
     group = Group(len(ranks))
     for ballot, queue_index in product(group.ballots, range(1, 7)):
         ballot.enqueue(Queue.LOAD_BACK, queue_index, 50 + queue_index)

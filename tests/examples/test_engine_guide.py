@@ -126,7 +126,7 @@ MISTAKES = [
 
 
 def made(mistake: Callable[[Collective, Hold], None]) -> LockstepError | None:
-    """Return the error that rank 0 of two ranks gets when both make the mistake."""
+    """Return the error that rank 0 of two ranks gets when both ranks run `mistake`."""
 
     def program(member: Collective, hold: Hold) -> LockstepError | None:
         try:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DATA = (".py", ".json", ".jinja", ".toml", ".txt")
-"""Suffixes of the files to unpack, which are a tenth of the wheel."""
+"""Suffixes of the wheel's files to unpack; these files are a tenth of the wheel."""
 
 
 def main() -> None:

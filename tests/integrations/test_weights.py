@@ -34,7 +34,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 def again(digests: FileDigests) -> FileDigests:
-    """Return the object that computes digests in a process started later."""
+    """Return digests with the same record file, as a process started later would open them."""
     return FileDigests(digests.record, clock_ns=later)
 
 

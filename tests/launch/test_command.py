@@ -23,7 +23,7 @@ finally:
     print(*sys.modules, file=sys.stderr)
 """
 SLOW = {"torch", "numpy", "psutil", "importlib.metadata", "lockstep.ranks.replica"}
-"""Modules that are slow to import, which an error about invalid input must not need."""
+"""Slow modules, which must not be imported merely to report invalid input."""
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
 
 

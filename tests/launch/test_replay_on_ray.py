@@ -24,7 +24,7 @@ def errors(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """An exit stack that kills the commands of a test after it."""
+    """An exit stack that kills a test's commands after the test."""
     with ExitStack() as stack:
         yield stack
 

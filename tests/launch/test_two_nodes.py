@@ -1,4 +1,4 @@
-"""Ranks on two nodes that share only a network cable, started by hand."""
+"""Ranks started by hand on two nodes that share only a network cable."""
 
 import os
 import shutil

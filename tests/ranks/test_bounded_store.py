@@ -1,4 +1,4 @@
-"""A bounded store keeps the most recently used pages, even if engines found these in memory only."""
+"""A bounded store keeps the most recently used pages, even if engines found them only in memory."""
 
 import json
 from collections import OrderedDict

@@ -108,7 +108,7 @@ def write_all(cache: Cache) -> None:
 
 
 def edited(model: str) -> Callable[[list[int]], list[int]]:
-    """Return how the next run edits a prompt: not at all with states, else it changes two tokens."""
+    """Return a function that changes two tokens of a prompt for the next run, or none with states."""
     return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
 
 

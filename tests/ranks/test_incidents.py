@@ -90,7 +90,7 @@ def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
 
 
 def test_a_chunked_insert_says_that_it_is_one() -> None:
-    """Incident D, related bug: digests differ if one rank inserts a chunk and another the last part."""
+    """Incident D, related bug: digests differ if ranks disagree whether an insert is the last one."""
     ranks = windowed_ranks()
     ranks.every(lambda cache: cache.load_back("a", END, reserve_tokens=len(END)))
 

@@ -44,7 +44,10 @@ class Prefixes:
         return [number] if above is None else [*self.path(above), number]
 
     def prompts(self, count: int) -> Iterator[tuple[list[int], int]]:
-        """Yield prompts and the index of the first page to write: the last if the rest is recent."""
+        """Yield each prompt with the index of its first page to write.
+
+        The index is that of the last page if the pages before it were used recently, else 0.
+        """
         recent: deque[int] = deque(maxlen=3)
         for _ in range(count):
             path = self.path(self._draw.randrange(PAGES))

@@ -65,7 +65,7 @@ def listening(
 
 
 def meet(one: Side, other: Side) -> tuple[list[RefusalReason | None], list[bytes]]:
-    """Connect two sides; return why each was refused, if it was, and the bytes that each sent."""
+    """Connect two sides; return each side's reason for a refusal, or None, and each side's bytes."""
 
     async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> RefusalReason | None:
         try:

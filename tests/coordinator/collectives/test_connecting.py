@@ -96,14 +96,14 @@ def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
 
 
 def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:
-    """The bootstrap compares all settings over torch; the error names each transport and its ranks."""
+    """Ranks with different transports connect over torch, so bootstrap can report the difference."""
     assert ranks.run(want_different_things, 2) == ["torch", "torch"]
 
 
 def test_what_a_round_may_take_is_not_bounded_by_what_the_start_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rule R10: the round timeout bounds a round over any transport, not the shorter open timeout."""
+    """Rule R10: the round timeout, not the shorter open timeout, bounds a round over any transport."""
     given: list[float] = []
 
     def connect_and_tell(*_: object, timeout_s: float, lanes: int) -> None:

@@ -4,8 +4,8 @@ A dry run records the lines of the transports' code that a victim can be stopped
 between survivors are inherent, because no protocol can confirm that its last message arrived:
 
 - **Between hosts, one round.** If a host-leader thread dies or stops after the exchange and
-  before it writes the result, its host misses a round that the other hosts have. The others end one
-  round later. They have applied one more verdict, in an epoch that is over on every rank.
+  before it writes the result, its host misses a round that the other hosts have. The other hosts
+  apply that round's verdict and end one round later. The epoch is over on every rank.
 - **Between hosts, the text.** Only a host leader can tell the other hosts which rank was lost. If its
   own rank was lost, the others report only that a rank of another host was lost.
 - **At the deadline.** A rank that arrives while another gives up on it may find the round complete.

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 SEED = 93
 
 SPIN_S_MAX = 0.0003
-"""Longest random delay of a rank in seconds, long enough for many rounds."""
+"""Longest random delay of a rank in seconds, short enough to run many rounds."""
 
 WRONG_MAX = 5
 

@@ -126,7 +126,7 @@ def look_at_the_memory(group: Piped, hold: Hold) -> tuple[int, int, str]:
 
 
 def as_another_user(call: Callable[[], object]) -> str:
-    """Return the name of the error that the call raises for a user without rights to the files."""
+    """Run the call as a user without rights to the files; return the name of its error."""
     if os.geteuid():
         return "only root can be another user"
     reader, writer = os.pipe()
@@ -191,9 +191,10 @@ def wait_for_no_time(group: Piped, hold: Hold) -> list[int]:
 def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
     ranks: RanksAsProcesses,
 ) -> None:
-    """A round is complete once all lanes are written, even if the last rank has died since.
+    """A round is complete once all lanes are written, even if their last writer has died since.
 
-    Otherwise this rank would end the epoch one round before other ranks, which found all lanes.
+    If this rank reported the death instead, it would end the epoch one round before the ranks that
+    found all lanes.
     """
     with ranks.start(partial(miss_the_moment, "dies", PATIENCE_S), 2) as group:
         assert group.result(1) == "a vector"
@@ -244,7 +245,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
 
 
 def test_two_threads_of_a_rank_tell_of_one_ending(ranks: RanksAsProcesses) -> None:
-    """Two threads of a rank may end the epoch at once: its own wait, and its host-leader thread."""
+    """Two threads of one rank may end the epoch at once: the waiting one and the host-leader thread."""
     assert ranks.run(end_twice, 1) == [["LATE", "LATE", "LATE"]]
 
 

@@ -147,7 +147,7 @@ def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_ma
 
 
 def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
-    """Rule R10: no rank gets a group before all have connected; a rank that exits would fail others."""
+    """Rule R10: no rank gets a group before all have connected: an earlier exit would fail the rest."""
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
@@ -267,10 +267,7 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return the number of kept groups, twice.
-
-    It is counted after rank 0 left a group during a round, and again after 20 new groups were created.
-    """
+    """Return the number of torch groups kept after rank 0 left in a round, and after 20 new groups."""
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))

@@ -91,7 +91,7 @@ def fork_and_end(
 def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
     world_size: int, tmp_path: Path
 ) -> None:
-    """Rule R9, applied to lanes: the checksum of a cell of shared memory decides."""
+    """Rule R9, applied to lanes: ranks detect a damaged cell of shared memory by its checksum."""
     told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
 
     text = "the lanes that rank 1 wrote in round 2 have a wrong checksum"
@@ -102,7 +102,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """If a host leader's cell is damaged, all hosts raise one error, the other hosts a round later."""
+    """If a host leader's cell is damaged, all hosts raise one error, its own host one round earlier."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
@@ -110,7 +110,7 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
 
 
 def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
-    """Let `rank`'s process corrupt cell number `writer` whenever it writes it, from round 2 on."""
+    """Let `rank`'s process corrupt each write of cell number `writer`, from round 2 on."""
     collective: Any = opening.make()
     assert said_in_a_round(collective)[0] == "vector"
     if collective.rank == rank:

@@ -1,6 +1,7 @@
 """A placeholder for sgl_kernel, which has no wheel for CPUs: a missing function raises when called.
 
-The placeholder has no submodules. SGLang skips code that imports one, or raises an error that names it.
+The placeholder has no submodules. SGLang skips code that imports a submodule, or raises an error that
+names the submodule.
 """
 
 from collections.abc import Callable

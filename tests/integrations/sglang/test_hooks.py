@@ -42,7 +42,7 @@ class Scheduler:
 
 
 class Flushes:
-    """Stand-in for SGLang's deferred flushes. A flush waits for an idle engine, by the rank's clock."""
+    """Stand-in for SGLang's deferred flush, which waits for an idle engine or a local timeout."""
 
     def __init__(self, scheduler: Any, clock_s: float) -> None:
         self.scheduler, self.clock_s = scheduler, clock_s
@@ -200,7 +200,7 @@ def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
 def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
     clocked: Clocked,
 ) -> None:
-    """After a slow step, whose agreed time is old, sessions that became active later do not expire."""
+    """A session that became active after a slow step does not expire by the step's old agreed time."""
     sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1))
 
     reaped = [sessions.reap(0)]
@@ -261,7 +261,8 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
 
     hooks.around_session_begin(begin, updater, None)
     hooks.around_session_end(end, updater, None)
-    # The hook passes on the end of a session that never began, so that SGLang refuses it.
+    # The hook passes a session's end to SGLang even if the session never began, so that SGLang refuses
+    # the end.
     hooks.around_session_end(end, updater, None)
 
     assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]

@@ -20,7 +20,8 @@ APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},
     "a field that nobody knows yet": {"use_something_new": True},
-    # SGLang applies an adapter to the modules that its configuration names, vLLM to those with weights.
+    # SGLang applies an adapter to the modules that the adapter's configuration names. vLLM applies it
+    # to the modules for which the adapter has weights.
     "weights that are not named": {"target_modules": ["q_proj"]},
     "modules by a pattern": {"target_modules": "all-linear"},
     # SGLang fuses the weights of q, k and v, and of gate and up.
@@ -69,7 +70,7 @@ def test_an_adapter_that_engines_may_apply_in_two_ways_counts_with_the_engine_an
 
 @pytest.mark.parametrize("kind", ["adapter_model.bin", "more.safetensors"])
 def test_an_adapter_with_other_files_of_weights_is_not_shared(tmp_path: Path, kind: str) -> None:
-    """An adapter with several weight files is not shared, because vLLM reads one and SGLang all."""
+    """An adapter with several weight files is not shared: vLLM reads one file, but SGLang reads all."""
     folder = write_adapter(tmp_path / "adapter")
     (folder / kind).write_bytes(b"\x01" * 100)
 

@@ -16,7 +16,7 @@ def group(tmp_path: Path, model: Path) -> Group:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Output]:
-    """Outputs of 200 mixed requests without a connector, on as many ranks."""
+    """Outputs of 200 mixed requests on two ranks without a connector."""
     group = Group(tmp_path_factory.mktemp("reference"), model)
     plan = Plan(model=group.model, phases=[Phase(mixed_prompts())])
     first, second = group.run(plan)

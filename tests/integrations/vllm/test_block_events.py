@@ -134,7 +134,7 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """After a reset, no event names an older page, even if a request holds it: no match finds it."""
+    """After a reset, no event names an older page, even one that a request holds: no match finds it."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -163,7 +163,7 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
-    """A namespace must not keep an image's pixels alive, because many images may have been served."""
+    """A namespace must not keep images' pixels in memory, because it may serve many images."""
     events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
     pixels = ref(image)
 
@@ -180,6 +180,6 @@ def test_salts_without_end_do_not_fill_memory() -> None:
 
     events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
 
-    # Only `NAMESPACES_MAX` namespaces are remembered. The first page's was dropped, so only the second
-    # page has an event.
+    # Only `NAMESPACES_MAX` namespaces are remembered. The namespace of the first page was dropped, so
+    # only the second page has an event.
     assert len([*events.take(str.encode)]) == 1

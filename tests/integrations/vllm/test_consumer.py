@@ -1,4 +1,4 @@
-"""How long a request waits for pages that another engine has promised, in agreed time."""
+"""How long, in agreed time, a request waits for pages that another engine has promised."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,7 +45,7 @@ class Waiting:
         return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
-        """Run a pass `after_s` after the wake-up; without `after_s`, agreed time still stands still."""
+        """Run a pass `after_s` after the wake-up; without `after_s`, before agreed time moves on."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)

@@ -71,7 +71,7 @@ EACH = pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
 
 
 def plans(model: Model, folder: Path) -> dict[str, Plan]:
-    """Return the one-rank engine runs for a model, by name and in order."""
+    """Return the one-rank engine runs for a model by name, in the order in which they run."""
     prompts, engine = model.prompts, dict(model.engine)
     roomy = lockstep_connector(f"file://{folder}/store", **QUICK)
     tight = lockstep_connector(f"file://{folder}/other", **QUICK | {"host_pages": 40})

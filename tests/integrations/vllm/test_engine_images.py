@@ -1,4 +1,4 @@
-"""Images in vLLM: requests share the system prompt before them, and only content tells images apart."""
+"""Images in vLLM are identified by content, and requests share the system prompt before an image."""
 
 import json
 from pathlib import Path
@@ -32,8 +32,7 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
     alone, cached = asked(""), asked(f"file://{tmp_path}/store")
 
     expected = [tokens for _, tokens in alone]
-    # Without Lockstep, vLLM answers this request with the image that first had the uuid, which is
-    # wrong.
+    # Without Lockstep, vLLM wrongly answers this request with the image that first had the uuid.
     assert expected[UNDER_A_USED_UUID] == expected[0]
     expected[UNDER_A_USED_UUID] = expected[UNDER_A_USED_UUID + 1]
     assert [tokens for _, tokens in cached] == expected

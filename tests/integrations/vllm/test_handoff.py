@@ -74,7 +74,7 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int
 ) -> None:
-    """A handoff of a prompt of whole pages omits the last page, and window pages only needed for it."""
+    """A handoff of whole pages omits the last page, and the window pages that only this page needs."""
     prefill, decode = (
         stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
     )
@@ -232,7 +232,7 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that stops after one step still serves promised pages, although its clock is old."""
+    """An engine that stops after one step serves promised pages, though its agreed time stops, too."""
     sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)

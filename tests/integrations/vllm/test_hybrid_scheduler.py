@@ -183,7 +183,7 @@ def promised(scripted: Scripted, request: Sent) -> int:
 
 
 def test_another_engine_is_told_to_go_on_where_a_state_was_kept_for_it() -> None:
-    """A handoff ends at a kept state, never after the whole prompt: its last token is computed."""
+    """A handoff ends at a kept state, never after the whole prompt: the last token must be computed."""
     scripted = Scripted()
     whole, longer = scripted.arrive(PROMPT, "whole"), scripted.arrive([*PROMPT, 1], "longer")
     scripted.compute(whole, len(PROMPT))

@@ -35,7 +35,7 @@ def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, *
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A request is not cached if its uuid named another image before, whose embeddings vLLM may use."""
+    """If a uuid has named another image, the request is not cached: vLLM may use the old embeddings."""
     with scripted(**BLOCKS) as engine:
         ask(engine, image("a cat", "logo"))
 
@@ -92,7 +92,7 @@ def test_a_request_whose_image_is_not_here_is_neither_stored_nor_looked_up(
 
 
 def test_an_item_that_is_not_among_the_prompt_s_tokens_keeps_a_request_from_the_cache() -> None:
-    """A request with an encoder's item is not cached, because all decoder tokens attend to the item."""
+    """A request with an item for an encoder is not cached: all decoder tokens attend to the item."""
     with scripted(**BLOCKS) as engine:
         hits = [ask(engine, image("a cat", at=0, length=9_999)) for _ in range(2)]
 

@@ -230,7 +230,7 @@ def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
 
 
 def test_after_the_last_abort_no_copy_touches_any_block() -> None:
-    """After the last abort, no copy reads any block, not even of finished requests."""
+    """After the last abort, no copy reads any block; this holds for finished requests' blocks, too."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])

@@ -1,4 +1,4 @@
-"""Weights change while vLLM serves: later requests get no KV of former weights."""
+"""Weights change while vLLM serves: later requests get no KV of the old weights."""
 
 from collections.abc import Iterable
 from random import Random
@@ -39,7 +39,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # In one of three ways, all caches are dropped before the weights are replaced.
+        # In one of the three ways to change weights, all caches are dropped first.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:
@@ -201,7 +201,7 @@ def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> N
 
 
 def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others() -> None:
-    """KV computed on top of vLLM's blocks of former weights is not backed up until vLLM drops these."""
+    """KV that follows vLLM's blocks of old weights is not backed up until vLLM drops the blocks."""
     engine = engine_of(1)
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"a": 1})
     engine.name("step-1")
@@ -215,7 +215,7 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
 
 
 def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
-    """KV after a partly used block of former weights is not backed up, though vLLM reports no match."""
+    """A reported match of 0 may hide half a reused block of old weights; the KV is not backed up."""
     engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
     engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)
@@ -263,7 +263,7 @@ def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_ha
 
 
 def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
-    """One scheduler notices that vLLM dropped its blocks even after the verdict of the pass arrived."""
+    """If vLLM drops its blocks after the verdict of the pass arrived, the scheduler still notices."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     engine.name("step-1")

@@ -112,7 +112,7 @@ def test_layers_with_a_window_have_a_pool_of_their_own(
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    # The model's published active parameters in billions, without embeddings (a lookup, no work).
+    # The model's published active parameters in billions, less embeddings, which are only looked up.
     [("llama", 7.0), ("deepseek", 35.6), ("qwen-next", 3.1), ("glm", 39.0), ("gpt-oss", 4.5)],
 )
 def test_a_token_passes_about_as_many_weights_as_the_model_says_are_active(

@@ -1,4 +1,4 @@
-"""Samples of a run: bounded in number, of equal length, and complete however often they are thinned."""
+"""Samples of a run are bounded in number, of equal length, and cover the whole run when thinned."""
 
 from collections.abc import Iterator
 from itertools import count, pairwise

@@ -118,7 +118,7 @@ def ended(stack: ExitStack, _: Path) -> Window:
 
 
 def killed(stack: ExitStack, folder: Path) -> Window:
-    """Return samples of a group that answers no more: the engine killed all ranks after losing one."""
+    """Return samples of a group that no longer answers: after a rank was lost, all were killed."""
     ended_group = ended(stack, folder)
     assert ended_group.before is not None
     silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
@@ -154,9 +154,10 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
-    """Return samples of a group in which a store read of one rank hangs, until it ends if `heals`.
+    """Return samples of a group in which one rank's store read hangs.
 
-    With `is_too_much`, the group drops its store. With `detaches`, an operator detaches the store.
+    With `heals`, the read ends later. With `is_too_much`, the group drops its store. With `detaches`,
+    an operator detaches the store.
     """
 
     def window(_: ExitStack, __: Path) -> Window:
@@ -386,7 +387,7 @@ def shown(*windows: Window) -> list[str]:
 
 
 def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
-    """`top --once` also shows a fault from before both samples, and when it happened."""
+    """`top --once` also shows a fault that happened before both samples, and says when it happened."""
     ranks = {
         rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
         for rank in range(2)

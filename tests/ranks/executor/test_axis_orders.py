@@ -43,7 +43,7 @@ ORDERS: dict[str, tuple[AxisOrder, Callable[[torch.Tensor], torch.Tensor]]] = {
     ),
 }
 """Per engine: the axis order that it declares, and a function that makes its tensors from heads-first
-ones."""
+tensors."""
 
 
 def content(seed: int, device: str = "cpu") -> Tensors:

@@ -1,4 +1,4 @@
-"""Copies between device and host: every byte of every layout, ordered after the engine's kernels."""
+"""Copies between device and host move every byte of every layout, after the engine's kernels."""
 
 import random
 import sys

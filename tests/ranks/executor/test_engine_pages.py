@@ -75,7 +75,7 @@ def elements_before_tokens() -> list[torch.Tensor]:
 
 
 def halves_of_heads() -> list[torch.Tensor]:
-    """Tensors that are half of each token's elements, as for keys stored next to their values."""
+    """Tensors that view one half of each token's elements, as for keys stored next to their values."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS)[..., :ELEMENTS])
 
 

@@ -1,4 +1,4 @@
-"""Storage of several pools: their pages share one sequence, and lookups query only relevant keys."""
+"""Storage of several pools: one page sequence spans all pools, and lookups query only relevant keys."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Copies of engine-owned pages wait for the engine's stream and end before it overwrites them."""
+"""Copies of engine-owned pages wait for the engine's stream, and end before pages are overwritten."""
 
 import threading
 import time

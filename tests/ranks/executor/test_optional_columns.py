@@ -82,8 +82,8 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
     executors = [cache.inspection.executor for cache in with_draft.caches]
-    # At least one rank reports a missing page. If that cancels another rank's read, that rank reports
-    # none.
+    # At least one rank reports a missing page. If this report cancels another rank's read, the other
+    # rank reports none.
     assert sum(key_outcomes(each, Call.READ)["lacking"] for each in executors) > 0
     assert not any(each.counts().pages_corrupt for each in executors)
     # Nothing that this engine wrote was in the store already, except perhaps its group's mark.

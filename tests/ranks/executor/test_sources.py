@@ -46,7 +46,7 @@ def test_more_groups_than_may_be_connected_are_read_from_one_after_another() -> 
 
 
 def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_seen_that() -> None:
-    """A loop with submitted orders is not idle, so its connection is not replaced during them."""
+    """A loop with submitted orders is not idle, so that its connection is kept until the orders end."""
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=4),))
     objects = objects_of(layout, ShardPlace.of(0, 1), pages=1)
     loop = StorageLoop(

@@ -38,7 +38,7 @@ def published(ranks: HostRanksInTurn) -> None:
 
 
 def begin_backup(ranks: HostRanksInTurn) -> int:
-    """Begin a backup of a request's lent pages; return its operation while it is in flight."""
+    """Begin a backup of a request's lent pages, and leave it in flight; return its operation."""
     for cache in ranks.caches:
         cache.back_up("r", PROMPT, range(4))
         cache.begin_backups()

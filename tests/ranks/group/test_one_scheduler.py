@@ -219,7 +219,7 @@ def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> 
 
 
 def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
-    """A paused engine need not step for a pending storage read, because its request waits for it."""
+    """A paused engine need not step while a storage read for a live request is pending."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.prefetch("r", PROMPT)
     helps = [ranks.scheduler_cache.can_progress]

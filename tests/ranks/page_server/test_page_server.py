@@ -46,7 +46,7 @@ from tests.kit.ranks.page_servers import (
 LARGE = plain_pages(24 << 20)
 """Pages larger than socket buffers, so that a send blocks until the reader receives."""
 MEDIUM = plain_pages(3 << 19)
-"""Pages of which several fit in one frame, although the socket takes only one at a time."""
+"""Pages of which several fit in one frame, but only one fits in the socket's buffers."""
 SMALL = plain_pages(64)
 KEYS = hashed_keys(4)
 SHARED = "a secret"

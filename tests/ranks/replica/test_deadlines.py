@@ -1,4 +1,4 @@
-"""Deadlines in agreed time: only the last one set counts, and setting it often uses no memory."""
+"""Deadlines in agreed time: only the last one set counts, and earlier ones use no memory."""
 
 from lockstep.ranks.replica.core.deadlines import AgreedDeadlines
 

@@ -66,7 +66,7 @@ def fail_copies(ranks: RanksInTurn) -> None:
 
 @pytest.mark.parametrize(("surplus", "copied"), [(1, 2), (2, 2), (3, 4)])
 def test_no_more_is_saved_than_has_to_leave_for_a_quota(surplus: int, copied: int) -> None:
-    """A run over its quota is split, and only the surplus is evicted; the kept part is copied, too."""
+    """A run over its namespace's quota is copied and split, but only the surplus pages are evicted."""
     ranks = at_its_quota()
 
     publish(ranks, "more", prompt(PROMPTS, pages=surplus))

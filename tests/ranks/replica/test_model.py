@@ -235,7 +235,7 @@ def matches_on_the_way(
 def test_with_room_for_everything_what_was_served_is_found_again(
     model: tuple[int | None, int | None], served: list[bytes]
 ) -> None:
-    """With room for everything, all whole pages match, or those up to the last checkpoint."""
+    """With room for everything, all whole pages match; with states, those up to the last checkpoint."""
     driven = Driven(config((400, 400), (400, 400), *model))
     # The last token of a prompt is always computed, so the last checkpoint lies before it.
     uncached = 0 if model[1] is None else 4

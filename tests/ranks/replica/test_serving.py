@@ -71,7 +71,7 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
 
 
 def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:
-    """A backup of a pin's window pages does not lock nodes below them, e.g. one already on the host."""
+    """A pin's backup of window pages locks no node below the copied pages."""
     window = window_of(2, device_pages=10, host_pages=4)
     ranks = RanksInTurn(2, device_pages=8, host_pages=20, store=False, components=(window,))
     for tokens in ([1] * 8, [1] * 8 + [2] * 4, [50] * 4, [51] * 4, [52] * 4):
@@ -220,7 +220,7 @@ def test_children_are_backed_up_only_after_their_parents() -> None:
 
 
 def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_count() -> None:
-    """Rule R10: operations over a bound wait in replicated order; over a second, they are dropped."""
+    """Rule R10: operations over a bound wait in replicated order; a full waiting queue drops them."""
     ranks = RanksInTurn(2, bounds=Bounds(persists=1, persists_waiting=1))
     for index in range(3):
         name = f"r{index}"

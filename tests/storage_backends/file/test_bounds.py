@@ -188,7 +188,7 @@ def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_file
 
 
 def broken_open(broken: Path, error: int) -> Any:
-    """Return an `os.open` that fails for paths that end with the name of `broken`, as on a bad disk."""
+    """Return an `os.open` that fails, as on a bad disk, for paths that end with `broken.name`."""
     return open_refusing(
         lambda path, flags: path.endswith(broken.name) and not flags & os.O_PATH, error
     )

@@ -271,8 +271,8 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
         assert first.turn(wanted=False) is not None
         assert second.turn(wanted=False) is None
         assert second.turn(wanted=True) is not None
-        # Only a sweep may change the lock file's mtime. A check whether one is due would otherwise
-        # delay it.
+        # Only a sweep may change the lock file's mtime: if the check for a due sweep changed the mtime,
+        # the next sweep would be late.
         ended = (store.root / LOCK).stat().st_mtime_ns
         assert second.turn(wanted=False) is None
         assert (store.root / LOCK).stat().st_mtime_ns == ended

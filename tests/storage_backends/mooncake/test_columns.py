@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Return a function that writes one object for each column mask in `others`, but only once."""
+    """Return a function whose first call writes the object once with each column mask in `others`."""
     waiting = list(others)
 
     def write() -> None:

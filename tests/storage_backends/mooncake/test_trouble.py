@@ -1,4 +1,4 @@
-"""A Mooncake Store with dead owners, disks, no free space, and masters that stop or restart."""
+"""A Mooncake Store with dead owners, with disks, when full, and with a stopped or restarted master."""
 
 import asyncio
 import logging
@@ -64,7 +64,7 @@ class Lonely(NamedTuple):
 
 @pytest.fixture(scope="class")
 def lonely() -> Generator[Lonely]:
-    """A store with one owner, which the client awaits for 1 s; a test that stops it also resumes it."""
+    """A store whose client waits 1 s for the only owner; a test resumes the owner after a stop."""
     with pytest.MonkeyPatch.context() as patch:
         for name in MOONCAKE_TIMEOUTS:
             patch.setenv(name, "1")

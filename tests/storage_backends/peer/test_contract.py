@@ -42,7 +42,7 @@ class TestPeerContract(StorageContract):
 
 
 class TestTransferEngineContract(StorageContract):
-    """The storage contract over Mooncake's transfer engine on TCP, but not what `peer://` may omit."""
+    """The storage contract over Mooncake's transfer engine on TCP, without the exempt tests."""
 
 
 for exempt in EXEMPT:

@@ -177,7 +177,7 @@ async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answ
         silent = proxy.fall_silent_at(silent_at)
         listing = asyncio.create_task(listed(backend))
         await silent.wait()
-        # A close ends a hanging listing at once; the client's timeouts are longer than these 30 s.
+        # A close must end a hanging listing within these 30 s; the client's own timeouts are longer.
         async with asyncio.timeout(30):
             await backend.close()
             with pytest.raises(StorageError, match="was closed while it was listed"):

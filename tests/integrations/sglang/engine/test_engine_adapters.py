@@ -20,7 +20,8 @@ REQUESTS = [Request(tokens=range(9, 209), adapter=name) for name in NAMES]
 def served(engine: RunningEngine, adapters: Path, *, overwritten: bool = False) -> list[Answer]:
     """Load both adapters, and answer the same prompt with each.
 
-    With `overwritten`, replace their files by those of other adapters after SGLang has loaded them.
+    With `overwritten`, an adapter's files are replaced by another adapter's once SGLang has loaded
+    them.
     """
     with engine:
         for seed, name in enumerate(("one", "other"), start=3):

@@ -1,7 +1,7 @@
 """SGLang with Lockstep returns stock SGLang's tokens and log-probabilities.
 
-The comparison has a tolerance. Lockstep caches more, so chunks differ, and sums over other chunks
-differ in their last digits.
+The comparison has a tolerance, because Lockstep caches more than stock SGLang. Prompts are then
+computed in different chunks, which changes the last digits of sums.
 """
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Faults on one rank: all ranks learn of each, and continue alike or end with a named error."""
+"""After a fault on one rank, all ranks continue alike, or all end with a named error."""
 
 from pathlib import Path
 

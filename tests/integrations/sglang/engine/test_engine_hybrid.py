@@ -68,8 +68,8 @@ KINDS = {
             "max_total_tokens": 1024,
             "max_running_requests": 6,
             "chunked_prefill_size": 128,
-            # SGLang frees pages outside a request's window every 128 tokens by default; here, in the
-            # next step.
+            # SGLang frees pages outside a request's window every 128 tokens by default; this setting
+            # frees them in the next step.
             "environment": {"SGLANG_SWA_EVICTION_INTERVAL": "1"},
         },
     ),

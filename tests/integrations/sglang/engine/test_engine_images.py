@@ -44,7 +44,7 @@ def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
 
 
 def again(rig: Rig, content: float) -> tuple[int, list[str]]:
-    """Serve a prompt with an empty device cache; return its cached tokens, and pages that are wrong."""
+    """Empty the device cache and serve a prompt; return its cached tokens and its wrong pages."""
     rig.evict_all()
     tokens, items = with_image(rig, content)
     cached = rig.serve(tokens, items=items)

@@ -1,4 +1,4 @@
-"""Recurrent states evicted from SGLang's device are restored with their tokens, byte for byte, or not.
+"""Recurrent states evicted from SGLang's device are restored exactly, with their tokens, or not at all.
 
 Tree, pools and allocators are SGLang's, for each shape of states. With pages of one token, SGLang keeps
 a request's own state at the end of its computed tokens. With larger pages, SGLang tracks the state in
@@ -172,7 +172,7 @@ def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRi
 def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
     rig: StatefulRig,
 ) -> None:
-    """SGLang gets the branching point even of a request that waits for a load, unlike with HiCache."""
+    """SGLang gets a request's branching point even while the request waits for a load."""
     tokens = [*range(1, 25)]
     rig.serve(tokens[:16])
     rig.insert([*tokens[:16], *rig.pages(500, 2)])

@@ -54,7 +54,8 @@ def test_what_half_of_the_new_weights_have_computed_is_never_found(
     assert differences([trained] * 2, [whole, again], tolerance=TOLERANCE) == []
     assert (whole.cached_tokens, again.cached_tokens) == (0, KEPT)
 
-    # Send the same weights and version in a second update session: only KV of complete weights may hit.
+    # Send the same weights and version in a second update session. A hit must be KV of the complete
+    # weights, never of half of them.
     assert engine.update_weights(model)[0]
     engine.ask("begin_update")
     send(engine, other_model)

@@ -119,11 +119,10 @@ def test_a_request_s_own_state_stands_for_all_that_it_has_computed() -> None:
     ("last", "before", "found"),
     [
         (8, 4, (8, 22)),
-        # The last state may cover tokens that will be discarded, because more are computed than
-        # committed.
+        # The last state covers a token that is computed but not committed, and may be discarded.
         (12, 8, (8, 21)),
         (12, 4, (4, 21)),
-        # No state is tracked, or no page key can name it because it does not end at a whole page.
+        # No state is tracked, or the state ends inside a page, so that no page key can name the state.
         (None, None, (0, None)),
         (12, None, (0, None)),
         (16, 12, (0, None)),

@@ -18,8 +18,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 INPUTS = [drawn(2, size, ROWS) for size in (KEYS, KEYS, VALUES)]
-"""The whole model's convolution inputs in two blocks. The list has the inputs for queries, keys and
-values."""
+"""Convolution inputs of the whole model in two blocks: those for queries, for keys and for values."""
 RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 

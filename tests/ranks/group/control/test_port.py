@@ -78,7 +78,7 @@ def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
     others: list[Future[ControlPort]] = []
 
     def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
-        """Start a second group after the first found no listener, but before the first one binds."""
+        """Start a second group between the first group's check for a listener and its bind."""
         monkeypatch.setattr("lockstep.ranks.group.control.port.connected", connected)
         others.append(pool.submit(ControlPort, path))
         with suppress(TimeoutError):

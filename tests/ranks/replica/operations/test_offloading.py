@@ -1,4 +1,4 @@
-"""The replica with engine-owned device pages: effects of its commands; refused ones have none."""
+"""Commands of a replica with engine-owned device pages: their effects, and no effect if refused."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""R10: hanging copies may keep a bounded part of the pools; beyond it, the store or epoch ends."""
+"""R10: if hanging copies keep too many pages, the store is detached or the epoch ends."""
 
 from contextlib import suppress
 
@@ -115,7 +115,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
-    """A hanging load back keeps only its one device page; the prefix that it pins can be evicted."""
+    """A hanging load back keeps only the one page that it fills; the pinned prefix can be evicted."""
     ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
     long = list(range(12 * PAGE_TOKENS))
     ranks.compute("a", long)
@@ -134,7 +134,7 @@ def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_
 
 
 def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
-    """Hanging backups may keep at most half of the engine's pages; then the epoch ends."""
+    """If hanging backups keep more than half of the engine's pages, the epoch ends."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
     words = [hang_lent(ranks, number) for number in range(2)]
 
@@ -143,7 +143,7 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 
 
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
-    """A request whose retract hangs goes on as failed, because the engine would wait for it forever."""
+    """If a retract hangs, the request counts as failed, so that the engine does not wait forever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
     ranks.every(lambda cache: cache.match_host("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
@@ -181,7 +181,7 @@ def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
 
 
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
-    """A hanging store is detached before the prefixes that its writes pin fill host memory."""
+    """A hanging store is detached before its writes fill host memory with pinned prefixes."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
     for number in range(3):
         shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))

@@ -141,7 +141,7 @@ def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
 
 
 def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
-    """Regression (sglang#28614): a long prompt's start was pinned by its rest and never evicted."""
+    """Regression (sglang#28614): a prompt's rest pinned the prompt's start, so it was never evicted."""
     ranks = with_a_window(host_pages=4)
     ranks.publish("a", prompt_of(1, 11))
 

@@ -187,7 +187,7 @@ def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
 
 
 def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
-    """Pages copied for a quota stay on the device if the quota is met and the run's end is there."""
+    """Pages copied for an eviction stay on the device if the namespace is within its quota by then."""
     ranks = half_saved_to_leave()
 
     ranks.step()
@@ -209,7 +209,7 @@ def test_a_run_of_which_a_part_was_saved_to_leave_is_one_again_when_it_is_used()
 def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
     write_policy: WritePolicy,
 ) -> None:
-    """A run longer than its quota is split, so that only the surplus pages are evicted."""
+    """A run longer than its namespace's quota is split, so that only the surplus pages are evicted."""
     limits = (NamespaceLimit(namespace="small", device_pages=5, host_pages=3),)
     ranks = RanksInTurn(2, store=False, limits=limits, write_policy=write_policy)
     tokens = prompt(1, pages=6)

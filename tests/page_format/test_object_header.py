@@ -69,7 +69,7 @@ def test_a_header_is_a_block_and_sound() -> None:
 
 
 def test_the_format_is_what_it_was() -> None:
-    """The header's bytes are fixed, because stores outlive versions: changes need a format version."""
+    """The header's bytes are fixed, as stores outlive versions: a change needs a new format version."""
     payload_1, payload_2 = PAYLOAD[:1000], PAYLOAD[1000:]
     name = f"{'ab' * 32}/{'cd' * 32}/kv/l0-4.h0-2".encode()
     expected = bytearray(4096)

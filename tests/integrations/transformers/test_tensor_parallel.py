@@ -94,7 +94,7 @@ def test_what_is_said_is_exact_wherever_the_prefix_comes_from(
 def test_one_rank_finds_what_two_have_written_but_for_what_each_had_whole(
     ran: Run, folders: Callable[[str], Path]
 ) -> None:
-    """One rank finds pages that two ranks wrote, but not with gpt-oss, whose heads are not sharded."""
+    """One rank finds pages that two ranks wrote, except for gpt-oss, whose heads are not sharded."""
     folder, _ = ran
     kind = folder.name.rstrip("0123456789")
     model = load(folders(kind))

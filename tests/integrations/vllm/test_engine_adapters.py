@@ -1,4 +1,4 @@
-"""Adapters in vLLM: one adapter's pages miss for another, and hit again for the same weights."""
+"""Adapters in vLLM: a request hits pages of an adapter with the same weights, and of no other."""
 
 import shutil
 from pathlib import Path

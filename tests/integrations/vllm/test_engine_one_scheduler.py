@@ -118,7 +118,7 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
-    """Output of a preempted request may differ by rounding: it recomputes its tokens as a prompt."""
+    """A preempted request's output may differ by rounding: its tokens are recomputed as a prompt."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)

@@ -1,4 +1,4 @@
-"""Two vLLM servers behind a proxy: one computes the prompts, and the other continues with them."""
+"""Two vLLM servers behind a proxy: one computes the prompts, and the other continues from their KV."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -490,7 +490,7 @@ def test_close_ends_in_time_although_the_store_hangs() -> None:
 
 @contextmanager
 def alarm_soon(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Send SIGALRM to this process shortly after the block begins, and handle it by `handler`."""
+    """Send SIGALRM to this process shortly after the `with` block begins; `handler` handles it."""
     before = signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, SOON_S)

@@ -1,4 +1,4 @@
-"""Compare a tree with several components with a simple model without nodes.
+"""Compare a tree of several components to a simple model without nodes.
 
 The model is one set of pages for each component and tier. Each page is named by the whole prefix that
 ends with it.

@@ -2,7 +2,8 @@
 
 Both model one tier of blocks that prompts share from their start. The public simulator counts a partial
 last block as usable and may serve a whole prompt from the cache, so every block here is full and
-usable. It counts hits of the second half of the requests, after the first half has filled the cache.
+usable. The public simulator counts only hits of the second half of the requests, after the first half
+has filled the cache.
 """
 
 import json

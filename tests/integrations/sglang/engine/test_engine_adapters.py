@@ -1,4 +1,4 @@
-"""Adapters in SGLang: one adapter's pages miss for another, and hit again for the same weights."""
+"""Adapters in SGLang: a request hits pages of an adapter with the same weights, and of no other."""
 
 from pathlib import Path
 from typing import Any

@@ -14,7 +14,7 @@ POOLS = "tests.kit.sglang.hicache_pools"
 
 
 def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run a new process; return for each layout its calls' results and the pages read and written."""
+    """Run a new process; return, by layout, the results of calls, the pages read and pages written."""
     found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
     return found
 

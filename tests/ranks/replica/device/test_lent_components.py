@@ -22,7 +22,7 @@ GONE = [-1]
 
 
 def hybrid(*, window_pages: int = 2, window_host_pages: int = 16) -> HostRanksInTurn:
-    """Return two ranks of a hybrid model: a window of some pages less one token, and a state."""
+    """Return two ranks of a hybrid model: a state, and a window one token short of `window_pages`."""
     window = SlidingWindow(
         window_tokens=window_pages * PAGE_TOKENS - 1,
         layout=LAYOUT,

@@ -16,9 +16,9 @@ SEEDS_MAX = 60
 
 
 def seeds_from(first: int, among: int = SEEDS_MAX) -> pytest.MarkDecorator:
-    """Parametrize a test with `among` consecutive seeds, starting at `first`.
+    """Parametrize a test with a range of `among` seeds that begins with `first`.
 
-    Each test chooses `first`, because a bug may not show with low seeds.
+    Each test chooses a `first` with which its bug is found, because low seeds may not reveal the bug.
     """
     return pytest.mark.parametrize(
         "seeds", [pytest.param(range(first, first + among), id=f"from {first}")]
@@ -43,9 +43,9 @@ def violations(
 
 
 def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
-    """Return a factory of executors that are faulty on all ranks but 0.
+    """Return a factory of executors, which are of the faulty class `kind` on every rank except rank 0.
 
-    If `every_rank` is True, rank 0 also gets a faulty executor.
+    If `every_rank` is True, the executor of rank 0 is faulty, too.
     """
 
     def make(

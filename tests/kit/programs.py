@@ -13,7 +13,7 @@ _RUN = (
 def program(name: str, *arguments: object) -> list[str]:
     """Return a command that runs the module `name`, for example `tests.kit.storage.hung`.
 
-    The command works in any directory and uses the library of this checkout, so a printed command can
-    be run again. The module finds `arguments` as text in `sys.argv[1:]`.
+    The command works in any directory and uses the library of this checkout. The module finds
+    `arguments` as text in `sys.argv[1:]`.
     """
     return [sys.executable, "-c", _RUN, str(ROOT), name, *map(str, arguments)]

@@ -19,7 +19,7 @@ LANES = 120
 """Number of int64 lanes in a test vector. A ballot with 32 prefetches has the same number of lanes."""
 
 Hold = Callable[[], None]
-"""Function with which a test delays a rank: it blocks until every undelayed rank has returned."""
+"""Function that blocks the calling rank until every rank that does not call it has returned."""
 
 Program = Callable[[Collective, Hold], Any]
 """Function that runs on one rank of the group and returns plain data."""
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 """Timeout in seconds that no healthy rank reaches."""
 
 PROMPT_S = 15.0
-"""Seconds within which a prompt outcome must come, even on a busy machine with few cores."""
+"""Longest time in seconds for an outcome that must not wait for a timeout, even on a busy machine."""
 
 ROUNDS = 40
 """Number of rounds with random vectors in each test of the fold."""
@@ -233,8 +233,8 @@ def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
 
 
 kept_errors: list[GroupError] = []
-"""Errors that the tests keep alive, as a real caller may, so that the objects in the errors' traceback
-frames also stay alive."""
+"""Errors that the tests keep, as a real caller may. The errors' tracebacks keep their frames' objects
+alive."""
 
 
 def outcome_of(call: Callable[[], None]) -> tuple[str, float]:

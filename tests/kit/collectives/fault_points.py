@@ -43,8 +43,8 @@ ROUNDS = 12
 run."""
 
 HEADSTART_S = 0.03
-"""Seconds that other ranks wait before a round if the victim must arrive first among its host's ranks.
-"""
+"""Seconds by which the other ranks of the victim's host delay their arrival if the victim must be
+first."""
 
 
 GLOOS_OWN = re.compile(r"socket:|pipe:|eventpoll|lockstep-gloo-owner")
@@ -97,8 +97,8 @@ class Story(NamedTuple):
     waited_s: float
     """Seconds from the start of the first round to the error or the end of the last round."""
     later: list[tuple[str, str]]
-    """Errors of three calls that this rank makes after its first error: a round, a gather, and, after
-    `close`, another round."""
+    """Errors of three calls that this rank makes after its first error: a round, a gather, and a round
+    after `close`."""
     left: list[str]
     """Resources that still exist after the transport was closed."""
 
@@ -120,9 +120,9 @@ class Wire:
         return self._line if frame.f_code.co_filename in FILES else None
 
     def trace_host_leader(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Trace the host leader's thread with `threading.settrace`.
+        """Trace the host leader's thread; `threading.settrace` installs this function.
 
-        In this thread, each call of `_carry` begins a round.
+        In this thread, a round begins when the transport's function `_carry` is called.
         """
         if frame.f_code.co_name == "_carry":
             self.begin_round()
@@ -173,13 +173,13 @@ def _names_in_shared_memory() -> set[str]:
 
 
 class Opening(NamedTuple):
-    """Functions with which a rank creates the transport under test, or an unrelated group."""
+    """Functions with which a rank creates collectives."""
 
     rank: int
     make: Callable[[], Collective]
     make_another: Callable[[], None]
-    """Function that creates and closes an unrelated group of one rank. Torch then frees old gloo groups
-    if possible."""
+    """Function that creates and closes a second group, which has one rank. This gives torch an occasion
+    to free gloo groups that were closed earlier."""
 
     @classmethod
     def over_pipes(cls, member: Member) -> Self:
@@ -219,7 +219,7 @@ def points_of_a_round(victim: Victim, opening: Opening, hold: Hold) -> list[Poin
 def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     """Run rounds until one fails; return this rank's results.
 
-    A victim that the signal only stopped also returns results.
+    If the signal stops the victim but does not kill it, the victim also returns results.
     """
     before = Holdings()
     wire = Wire(fault.point, fault.signal)
@@ -241,8 +241,8 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
             opening.make_another()
             left = before.left_over()
     else:
-        # Do not count gloo's resources as leaked. Torch keeps a gloo group whose last exchange a peer
-        # has not answered.
+        # Do not count gloo's resources as leaked. If a peer has not answered a gloo group's last
+        # exchange, torch keeps the group after its close.
         left = [each for each in left if not GLOOS_OWN.search(each)]
     first = kept[0] if kept else None
     return Story(type(first).__name__, str(first), rounds, wrong, waited_s, later, left)
@@ -265,7 +265,7 @@ def _run_rounds(
     wrong: list[str],
     kept: list[GroupError] | None = None,
 ) -> int:
-    """Run rounds until one fails; return how many completed, and append the error to `kept`."""
+    """Run rounds until one fails; append the error to `kept`, and return how many rounds completed."""
     mine = collective.rank == fault.victim.rank
     for number in range(1, ROUNDS + 1):
         _arrive(fault.victim, collective, number)
@@ -293,7 +293,7 @@ def _run_rounds(
 
 
 def _arrive(victim: Victim, collective: Any, number: int) -> None:
-    """Wait until the victim may arrive, or has arrived, in the chosen order among its host's ranks."""
+    """Delay this rank as needed, so that the victim arrives first or last among its host's ranks."""
     host = collective._host
     if victim.rank not in host.ranks or number < ARMED_ROUND:
         return
@@ -306,8 +306,8 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         others.remove(host.me)
         if mine and not others:
             return
-        # When the victim goes first, each other rank sleeps on its own cell in the host's shared
-        # memory. No rank writes to these cells, so the sleep lasts until its timeout.
+        # When the victim must be first, each other rank sleeps on its own cell of the host's shared
+        # memory. No rank wakes the sleepers, so each sleep lasts until its timeout.
         host.cells.sleep(others[0] if mine else host.me, number, min(left_s, HEADSTART_S))
 
 

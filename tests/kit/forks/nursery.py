@@ -1,8 +1,9 @@
 """A process that imports an engine once and then forks on request: `nursery FD MODULE...`.
 
-A request names a function, a working folder, a log file and environment variables, and passes the file
-descriptor of the fork's connection. The reply is the import error or None, and the fork's process id. A
-variable that a module reads during import cannot be changed for a fork, because the import is over.
+FD is the socket on which requests arrive. A request names a function, a working folder, a log file and
+environment variables. It also passes a file descriptor, which connects the fork with the client. The
+reply has the import error or None, and the fork's process id. A request cannot change a variable that a
+module reads during import, because the import is over.
 """
 
 import gc

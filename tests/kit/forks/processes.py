@@ -30,7 +30,7 @@ class Place:
 
 
 class CannotStartError(Exception):
-    """Raised if the process that is to create the forks cannot import its modules in time."""
+    """Raised if the parent of the forks cannot import its modules in time."""
 
 
 class Nursery:
@@ -89,7 +89,7 @@ def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
 
 def end_group(leader: int) -> None:
     """Kill a process group, and return when none of its processes runs."""
-    # Ignore a missing process: the group may exist without its leader, or may no longer exist.
+    # Ignore `ProcessLookupError`: all processes of the group may have exited.
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):

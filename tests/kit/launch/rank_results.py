@@ -1,4 +1,4 @@
-"""Made-up results of one rank's replay, for tests of reports that run no replay."""
+"""Invented results of one rank's replay, so that tests of reports need not run a replay."""
 
 from lockstep.launch.replay.report import RankResult
 from lockstep.small_engine.counts import PoolCounts, ReplayCounts

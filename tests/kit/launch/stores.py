@@ -1,6 +1,6 @@
 """File stores with content as engines write it, for tests of `lockstep store`.
 
-python -m tests.kit.launch.stores <directory>: writes pages of a second model until it is killed.
+python -m tests.kit.launch.stores <directory>: writes pages of the model `gemma` until it is killed.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class Kept(FileStore):
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
-            await write_model(backend, **model)  # type: ignore[arg-type] # Tests pass valid types.
+            await write_model(backend, **model)  # type: ignore[arg-type] # Callers pass valid types.
             await backend.close()
 
         asyncio.run(scenario())
@@ -142,7 +142,7 @@ def another_process_writes(root: Path) -> Generator[None]:
 
 
 async def write_for_ever(root: Path) -> None:
-    """Write pages of a second model until this process is killed.
+    """Write pages of the model `gemma` until this process is killed.
 
     Prints a line after the first pages are written.
     """

@@ -1,4 +1,4 @@
-"""Runs ranks as processes that are connected over gloo or pipes, for the transport under test."""
+"""Runs the ranks of a group as processes. Gloo or pipes connect the processes."""
 
 import itertools
 import multiprocessing
@@ -32,21 +32,20 @@ class Member(NamedTuple):
 
 
 Join = Callable[[Member], Any]
-"""Function that connects the ranks. Its result is the argument of the `Build`, or of the program if
-there is no `Build`."""
+"""Function that connects a rank with the other ranks and returns the connection."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
-"""Function that runs on one rank and takes the result of `Join` or `Build`."""
+"""Program that runs on one rank. Its first argument is the result of `Build`."""
 
 Build = Callable[[Any], Any]
-"""Function that creates the transport under test from the result of `Join`."""
+"""Function that takes the result of `Join` and returns the transport under test."""
 
 
 class RanksAsProcesses:
     """Runs each rank as a process, and kills all processes at the end of the test."""
 
     def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
-        """`join` connects the ranks. Given its result, `build` creates the transport under test."""
+        """`join` connects the ranks. `build` creates the transport from the result of `join`."""
         self._folder = folder
         self._groups = itertools.count()
         self._build = build or as_it_is
@@ -134,12 +133,12 @@ class RunningGroup:
         return result
 
     def release(self) -> None:
-        """End the waits of ranks in `hold`, and let finished ranks exit."""
+        """Unblock the ranks that are blocked in `hold`, and let finished ranks exit."""
         for connection in self.connections:
             try:
                 connection.send(None)
             except BrokenPipeError:
-                continue  # The rank is dead; the test may have killed it on purpose.
+                continue  # The rank has exited. Some tests kill a rank on purpose.
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +160,8 @@ class RunningGroup:
 def _run_rank(
     program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
-    # Unblock SIGINT, because it stays blocked if a benchmark has started the fork server.
+    # Unblock SIGINT: a rank inherits the fork server's signal mask, and benchmarks start the fork
+    # server with SIGINT blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     released = False
 

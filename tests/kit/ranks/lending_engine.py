@@ -81,8 +81,8 @@ class LendingEngine(HostCache):
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
-    """For each request: the tokens and device pages of backups that may wait for host pages, oldest
-    first."""
+    """For each request: the tokens and device pages of its backups, oldest first. A backup that finds
+    no free host pages has not started yet."""
     _ended: set[str]
     """Finished requests whose backups still wait for host pages."""
     keeps_states = False
@@ -181,7 +181,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush the cache, and again while a backup that waited for host pages can start."""
+        """Flush the cache; repeat the flush while there are backups that can start only now."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()

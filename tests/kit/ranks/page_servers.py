@@ -61,11 +61,11 @@ def in_host_memory(
 
 
 def no_engine(_: str) -> None:
-    """Return None, which makes readers and servers use connections and no transfer engine."""
+    """Return None in place of a transfer engine, so that pages are sent over the connection."""
 
 
 class KeptEngine(TransferEngine):
-    """A transfer engine that `close` keeps open for the next test, because closing takes a second."""
+    """A transfer engine that `close` does not close. Tests reuse it, because closing takes a second."""
 
     def close(self) -> None:
         self.unregister(*self._registered.values())

@@ -28,7 +28,7 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
     found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
     sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
     given = {
-        # Make the window pool larger than the KV pool by one window, so that only device KV pages are
+        # Give the window pool more device pages than the KV pool, so that only device KV pages are
         # scarce.
         "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
         "window_host_pages": host_pages,
@@ -56,8 +56,7 @@ class Pressed:
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
-    """Number of pages that were free or evictable before the run but are neither after the run, by tier
-    and pool."""
+    """Number of leaked pages by tier and pool: free or evictable before the run, but not after it."""
     kept: list[list[int]]
     """Number of the tree's pages that may not be evicted, by tier and component."""
     in_flight: int

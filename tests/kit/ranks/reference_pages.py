@@ -1,4 +1,4 @@
-"""Builds reference pages by a simple method: from the bytes of each head of each layer."""
+"""Builds the expected bytes of pages, independently of the library: head by head and layer by layer."""
 
 from collections.abc import Collection
 from hashlib import shake_128

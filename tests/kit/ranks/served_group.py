@@ -77,7 +77,7 @@ class ServedGroup:
         return answer.cached_tokens
 
     def compute(self, name: str, tokens: KeyedTokens, start: int, stop: int) -> None:
-        """Compute tokens `start` to `stop` of a request; insert its pages, even a partial one."""
+        """Compute tokens `start` to `stop`; insert the request's pages and a partial last page."""
 
         def chunk(forward: ForwardPass) -> None:
             span = TokenSpan(request=name, tokens=tokens, start=start, stop=stop)

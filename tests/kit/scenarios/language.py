@@ -1,4 +1,4 @@
-"""The scenario language: its syntax, and the Python values of its words.
+"""The scenario language: its syntax, and functions that convert its words to Python values.
 
     # The title, as a claim, and remarks for the reader.
     settings: ranks=2 host=16

@@ -127,7 +127,8 @@ class Run:
         self._verdicts = Verdicts(shape)
         self._rounds = -1
         self._pending: tuple[LaneLayout, Vector] | None = None
-        # Run a first round here and discard its output, which would list every lane's value as new.
+        # Run a first round here and discard its output: a round prints the lanes whose value has
+        # changed, and in the first round this is every lane.
         assert self._apply(self._launch())
 
     def block(self, lines: Sequence[str]) -> list[str]:

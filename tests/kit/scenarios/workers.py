@@ -1,9 +1,9 @@
 """Runs scenarios with the replica in this process, and with one worker process for each rank.
 
 A worker process has the rank's ballot and executor. The processes exchange only bytes
-(`lockstep.coordinator.codec`). This process sends expectations and orders to a worker. The worker sends
-them back, and this process compares them with the originals. On request a worker sends its ballot's
-vector. Workers receive no verdicts.
+(`lockstep.coordinator.codec`). This process sends expectations and orders to a worker. The worker
+returns what it has decoded, and this process compares it with the originals. On request a worker sends
+its ballot's vector. Workers receive no verdicts.
 """
 
 import multiprocessing

@@ -105,7 +105,7 @@ class Master:
 
 
 class LentClient(MooncakeClient):
-    """A Mooncake client whose `close` returns it to a pool of clients and does not disconnect it."""
+    """A borrowed Mooncake client. `close` keeps the client connected and returns it to its pool."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # Add this client to the pool, because it stores no objects. The pool then needs one
-                # client fewer, and closes sooner.
+                # This client stores no objects, so that tests may borrow it. One client fewer is then
+                # created, and closing the store is faster.
                 self._idle.append(self.owner)
         except BaseException:
             self.master.kill()
@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the object's current key; for a missing object, the key of its first write."""
+        """Return the key of an object's newest generation. A missing object has generation 0."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -180,8 +180,8 @@ class MooncakeStore:
     def link_often(self, links: int = 12) -> None:
         """Make the next borrowed client open at least `links` connections to the master.
 
-        Each open connection makes one call fail at once after the master's death. Without an open
-        connection, a call retries for four seconds.
+        When the master has died, a call over an open connection fails at once. Each failure uses up one
+        connection. A call without an open connection retries for four seconds.
         """
         client = self.lend(self.settings())
         before = self.master.links()
@@ -274,7 +274,7 @@ def process(
 
 @contextmanager
 def brought_back(folder: Path) -> Generator[MooncakeStore]:
-    """Run a store that recovers pages 0 and 1 from disk. Both pages have the content of page 1."""
+    """Run a store that has recovered pages 0 and 1 from disk. Page 0 wrongly has page 1's content."""
     with _on_disk(folder):
         pass
     with _on_disk(folder) as store:

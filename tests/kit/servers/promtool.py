@@ -25,7 +25,7 @@ def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
-    """Fail unless the metric changes in `window` make exactly the alerts in `expected` fire."""
+    """Fail unless the window's metric changes fire every alert in `expected` and no other alert."""
     samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
     test = {
         "interval": "1m",

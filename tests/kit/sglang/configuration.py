@@ -95,7 +95,7 @@ def engine(
 ) -> Resolved:
     """Return an engine's configuration; `changes` are fields such as `model__dtype="float16"`.
 
-    A field that this module does not list is treated as one that a newer SGLang has added.
+    A change may also add a field that is not in `FIELDS`, as if a newer SGLang had added it.
     """
     fields: dict[str, dict[str, object]] = {}
     given = {name.replace("__", "."): value for name, value in changes.items()}

@@ -122,7 +122,7 @@ class Driver:
         return self._is_dispatched(sent) and sent.streamed >= tokens
 
     def _is_dispatched(self, sent: Sent) -> bool:
-        """Return whether the scheduler has the request. Before that, SGLang would ignore an abort."""
+        """Return whether the scheduler has the request. SGLang ignores an abort before that."""
         state = self._tokenizer.rid_to_state.get(sent.name)
         return state is not None and state.dispatched
 

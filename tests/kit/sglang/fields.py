@@ -19,7 +19,8 @@ READ = re.compile(
 )
 
 OTHER_PROGRAMS = ("multimodal_gen", "diffusion", "unit_test", "benchmark", "/test")
-"""Path substrings that identify source files of SGLang programs without a KV cache."""
+"""Path parts of source files to skip: programs of SGLang that have no KV cache, tests, and benchmarks.
+"""
 
 
 def settings() -> dict[str, list[str]]:

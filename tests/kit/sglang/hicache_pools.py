@@ -99,7 +99,7 @@ def keys_of(numbers: list[int]) -> list[str]:
 
 
 def states(pool: Any, numbers: list[int], pages: list[int]) -> PoolTransfer:
-    """Return a transfer between these pages of the state pool and the objects with these numbers."""
+    """Return a transfer between these pages of recurrent states and the objects with these numbers."""
     indices = slots(pool, pages)
     return PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=keys_of(numbers))
 

@@ -61,7 +61,7 @@ class LayerFirst(PageFirst):
 
 
 class Anchor(PageFirst):
-    """A host pool that stores no bytes. Its page numbers are also those of the other pools."""
+    """A host pool that stores no bytes, but defines the page numbers that all other pools share."""
 
     layout = "layer_first"
 
@@ -92,7 +92,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The pages that a storage call requests from one pool; the fields are those of SGLang's class."""
+    """A storage call's transfer for one pool, with the fields of SGLang's class."""
 
     name: str
     keys: Sequence[str] | None = None

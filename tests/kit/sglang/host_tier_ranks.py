@@ -148,7 +148,7 @@ class RankBelow:
 
 
 def named_by_version(update: Update) -> str | None:
-    """Use the version that the user gave to the weights as the weights' name."""
+    """Return the name of the new weights: the version that the user gave, or None."""
     return update.version
 
 

@@ -80,10 +80,7 @@ def by_tier(answers: Sequence[Answer], tier: str) -> int:
 def rounds_beyond_iterations(
     before: Sequence[RankReport], after: Sequence[RankReport]
 ) -> list[int]:
-    """Return for each rank the number of its rounds minus the number of its scheduler iterations.
-
-    Only rounds and iterations between the two reports count.
-    """
+    """Return, for each rank, by how much rounds outnumber scheduler iterations between two reports."""
     return [
         (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
         for begin, end in zip(before, after, strict=True)

@@ -25,7 +25,7 @@ def mixed_requests(count: int = REQUESTS) -> list[Request]:
 class Stock:
     """Stock SGLang's answers to `mixed_requests()`.
 
-    Requests are sent one by one for `cold` and `warm`.
+    The requests are sent one by one, first with an empty cache (`cold`) and then again (`warm`).
     """
 
     cold: list[Answer]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from lockstep.integrations.sharing import Exclusions
 
 Fields = Mapping[str, Sequence[str]]
-"""Names of settings by the engine's class or argument group. Only class names begin with a capital."""
+"""Names of an engine's settings. A key is a class, with a capital first letter, or an argument group.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ LLAMA3 = {
 
 
 def positions() -> dict[str, dict[str, Any]]:
-    """Return rotary parameters of each kind that vLLM and SGLang compute identically."""
+    """Return sets of rotary parameters from which vLLM and SGLang compute identical rotary caches."""
     kinds: list[dict[str, Any]] = [
         {"rope_type": "default"},
         {"rope_type": "default", "partial_rotary_factor": 0.5},

@@ -57,7 +57,7 @@ def object_name(number: int, pool: str = "kv") -> ObjectName:
 
 
 def digest_of(name: ObjectName) -> bytes:
-    """Return the digest of a valid object name; the store keeps the object under this digest."""
+    """Return the digest under which a store keeps the object of this name."""
     digest = name_digest(name)
     assert digest is not None
     return digest
@@ -182,7 +182,7 @@ async def outcomes_of(
 
 
 def found(numbers: Iterable[int], nbytes: int = 16 * KIB) -> list[Found]:
-    """Return what `get_many` returns if the store has all of these pages."""
+    """Return the outcomes and contents that reads of these pages yield if the store has them all."""
     return [(ReadOutcome.OK, page(number, nbytes)) for number in numbers]
 
 

@@ -49,7 +49,7 @@ UNFIT_TO_READ = UNFIT | {"read-only": lambda: (memoryview(bytes(SIZE)),)}
 
 
 class BuffersContract:
-    """A buffer of the wrong size fails only its own object. Objects may be split into any buffers."""
+    """Tests of buffers that have the wrong size, and of objects that are split into several buffers."""
 
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_read(
         self, store: StoreUnderTest

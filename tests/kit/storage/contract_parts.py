@@ -34,7 +34,8 @@ from tests.kit.storage.calls import (
 SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
 ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)
 LARGE = (PIECE_BYTES - 1, 2, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 4 * KIB)
-"""Part sizes in bytes. Each part boundary is just before or just after a boundary of payload pieces."""
+"""Lists of part sizes in bytes. In `LARGE`, parts end a few bytes before or after the ends of payload
+pieces."""
 
 
 def shape_of(sizes: tuple[int, ...], held: tuple[int, ...] | None = None) -> ObjectShape:
@@ -59,7 +60,7 @@ def parts_of_page(sizes: tuple[int, ...], held: tuple[int, ...], number: int = 1
 
 
 def somewhere(nbytes: int) -> list[int]:
-    """Return offsets at which to split a buffer: within parts, and so that some pieces are empty."""
+    """Return offsets at which a test splits a buffer; some of the resulting buffers are empty."""
     return sorted([0, nbytes // 3, nbytes // 3, min(nbytes, nbytes // 3 + 1), nbytes * 3 // 4])
 
 

@@ -3,9 +3,9 @@
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
 A writer makes each kind of change to a store, and reports every change that the store has confirmed. It
-dies in one of three manners: before a system call, after it, or in a write after half of the last
-buffer. With `named` the store cannot use O_TMPFILE. <deaths> is the number of random deaths. If
-<deaths> is `all`, a writer dies in each manner at every system call.
+dies before a system call, after a system call, or in a write, when half of the write's last buffer is
+written. With `named` the store cannot use O_TMPFILE. <deaths> is the number of deaths at random system
+calls, or `all` for each of these deaths at every system call.
 """
 
 import os

@@ -188,7 +188,7 @@ def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None
 
 
 class Gate:
-    """Blocks all calls of one function of `os` until the test calls `open`."""
+    """Blocks all calls of one function of the module `os` until the test opens the gate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str = "preadv") -> None:
         self._function: Callable[..., Any] = getattr(os, function)

@@ -117,7 +117,7 @@ class FedStore:
         self.of_name[name].page(name)[at] ^= 1
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Serve the page of object `name` as object `other`, with `name` in the page's header."""
+        """Serve a wrong page for the object `other`: the page of `name`, whose header says `name`."""
         host = self.of_name[other] = self.of_name[name]
         pages = host.server.offers.pages
         pages[other.pool, other.key] = pages[name.pool, name.key]

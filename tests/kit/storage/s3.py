@@ -99,9 +99,9 @@ class Proxy:
         self.refuses: Callable[[str], bool] = lambda _: False
         """Predicate on the path and query of a GET. If it is true, the proxy answers with an error."""
         self.flips = 0
-        """Number of long responses, beginning with the next, in which the proxy flips one bit."""
+        """In how many of the next responses above 4096 bytes the proxy flips one bit."""
         self.swells = False
-        """Whether the proxy extends long responses by 256 MiB."""
+        """Whether the proxy appends 256 MiB to each long response."""
         self.asked = asyncio.Event()
         """Event that is set whenever a request arrives."""
         self.dropped = asyncio.Event()
@@ -125,7 +125,7 @@ class Proxy:
             writer.close()
 
     def fall_silent_at(self, words: str) -> asyncio.Event:
-        """From the first GET whose path contains `words`, drop this and all later responses.
+        """From the first GET whose path contains `words`, drop the responses to all requests.
 
         Return an event that is set when this GET arrives.
         """

@@ -16,7 +16,7 @@ _PROOF_BYTES = 32
 
 
 class Way(Enum):
-    """The side that sent a frame."""
+    """The sender of a frame: the reader or the page server."""
 
     READER = "reader"
     SERVER = "server"

@@ -31,7 +31,7 @@ PHASES = (
     "after committing",
 )
 FIRST_KILLED = 100
-"""Number of the object written by the first killed writer; later writers use the next numbers."""
+"""Number of the object that the first writer writes. Each later writer writes the next object."""
 
 _pwritev = os.pwritev
 

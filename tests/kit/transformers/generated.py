@@ -12,7 +12,7 @@ from lockstep.integrations.transformers import LockstepCache
 PAGE = 16
 NEW_TOKENS = 8
 NEAR = 1e-4
-"""Largest difference between two logits that are the sums of the same numbers in different orders."""
+"""Largest rounding difference between logits whose terms were added in different orders."""
 
 
 class Said(NamedTuple):

@@ -112,7 +112,8 @@ class Counts:
     seed: int = 0
     requests: int = 0
     hits: int = 0
-    """Number of loaded tokens of those requests that saw no weight change between arrival and load."""
+    """Number of loaded tokens. A request is not counted if the weights changed between its arrival and
+    its load."""
     stale: int = 0
     """Number of tokens in `hits` whose page was computed with wrong weights or from a wrong prefix."""
     in_flight: int = 0
@@ -172,10 +173,7 @@ class ScriptedEngine:
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Change the weights that later steps use.
-
-        The plug-in learns of the change only through `name`.
-        """
+        """Change the weights of later steps. The plug-in gets no report; `name` sends one."""
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):
@@ -197,7 +195,7 @@ class ScriptedEngine:
         self._every(SchedulerSide.reset)
 
     def step(self) -> None:
-        """Run a scheduler pass and a forward pass, and then the I/O of the ranks whose turn it is."""
+        """Run a scheduler pass, a forward pass, and the I/O of some ranks."""
         self._schedule()
         scheduled = {
             each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens

@@ -74,7 +74,7 @@ SINCE_0_33 = frozenset({"unregister_kv_caches"})
 
 
 def unlike(ours: type[Any]) -> list[str]:
-    """Return a line for each connector method that is missing in vLLM or has other arguments there."""
+    """Return a line for each connector method that vLLM lacks or declares with other arguments."""
     told: list[str] = []
     base: Any = ours.__mro__[1]
     for name, method in vars(ours).items():

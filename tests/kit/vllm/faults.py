@@ -71,9 +71,8 @@ def flip_a_byte(path: Path) -> None:
 def objects(folder: Path, rank: int) -> list[Path]:
     """Return the page files in one rank's file store, sorted by path.
 
-    The store has one folder for the pages' namespace and one folder for the manifest's namespace. The
-    folder with more files has the pages. It also has a one-byte object, the record of the group's TP
-    size, which is not returned.
+    The store has one folder for pages and one for the manifest; the folder with more files has the
+    pages. This folder also has the one-byte record of the group's TP size, which is left out.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
     files = max((sorted(_files_under(each)) for each in namespaces), key=len)
@@ -100,7 +99,7 @@ def _spoil_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
 
 
 def _fail_a_load_half_way() -> None:
-    """Make the third load fail after half of its pages, with wrong content in the next page."""
+    """Make the third load write wrong bytes to half of its pages and then fail."""
     engine: Any = CpuCopies
     copy: Callable[[CpuCopies, CopyJob], None] = engine._copy
     loads = 0

@@ -14,7 +14,7 @@ TOKENS, HEAD_ELEMENTS = 32, 32
 
 
 class Role(Enum):
-    """Roles of the KV cache of a latent-attention layer."""
+    """The kind of KV cache in a layer with latent attention."""
 
     SPARSE = "sparse"
     INDEXER = "indexer"
@@ -74,7 +74,7 @@ class MambaSpec:
 
 @dataclass(kw_only=True)
 class UniformTypeKVCacheSpecs:
-    """The KV caches of layers that are of one kind and share a block table, but differ in size."""
+    """KV caches that differ in size, of layers that are of one kind and share a block table."""
 
     kv_cache_specs: dict[str, Any]
     block_size: int = TOKENS
@@ -98,5 +98,5 @@ class CacheConfig:
 
 
 def groups(*specs: Any) -> CacheConfig:
-    """Return a model's KV cache groups. Each spec describes one group of two layers."""
+    """Return the KV cache groups of a model: for each of `specs`, a group of two layers."""
     return CacheConfig([Group([f"{at}.a", f"{at}.b"], spec) for at, spec in enumerate(specs)])

@@ -61,7 +61,8 @@ class OverlappingEngine:
     seed: int
     depth: int
     peers: Peers | None = None
-    """Peer settings. If set, every second request is handed over to another engine."""
+    """Peer settings, or None. With peer settings, every second request is handed over to another
+    engine."""
     wrong: list[str] = field(default_factory=list[str])
     """Descriptions of the loaded pages that had wrong bytes."""
     restored: int = 0

@@ -99,8 +99,8 @@ def environment() -> dict[str, str]:
 
 def run(handle: int) -> None:
     """Run a program in this fork; its module and arguments arrive over the connection."""
-    # Use a copy of the handle, so that the connection stays open after the copy is closed. The parent
-    # kills the program when the connection closes.
+    # Use a copy of the handle. The `with` block closes only the copy: if the connection itself were
+    # closed, the parent would kill this program.
     with Connection(os.dup(handle)) as connection:
         module, arguments = connection.recv()
         # Make vLLM fork its CPU workers, because a spawned worker imports all modules again.

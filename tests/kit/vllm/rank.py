@@ -56,7 +56,8 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
         core = llm.llm_engine.engine_core.engine_core
         cache: HostCache = core.scheduler.connector._side.cache
         cache.flush()
-        # Step until the scheduler is idle, because in one-scheduler mode writes complete only in steps.
+        # Step until the scheduler is idle. In one-scheduler mode, writes to the store complete only in
+        # steps.
         while core.scheduler.has_requests():
             core.step_fn()
         stats = asdict(cache.stats())

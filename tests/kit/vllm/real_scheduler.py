@@ -100,7 +100,7 @@ class Served:
         self.tell_of_workers()
 
     def tell_of_workers(self, **changed: Any) -> None:
-        """Send the workers' handshake to the scheduler; `changed` replaces fields of the handshake."""
+        """Send each worker's handshake to the scheduler, with the fields in `changed` replaced."""
         told = [
             OpenedRank(OPENINGS.encode(structs.replace(each, **changed))) for each in self._opened
         ]

@@ -72,7 +72,7 @@ class ChainedHasher:
 
 
 class ScriptedEngine:
-    """Serves requests one after the other. The blocks of every request begin at `first_block`."""
+    """Serves requests one after the other. All requests use the same blocks, from `first_block` on."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class ScriptedEngine:
         self.cache.flush()
 
     def write_all(self) -> None:
-        """Flush until every page is written, even if the store fails some writes."""
+        """Repeat the flush until the store has every page, because writes may fail."""
         while not self.cache.flush():
             self.side.settle()
 
@@ -184,7 +184,7 @@ class ScriptedEngine:
         return self._pass(Scheduled())
 
     def seed(self, namespace: str) -> bytes:
-        """Return the key from which the first page key of a namespace is derived."""
+        """Return the root key of a namespace, from which the keys of first pages are derived."""
         return self.cache.last_key(b"", namespace)
 
     def told(self) -> list[PagesStored | PagesRemoved]:

@@ -125,7 +125,7 @@ class CountedBlocks:
         self.watched |= dict.fromkeys(blocks, on_reuse)
 
     def hand_out(self, *blocks: int) -> None:
-        """Allocate blocks to another request; call the `on_reuse` callbacks of unpinned blocks."""
+        """Allocate these blocks to another request. Call each block's `on_reuse` callback, if any."""
         for block in blocks:
             on_reuse = self.watched.pop(block, None)
             if on_reuse is not None:

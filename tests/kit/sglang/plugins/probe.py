@@ -54,8 +54,8 @@ STORE_FAULTS = (
     "fault.seed=2&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
     "&fault.flip=0.09"
 )
-"""URI options that make a store fail at random. With this seed the writes of the store's manifests
-succeed. Without manifests the store could not open."""
+"""URI options that make a store fail at random. The seed is one with which the store can write its
+manifests, because the store could not open without them."""
 
 LATE_S = 0.3
 """Seconds for which the late rank waits before it reads adapters. In this time a test overwrites the
@@ -87,8 +87,8 @@ class Probe:
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
         if "retract_every" in self.faults:
-            # Set the scheduler module's constants directly. SGLang reads the environment variable for
-            # them only at import.
+            # Set the constants in the scheduler module. Setting SGLang's environment variable would be
+            # too late, because SGLang reads it only at import.
             module: Any = import_module("sglang.srt.managers.scheduler")
             module.TEST_RETRACT = True
             module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]

@@ -39,8 +39,8 @@ def begin() -> None:
             enable_hierarchical_cache=True,
             hicache_storage_backend="dynamic",
         )
-        # Number of tokens between saved recurrent states. SGLang would read this number from the
-        # model's files.
+        # Set the number of tokens between saved recurrent states, because there are no model files from
+        # which SGLang could read it.
         arguments._mamba_cache_chunk_size = 4
         of("sglang.srt.runtime_context", "publish")(arguments, role="test")
         import_module("sglang.srt.managers.schedule_batch")

@@ -34,7 +34,7 @@ class StateKind:
     matrix: tuple[int, int] = (1, 0)
     """Shape of each head's recurrent state."""
     inputs_first: bool = False
-    """Whether the convolution part of a slot has shape [input, channel] and not [channel, input]."""
+    """Shape of the convolution part of a slot: [input, channel] if True, [channel, input] if False."""
 
     def params(self, ranks: int) -> Any:
         """Return SGLang's parameters of the states on a rank of a group with `ranks` ranks."""

@@ -212,9 +212,10 @@ class Rig:
         self.write(slots, numbers_of(known)[start:])
 
     def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
-        """Allocate slots for tokens `start` to `end`.
+        """Allocate slots for tokens `start` to `end` of a request.
 
-        The remaining slots of the page that contains slot `last` are used first.
+        `last` is the slot of the preceding token. The free slots after it in the same page are used
+        first.
         """
         unit = self.page_tokens
         rest = min(-start % unit, end - start)

@@ -175,7 +175,7 @@ class Walk:
         self._let_go(drawn)
         self._every(lambda rig: rig.cache.reset())
         self._every(lambda rig: rig.allocator.clear())
-        # Clear the request tables, because their rows own the state slots.
+        # Clear the request tables as well, which frees the state slots.
         self._every(lambda rig: rig.rows.clear())
         self._every(lambda rig: rig.spoil())
 

@@ -67,7 +67,7 @@ class WriteOutcome(IntEnum):
 
 
 class Read(NamedTuple):
-    """A request to read some parts of one object, those in `shape`, into `buffers`.
+    """A request to read the parts in `shape` of one object into `buffers`.
 
     The parts fill the buffers one after the other. The buffers have as many bytes in total as the
     parts, and must not overlap the buffers of another read in flight.
@@ -106,7 +106,7 @@ class StoredObject:
 
     name: ObjectName
     shape: ObjectShape
-    """The object's shape. The shape states which parts the object has."""
+    """The object's shape, which states the parts that the object has."""
     age_s: float | None
     """Seconds since the last write or use of the object, by the store's clock; None if the store does
     not report it."""
@@ -143,7 +143,7 @@ class StorageBackend(Protocol):
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Return for each name whether its object probably exists. An unknown answer is False."""
+        """Return for each name whether its object probably exists; False if that is unknown."""
         ...
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:

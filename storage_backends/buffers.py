@@ -1,7 +1,8 @@
 """Helpers for callers' buffers: check their size, find their addresses, move their bytes to files.
 
-A buffer of the wrong size is a bug of the caller, and only the key of that buffer fails. Accepting the
-buffer would write past its end or store a truncated object.
+A buffer of the wrong size is a bug of the caller. Only the read or write with that buffer fails, and
+the other ones of the call go on. Accepting the buffer would write past its end or store a truncated
+object.
 """
 
 import mmap
@@ -33,7 +34,7 @@ def fitting(
             # buffers.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
-        # Reject the buffers: their element format is not a native one, or their memory was released.
+        # Reject buffers whose element format is not a native one, or whose memory was released.
         return None
     return None if left else views
 
@@ -53,8 +54,8 @@ def move_all(
 ) -> int:
     """Transfer `views` by repeated `preadv` or `pwritev` calls; return the number of bytes transferred.
 
-    Stops before the end of the views if the file ends, the disk is full, or a system call transfers
-    only a part of a block of `block_bytes`. Raises OSError.
+    Stops early if the file ends, the disk is full, or a system call transfers a number of bytes that is
+    not a multiple of `block_bytes`. Raises OSError.
     """
     left, done = views, 0
     while left:

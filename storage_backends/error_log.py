@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
-"""Minimum seconds between two logged warnings of one kind; the warnings in between are suppressed, and
-the next logged one states their number."""
+"""Minimum seconds between two logged warnings of one kind. Warnings in between are only counted, and
+the next logged warning states their number."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
@@ -64,7 +64,8 @@ class LoggedError:
 class ErrorLog:
     """Logs warnings about one store. Each kind of warning has its own `LoggedError`. Thread-safe.
 
-    `store` is the store's name without secrets. `room` is the remedy to print when the store is full.
+    `store` is the store's name without secrets. `room` is the remedy in warnings that the store is
+    full.
     """
 
     def __init__(

@@ -57,8 +57,8 @@ class NotAdmitted(LockstepError):
 
 
 UNPROVEN_S: Final = 60.0
-"""Seconds without connection attempts to an address after the process there failed to prove its
-identity."""
+"""If the process at an address has failed to prove its identity, the connecting side does not try that
+address again for this number of seconds."""
 
 
 class UnprovenError(ConfigError):

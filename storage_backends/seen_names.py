@@ -26,17 +26,17 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # Set `keys`, the cached keys of a shard, only when the namespace, pool or shard changes:
-            # consecutive names almost always share all three.
+            # Consecutive names almost always share namespace, pool and shard. So look up `keys`, the
+            # cached keys of a shard, only if one of the three has changed.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
             if name.key in keys:
                 continue
             if self._count >= self._names_max:
-                # When the cache is full, clear it completely, because evicting single names would cost
-                # time at each look-up. A name still in use then costs one system call, which adds it to
-                # the cache again.
+                # When the cache is full, clear it completely, because evicting single names would make
+                # each look-up slower. After that, the next look-up of a name costs one system call and
+                # caches the name again.
                 self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
@@ -58,8 +58,8 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # Set `keys`, the cached keys of a shard, only when the namespace, pool or shard changes:
-        # consecutive names almost always share all three. So most names cost only one membership test.
+        # Consecutive names almost always share namespace, pool and shard. So look up `keys`, the cached
+        # keys of a shard, only if one of the three has changed.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard

@@ -38,7 +38,8 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Seconds that a listing waits beyond its deadline for its thread to report why it is late."""
+"""Extra seconds, after the deadline of a listing's batch, in which its thread can report why it is
+late."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -292,9 +293,9 @@ class ThreadCalls:
     async def close(self, timeout_s: float) -> bool:
         """Signal all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread stuck in the kernel is left running. The call that uses this thread returns only when
-        the thread is free again, even if the wait is cancelled. If `at_end` raises an exception, this
-        method raises it too.
+        A thread stuck in the kernel is left running. The call that waits for this thread returns only
+        when the thread is no longer stuck, even if the call is cancelled. If `at_end` raises an
+        exception, this method raises it too.
         """
         for stop in self._stops:
             stop.asked = True
@@ -417,7 +418,7 @@ class ThreadedBackend(ABC):
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Close all that the subclass has opened. The last thread to exit calls this."""
+        """Close everything that the subclass has opened. The last thread to exit calls this."""
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Open the store; see `StorageBackend`."""

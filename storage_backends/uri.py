@@ -61,9 +61,10 @@ class StoreUri:
     def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
         """Return the URI's options and `parts` as settings of the class `kind`.
 
-        `parts` are settings from the rest of the URI. With `wrapper`, only the options of that wrapper
-        are used: `breaker.calls` becomes the setting `calls`. Raises `ConfigError` for an unknown
-        option or a value of the wrong type. Options of the URI's other wrappers are ignored.
+        `parts` are settings from other components of the URI. If `wrapper` is given, only the options
+        of that wrapper are used: `breaker.calls` becomes the setting `calls`. The options of other
+        wrappers in the URI are ignored. Raises `ConfigError` for an unknown option or a value of the
+        wrong type.
         """
         given: dict[str, object] = {}
         for name, value in self.options.items():

@@ -2,8 +2,8 @@
 
 File paths are derived from digests of object names (`objects`). A file appears under its final name
 atomically (`publish`). Every read verifies its file, and moves a corrupt file to the quarantine
-directory (`quarantine`). Several processes may share the store's directory. A network filesystem can be
-used for this only if its `link` fails when the name exists.
+directory (`quarantine`). Several processes may share the store's directory. They may do so on a network
+filesystem only if its `link` fails when the name exists.
 
 - `durability` states the failures that a write survives once it is reported as OK. `none` (default):
   the death of the process. `data`: also a power failure, but the file's directory entry may be lost.
@@ -19,7 +19,7 @@ used for this only if its `link` fails when the name exists.
 - `read_only=1` means that nothing in the directory is created, moved or removed, and every write fails.
 - `trust=group` or `trust=any` accepts a directory that others can write to; otherwise it is refused.
 
-Every process sweeps the directory (removes expired and excess files), one process at a time
+The processes take turns to sweep the directory, that is, to remove expired and excess files
 (`sweeper`). Records (manifests and markers of writing groups) are never swept.
 
 Anyone who can write to the directory can forge objects, because checksums are not signatures. So by
@@ -61,18 +61,18 @@ _JOB_BYTES_MIN: Final = 4 << 20
 """Minimum bytes per job. Only large calls are divided among threads. Small objects cost mostly
 interpreter work, and two threads do interpreter work more slowly than one."""
 _JOB_NAMES_MIN: Final = 8192
-"""Minimum names per job. A look-up is short interpreter work, and two threads do interpreter work more
-slowly than one."""
+"""Minimum names per job. Looking up a name is mostly interpreter work, which two threads do more slowly
+than one."""
 _LONG_LOOK_S: Final = 50e-6
-"""If look-ups take longer than this on average (seconds per look-up), they are assumed to wait for a
-device or network, and calls run them concurrently. Faster look-ups are mostly interpreter work, and
-concurrent calls would make them three times as slow."""
+"""Limit for the average seconds per look-up. Slower look-ups are assumed to wait for a device or
+network, so calls run them concurrently. Faster look-ups are mostly interpreter work, and concurrent
+calls would make them three times as slow."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups in a job whose mean duration decides whether later calls run concurrently.
-"""
+"""Minimum number of look-ups in a job from which their average duration is computed. The average
+decides whether later calls run concurrently."""
 _LOOK_TURN_S: Final = 0.01
-"""Seconds that a look-up call waits until an earlier call releases the lock `_looking`. After that,
-look-ups are assumed to wait for the filesystem, and calls run them concurrently."""
+"""Maximum seconds that a look-up call waits for an earlier one to end. After a longer wait, look-ups
+are assumed to wait for the filesystem, so calls run them concurrently."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -193,7 +193,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Look up names in the filesystem. While look-ups are fast, calls run one at a time."""
+        """Look up names in the filesystem, one call at a time unless look-ups are slow."""
         has_turn = False
         if not self._looks_last:
             try:

@@ -31,8 +31,8 @@ from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
-"""Maximum number of buffers with which one system call reads header and payload. With more buffers, one
-system call would not be faster than several."""
+"""Maximum number of buffers for reading header and payload with a single system call. With more
+buffers, a single call would not be faster than several."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
 """Maximum bytes read or written at once with direct I/O; large enough to keep the device busy."""
 
@@ -71,7 +71,8 @@ class FileContents:
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
         # Read the whole file with one system call if the reader wants all parts of the object, which is
-        # the usual case. A plan with one run omits no part, not even a part without bytes.
+        # the usual case. If the wanted parts are one contiguous run, no part is left out, not even one
+        # without bytes.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -155,9 +156,9 @@ class FileContents:
                 header = self._aligned(header)
             _write_fully(fd, [header, *buffers], 0)
             return True
-        # Write the payload before the header, because the header contains the checksums; the file has
-        # no name until both are written. Hash each piece after writing it, because the write has
-        # brought the piece into the cache.
+        # Write the header last, because it contains the checksums of the payload. The file has no name
+        # until both are written. Hash each piece after writing it, because the write has brought the
+        # piece into the cache.
         at = BLOCK_BYTES
         hashes = PartHashes(plan.sizes)
         for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
@@ -221,7 +222,7 @@ class _Scratch(threading.local):
         self.block = memory[:BLOCK_BYTES]
         """Memory for the header block of a file."""
         self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
-        """Memory for the byte after the payload; a read fills it only if the file is longer than the
+        """Memory for one byte after the payload. If a read fills it, the file is longer than the
         object."""
         self._room = memory[:0]
 

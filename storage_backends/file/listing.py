@@ -66,7 +66,7 @@ def is_regular(directory_fd: int, path: str) -> bool:
 
 
 def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
-    """Yield the paths of the entries of a directory below the root; a missing directory has none.
+    """Yield the paths of the entries of a directory below the root; nothing if it does not exist.
 
     Links are not followed. Raises `StorageError` if the directory exists but cannot be read.
     """

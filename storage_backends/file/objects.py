@@ -54,7 +54,7 @@ class Durability(StrEnum):
 
 
 class _New(NamedTuple):
-    """An object to be written, with the digest of its name and its path."""
+    """An object to be written, with the digest of its name and the path of its file."""
 
     name: ObjectName
     digest: bytes
@@ -112,7 +112,7 @@ class ObjectFiles:
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return a `UseTimes` for the files of one call; `after` precedes the call's first object."""
+        """Return a `UseTimes` for the files of one call; `after` precedes its first object."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
@@ -285,8 +285,8 @@ class ObjectFiles:
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # Return early, after one `stat` call, if the file's length alone proves that the file has the
-        # object to be written.
+        # Return early, after one `stat` call, if the file's length alone shows that the stored object
+        # has exactly the columns to be written.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -334,8 +334,9 @@ class ObjectFiles:
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
         """Write a new file under the object's path.
 
-        The path must be free, or have the file `standing`, which is replaced. Returns False, and leaves
-        no file behind, if another file has the path or `stop` was due.
+        If `standing` is None the path must be free. Otherwise the new file replaces the file with this
+        identity. Returns False, and leaves no file behind, if another file has the path or `stop` was
+        due.
         """
         path = new.path
         directory = path.rpartition("/")[0]
@@ -394,6 +395,6 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _may_be_object(status: os.stat_result, new: _New) -> bool:
-    """Return whether a file's length alone proves that the file has the object to be written."""
+    """Return whether a file's length alone shows that its object has the columns to be written."""
     told = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
     return told and status.st_size == BLOCK_BYTES + new.shape.nbytes

@@ -26,8 +26,8 @@ TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Maximum number of temporary files that a process checks when it opens a store."""
 SWEEP_AGE_S: Final = 3600.0
-"""Age in seconds at which temporary files are removed on a filesystem without locks. Writing takes only
-seconds, but the clocks of hosts that share a filesystem may differ."""
+"""Age in seconds at which temporary files are removed on a filesystem without locks. It is much longer
+than a write takes, because the clocks of hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
@@ -69,7 +69,7 @@ class Draft:
 
     def _link(self, path: str) -> None:
         # Pass both directories so that Python calls linkat with AT_SYMLINK_FOLLOW. Without that flag
-        # linkat would try to link the entry of /proc instead of the file.
+        # linkat would link the symbolic link in /proc/self/fd instead of the file.
         os.link(
             self._temporary or f"/proc/self/fd/{self.fd}",
             path,
@@ -91,9 +91,9 @@ def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
 
 
 def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
-    """Create a draft (a new file) under a temporary name, and lock it for as long as its writer lives.
+    """Create a draft (a new file) under a temporary name, and lock it until it is closed.
 
-    `directory`, into which the draft will be published, must exist.
+    The draft will be published in `directory`, which must exist.
     """
     os.stat(directory, dir_fd=root_fd, follow_symlinks=False)
     for _ in range(_NAME_TRIES):

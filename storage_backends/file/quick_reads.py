@@ -21,8 +21,8 @@ from .listing import READ_FLAGS
 from .trust import OwnDirectories
 
 _GROUP_PAGES: Final = 64
-"""Number of pages whose headers are collected before they are checked. After more pages, the first ones
-would no longer be in the core's cache."""
+"""Number of pages that are read before their headers are checked. With more pages, the first headers
+would no longer be in the core's cache when they are checked."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
 """Maximum payload bytes of the fast path. Larger payloads take the normal path, which reads in pieces:
 each piece is hashed while it is in the core's cache, and the read can stop soon after its deadline."""
@@ -39,7 +39,7 @@ class _File(NamedTuple):
     path: str
     target: memoryview
     parts: list[memoryview]
-    """The target memory of each part of the object, so that one checksum per part can be computed."""
+    """For each part of the object, the memory that it is read into. Each part has its own checksum."""
 
 
 class _Found(NamedTuple):
@@ -123,7 +123,8 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             continue
         finally:
             close(fd)
-        # After the deadline leave a long payload to the normal path, which can stop between two pieces.
+        # If the deadline has passed, do not hash a long payload here. The normal path reads it again,
+        # and can stop between two pieces.
         if len(target) > PIECE_BYTES and due():
             break
         found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))

@@ -48,9 +48,9 @@ HIGH_WATER: Final = 0.95
 """Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""A process starts a pass at once when it has written this fraction of the quota since the last pass. A
-single process stays within the quota, because a pass leaves at most `HIGH_WATER` of the quota in use.
-"""
+"""Fraction of the quota; when a process has written that much since the last pass, it starts a pass at
+once. A pass leaves at most `HIGH_WATER` of the quota in use, so a single process stays within the
+quota."""
 LOCK: Final = "sweep.lock"
 """Name of the file in the root that a sweeping process locks. The file's mtime is the end of the last
 pass."""
@@ -80,8 +80,8 @@ class SweepLimits(Settings):
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
     """Maximum total size of the files in bytes. 0 means no limit. None means half of the space that the
-    root's filesystem would have if the store were empty. Files on filesystems mounted below the root
-    count too, because those filesystems would otherwise fill up."""
+    root's filesystem would have if the store were empty. Files on other filesystems mounted below the
+    root are included in the total, because those filesystems would otherwise fill up."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Seconds since the last use after which an object expires; None for never."""
 
@@ -97,7 +97,7 @@ class SweepLimits(Settings):
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
-        """Return whether no pass is needed, because the whole filesystem uses less than the quota.
+        """Return whether the filesystem uses less than the default quota, so no pass is needed.
 
         Reads no file. Returns False if a quota or time to live is set, because only a pass can check
         these.
@@ -207,8 +207,8 @@ class _Pass:
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
         self._counted = False
-        """Whether `_left`, the total size of the store's files in bytes, is complete: a pass first adds
-        up all files, and then subtracts each removed one."""
+        """Whether all files were added up, so that `_left` is the total size of the store's files in
+        bytes. Each removed file is subtracted from `_left`."""
         self.files_removed = 0
 
     def run(self) -> None:
@@ -277,7 +277,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the youngest of the age buckets that must lose files to free `excess` bytes."""
+        """Return the last bucket, from old to young, that must lose files to free `excess` bytes."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1

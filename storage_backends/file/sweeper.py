@@ -1,9 +1,10 @@
 """A thread, one per process, that keeps a `file://` store within its quota and time to live.
 
-The process that gets the store's sweep lock sweeps (`sweep`), and the other processes skip that pass.
-Reading an object sets no mtime. The object's name is recorded in memory, and the thread later sets the
-mtimes of all recorded files. So other processes may see a file in constant use as unused for one
-interval. A write sets the mtimes of its files itself, also of those that existed already.
+One process at a time, the holder of the store's sweep lock, runs a pass over the files (`sweep`). The
+other processes skip that pass. Reading an object sets no mtime. The object's name is recorded in
+memory, and the thread later sets the mtimes of all recorded files. So other processes may see a file in
+constant use as unused for one interval. A write sets the mtimes of its files itself, also of those that
+existed already.
 """
 
 import logging
@@ -97,10 +98,11 @@ class Sweeper:
     def turn(self, *, wanted: bool) -> int | None:
         """Set the mtimes of used files, then run a pass.
 
-        The pass is skipped if another process is running one, or finished one recently. If `wanted` is
-        set, a recent pass is no reason to skip, because this process has written much since then.
-        Returns the number of removed files, or None if no pass ran, for example because the whole
-        filesystem holds less than the quota. Raises OSError if the store cannot be swept.
+        The pass is skipped if another process is running one. It is also skipped if another process
+        finished one recently, unless `wanted` is set. `wanted` means that this process has written much
+        since the last pass. Returns the number of removed files, or None if no pass ran, for example
+        because the whole filesystem holds less than the quota. Raises OSError if the store cannot be
+        swept.
         """
         self._mark_used()
         self._written_max = self._limits.written_until_pass(self._root_fd)

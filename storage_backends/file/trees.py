@@ -1,6 +1,6 @@
 """Removes a directory and everything in it, in small steps.
 
-A directory in place of an object's file is there by mistake, so it may be very deep, very large, or
+The directory has the path of an object's file by mistake. So it may be very deep, very large, or
 changing. Every access goes through an open descriptor and follows no link. The removal may stop after
 any entry, and the next call continues there. Subdirectories are moved up before they are removed, so
 that a deep directory needs neither long paths nor many descriptors.

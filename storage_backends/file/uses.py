@@ -16,15 +16,15 @@ from ...page_format.object_name import ObjectName, located
 from ..base import After
 
 STEP_NS: Final = 1000
-"""Nanoseconds by which a file's mtime is below its predecessor's; filesystems store mtimes at least
-that precisely."""
+"""Nanoseconds by which a file's mtime is below its predecessor's. Filesystems must store mtimes with at
+least this precision."""
 
 
 class UseTimes:
     """Sets the mtimes of the files of one call, by their position in the call. Thread-safe."""
 
     def __init__(self, root_fd: int, after: After | None = None) -> None:
-        """`after` names the predecessor of the call's first object; None if that object has none."""
+        """`after` is the predecessor of the first object of the call, if it has one."""
         self._root_fd = root_fd
         self._after = after
         self._lock = threading.Lock()

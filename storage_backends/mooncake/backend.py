@@ -1,4 +1,4 @@
-"""`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store, by its own client.
+"""`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store.
 
 `host:port` is the master of the store. Options:
 

@@ -112,11 +112,11 @@ class MooncakeClient:
         with self._lock:
             self._reading.update(keys)
         try:
-            # Report success for an expired lease, because `fetch` obtains a new one.
+            # Treat keys with an expired lease as readable, because `fetch` obtains a new lease.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # End the sessions of keys that no reader uses any more: all readers of a key share one
-            # session of the library.
+            # All readers of a key share one session of the library, so end a key's session only when no
+            # reader uses the key any more.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -151,8 +151,8 @@ class MooncakeClient:
         The codes are the library's return codes.
         """
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # Remember the objects that are only on disk, because they have no sessions. Report success for
-        # them.
+        # Remember the keys of objects that are only on disk, because such objects are read without a
+        # session. Report success for these keys.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
@@ -301,9 +301,9 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # For keys with code INVALID the library still has the session of an earlier write, because the
-        # master did not answer when that session should have ended. Revoke such sessions, and start
-        # them again.
+        # INVALID means that the library still has the session of an earlier write of the key: the
+        # master did not answer when that session should have ended. Revoke the old session, and start a
+        # new one.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]

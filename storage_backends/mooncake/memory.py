@@ -19,12 +19,12 @@ from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
-"""Maximum number of objects per call of the client. Each thread's staging memory has this number of
-header blocks."""
+"""Maximum number of objects per call of the client. Each thread's staging memory has one header block
+for each of them."""
 ROOM_BYTES: Final = 4 << 20
 STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
 WRITTEN_OFF_MAX: Final = 32
-"""Number of abandoned staging memories (132 MiB in total) at which reads begin to fail."""
+"""After this number of staging memories (132 MiB in total) was abandoned, all reads fail."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RegisteredMemory:
         return self._written_off >= WRITTEN_OFF_MAX
 
     def write_off(self) -> None:
-        """Abandon this thread's staging memory: late bytes may still be written to it."""
+        """Abandon this thread's staging memory, because late bytes may still be written to it."""
         del self._threads.staging
         with self._lock:
             self._written_off += 1

@@ -21,13 +21,13 @@ from ..threaded_backend import Stop
 
 STEP_PIECES: Final = 8
 STEP_BYTES: Final = 256 << 10
-"""A step with this number of bytes gets no further piece, because moving so many bytes takes far longer
-than a call costs."""
+"""Pieces are added to a step until it has this number of bytes. Moving so many bytes takes far longer
+than the overhead of a call, so larger steps would save little."""
 LEASES: Final = 3
 """Maximum number of times that one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
-"""Maximum seconds of a fast step. After a slower one, each step has only one piece, until a step is
-fast again."""
+"""Maximum seconds of a fast step. After a slow step, each step has only one piece until a step is fast
+again."""
 
 
 class Code(IntEnum):
@@ -105,10 +105,10 @@ def renewing(
 ) -> Move:
     """Return a function that reads with `by`, and repeats a read under a new lease if necessary.
 
-    A read is repeated if its bytes came after its lease had expired. A read with the code INVALID is
-    repeated if another reader may have ended its session (`dropped`), because all readers of a key in
-    this process share one session. `renew` queries the locations of objects from the master, and
-    returns a code for each. If `stop` is due before a repetition, the read gets MASTER_LATE.
+    A read is repeated if its bytes arrived after its lease had expired. All readers of a key in this
+    process share one session. So a read with the code INVALID is repeated too, if `dropped` says that
+    another reader may have ended the session. `renew` queries the locations of objects from the master,
+    and returns a code for each. If `stop` is due before a repetition, the read gets MASTER_LATE.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:

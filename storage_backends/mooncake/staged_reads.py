@@ -178,7 +178,7 @@ def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[li
 
 
 def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Place]:
-    """Return for each object of a group its part of the staging memory, one part after the other."""
+    """Return one part of the staging memory for each object of a group, without gaps."""
     places: list[_Place] = []
     at = 0
     for shape in shapes:

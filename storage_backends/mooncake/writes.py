@@ -79,7 +79,7 @@ class ObjectWriter:
         return outcomes
 
     def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
-        """Write an object that exists, perhaps with fewer columns, or that another writer is writing.
+        """Write an object whose name exists or is being written by another writer.
 
         The outcome is PRESENT if the existing object has all columns of the new one.
         """

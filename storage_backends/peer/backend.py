@@ -17,7 +17,8 @@ A call sends requests to all ranks concerned, over one connection each. Bytes go
 caller's buffers and are verified there. If a read is abandoned early, its connection stays usable, and
 late bytes are discarded. A broken connection fails its requests, and the next call reconnects. A rank
 that does not answer makes each call wait until its deadline, which `breaker+` avoids. A transfer engine
-reads into staging memory of this process (`one_sided`), so even then a call returns at its deadline.
+reads into staging memory of this process (`one_sided`), so a call returns at its deadline even if the
+engine still reads.
 """
 
 import time

@@ -37,8 +37,8 @@ from .wire import (
 )
 
 SILENT_S: Final = 5.0
-"""Maximum seconds without received bytes while requests are unanswered. If a request times out after a
-longer silence, the connection is closed."""
+"""If a request times out, and nothing was received for this number of seconds while requests were
+unanswered, the connection is closed."""
 
 
 async def connect(
@@ -167,9 +167,9 @@ class Connection:
     def close(self, why: str = "") -> None:
         """Close the connection and finish all requests.
 
-        If `why` (the reason) is not empty, calls `broke` with it. If no request is waiting, `broke`
-        gets an empty text instead, because this is not an error: a serving group that shuts down closes
-        its connections.
+        If `why` (the reason) is not empty, calls `broke`. The argument is `why` if requests are
+        waiting, otherwise an empty text. A connection that breaks without waiting requests is not an
+        error, because a serving group that shuts down closes its connections.
         """
         if not self.is_open:
             return

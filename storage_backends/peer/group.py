@@ -230,8 +230,8 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # Use the address in the URI for its rank, even if the group lists another address for that
-        # rank, so that there is only one connection to it.
+        # For the rank in the URI, use the address in the URI, even if the group lists another one. So
+        # there is only one connection to that rank.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

@@ -17,8 +17,8 @@ from ...ranks.protocol.transfer_engine_settings import TransferEngineSettings
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
-"""Value for the metadata server if there is none: engines then exchange their registrations directly.
-"""
+"""The library's setting for running without a metadata server: engines exchange their registrations
+directly."""
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
@@ -36,7 +36,8 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # If two threads import the package at the same time, one of them may get an `ImportError`.
+            # An `ImportError` does not prove that the package is missing: if two threads import it at
+            # the same time, one of them may get this error.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(

@@ -85,8 +85,8 @@ class PeerRank(Record, frozen=True, tag=False):
     address: Address
     """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """(pool, shard) of the objects on this rank, including the marker of its group. Groups of other TP
-    sizes find pages by the marker."""
+    """(pool, shard) of all objects on this rank. The marker of the rank's group, by which groups of
+    other TP sizes find pages, is one of these objects."""
     engine: Address = ""
     """Address of the rank's transfer engine; empty if the rank has none."""
 
@@ -168,7 +168,7 @@ class LocateReply(Record, frozen=True, tag=8):
 
 
 class Done(Record, frozen=True, tag=9):
-    """Tells a rank that the reader no longer reads the pages that one `LocateRequest` located."""
+    """Tells a rank that the reader has finished reading the pages located by one `LocateRequest`."""
 
     number: Number
 

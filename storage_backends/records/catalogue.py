@@ -26,7 +26,7 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""Lengths in bytes of a marker's object and of a manifest's object, headers included."""
+"""Lengths in bytes of the objects that contain a marker and a manifest, headers included."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
 """Maximum number of layers and of heads in a manifest. A larger manifest is ignored, because computing
@@ -43,7 +43,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Number and total bytes (with headers) of some objects, with the youngest and oldest age."""
+    """Number and total bytes (with headers) of some objects, and the least and greatest age."""
 
     objects: int = 0
     nbytes: int = 0
@@ -78,8 +78,8 @@ class ShardContents:
     pool: str
     shard: str
     tp_size: int | None
-    """The TP size of the groups of ranks that write objects of this shard; None if it is unknown, or if
-    ranks of every TP size write such objects."""
+    """The TP size of the groups that write objects of this shard. None if the TP size is unknown, or if
+    groups of every TP size write such objects."""
     extent: Totals
 
 
@@ -212,7 +212,7 @@ def default_namespace(manifest: Manifest) -> str:
 
 
 def tp_size_of(layout: PageLayout, shard: str) -> int | None:
-    """Return the TP size at which ranks write objects of this shard, for any pipeline stage.
+    """Return the TP size at which ranks write objects of this shard; the layers do not matter.
 
     Returns None if the layout has no such shard, or if ranks of every TP size write the shard.
     """
@@ -232,11 +232,11 @@ def _tp_sizes(layout: PageLayout) -> dict[str, int]:
 
 
 def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
-    """Return the shape of a listed object with all parts that an object of this name may have.
+    """Return a listed object's shape, extended by all parts that an object of this name may have.
 
-    The result marks the parts that the object has now. The listing states only these parts. A reader
-    must know the others too: if another engine adds a column unknown to the reader, the object looks
-    corrupt. Returns None if the layout has no such object.
+    The listing states only the parts that the object has, and the result marks these as present. A
+    reader needs the other parts too: if another engine adds a column unknown to the reader, the object
+    looks corrupt. Returns None if the layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
@@ -270,8 +270,8 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # Let one TP size represent all sizes above the number of units, because ranks of
-                    # all these sizes write the same objects.
+                    # At all TP sizes above the number of units, ranks write the same objects. So yield
+                    # only one of these TP sizes.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 

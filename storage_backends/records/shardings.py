@@ -54,8 +54,8 @@ class Shardings:
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # Let one TP size represent all that are too large to divide any column. It is larger than all
-        # TP sizes that divide a column.
+        # One TP size stands for all that are too large to divide any column: the largest TP size that
+        # divides a column, plus one.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -155,9 +155,10 @@ class Shardings:
         return sorted(sizes, key=lambda size: size != preferred)
 
     def elsewhere(self, pool: str) -> list[int]:
-        """Return the other TP sizes at which, as far as is known, pages of a pool may be stored.
+        """Return the other TP sizes at which groups may have stored pages of a pool.
 
-        One of the sizes may represent all TP sizes that are too large to divide any column.
+        Only groups whose markers were found count. One of the sizes may represent all TP sizes that are
+        too large to divide any column.
         """
         return [size for size in self._known if self._others[size][pool]]
 

@@ -63,7 +63,7 @@ class S3Objects:
         self._found, self._failures = LoggedError(_log), LoggedError(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
-        """Set in `found`, for each name, whether its object exists."""
+        """Store in `found`, for each name, whether its object exists."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -93,7 +93,7 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless `read_only`; set in `removed` whether each name is free."""
+        """Remove the objects, unless `read_only`; store in `removed` whether each name is free."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -109,7 +109,7 @@ class S3Objects:
     async def _fill_in(
         self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
     ) -> None:
-        """Set each of `results` to the result of `work`; `failed` if a request of `work` fails."""
+        """Store the result of `work(number)` in `results[number]`, or `failed` if a request fails."""
 
         async def one(number: int) -> None:
             try:

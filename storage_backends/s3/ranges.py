@@ -64,7 +64,7 @@ class Fetched:
 
 
 class Elsewhere(NamedTuple):
-    """The object has other columns than expected, so that ranges at other positions must be fetched."""
+    """The object has other columns than expected, so other ranges of it must be fetched."""
 
     present: int
 

@@ -44,7 +44,7 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, open_error, query_error, use_wal
 
 NOTHING: Final = 0
-"""The generation that stands for a key without an entry."""
+"""A value that stands for the generation of a missing entry."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
@@ -106,8 +106,7 @@ class Commit(NamedTuple):
     """The new entry, under the generation of the reserved slot."""
     slot: int
     replaces: int
-    """The generation of the entry to replace, or `NOTHING` if the commit requires that the key has
-    none."""
+    """The generation of the entry to replace, or `NOTHING` if the key must not have an entry."""
     kept: bool = False
     """Whether the entry is never evicted."""
 
@@ -167,8 +166,8 @@ class _Uses:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # Drop the recorded uses. There are this many only if writing them fails. Without them
-                # only the order of eviction is less exact.
+                # Drop the recorded uses. There are so many only if writing them to the index keeps
+                # failing. Their loss only makes the order of eviction less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -287,9 +286,9 @@ class PageIndex:
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
         """Mark entries as used; each of `keys` is the successor of the key before it.
 
-        The first entry is `distance` steps after the entry `after`. The first entry's time of use
-        becomes a little earlier than that of `after`, or now if `after` has no entry. The time of each
-        later entry becomes a little earlier than that of its predecessor.
+        If `after` has an entry, the first of `keys` is `distance` steps after it, and gets a time of
+        use that is a little earlier than that of `after`. Otherwise the first of `keys` gets the time
+        now. Each later entry gets a time a little earlier than that of its predecessor.
         """
         with self._change() as database:
             self._note_uses(database)
@@ -431,7 +430,7 @@ class PageIndex:
     def _note_uses_if_free(self) -> None:
         """Write the recorded uses to the file unless another writer is active.
 
-        Does not wait for the other writer, because a read waits for this call.
+        Does not wait for another writer, because this is called by reads, which would be delayed.
         """
         if not self._writing.lock.acquire(blocking=False):
             return

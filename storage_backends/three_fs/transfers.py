@@ -46,7 +46,7 @@ class Transfers(Protocol):
     text: str
     """A description of how bytes are moved, for the log."""
     lets_go: bool
-    """Whether an abandoned write can no longer change the file."""
+    """False if a write that was abandoned may still change the file later."""
     objects_at_a_time: int
     """The number of objects that a caller should pass to one `move` call, for the fastest writes."""
 

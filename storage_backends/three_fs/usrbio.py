@@ -168,7 +168,7 @@ class UsrbioTransfers:
                     self._complaints.log_failure(f"{kind} of slots fail", number)
             except OSError as error:
                 self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
-                # Leave the outcome LATE for the objects in the ring, because the failed ring may still
+                # The objects in the failed ring keep the outcome LATE, because the ring may still
                 # complete their I/O.
                 self._discard(ring, reads=reads)
                 break
@@ -278,7 +278,8 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # Include I/O requests that were prepared but not submitted: they may have completed too.
+        # Completions beyond the number of submitted I/O requests belong to prepared ones, because the
+        # daemon may complete an I/O request before it is submitted.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early

@@ -30,13 +30,13 @@ from .transfers import Extent, MovedObject
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
 _PAGES_MIN: Final = 8
-"""A call with at least this number of objects is assumed to write pages. Markers and manifests are
-written one per call."""
+"""Minimum number of objects in a call for the warning about too large slots. Such a call is assumed to
+write pages, because markers and manifests are written one per call."""
 _WASTE: Final = 4
 """A warning is logged if a slot is at least this many times as large as the object in it."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""Maximum bytes per thread of objects that are held in memory while columns of two writers are
-combined."""
+"""A thread that combines the columns of existing and new objects holds copies in memory. When these
+have more than this number of bytes, the other objects wait for the next try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # Other writers can cause at most `_WRITE_TRIES` failed tries. If few slots are free, a
-                # try may write only one object, so allow one more try per object.
+                # Up to `_WRITE_TRIES` tries may fail because of other writers. If few slots are free,
+                # each try may write only one object, so allow one more try per object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break

@@ -35,7 +35,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """With `weights`, `open` also warns if the store has these weights' pages in another layout."""
+        """`weights` names the weights; if given, `open` warns if their pages have another layout."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version

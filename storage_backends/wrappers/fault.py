@@ -215,7 +215,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """Wait until the deadline if a key is to be TIMED_OUT, which S2 forbids before the deadline."""
+        """If a key is to be TIMED_OUT, wait until the deadline, because S2 forbids it earlier."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 

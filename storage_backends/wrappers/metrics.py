@@ -1,7 +1,8 @@
 """`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-Outside a retrying wrapper, `metrics+` counts one outcome per key. Inside a retrying wrapper, it counts
-one outcome per attempt. `MetricsBackend.log` has the numbers. Memory use is constant.
+If `metrics+` wraps a retrying wrapper, it counts one outcome per key. If a retrying wrapper wraps
+`metrics+`, it counts one outcome per attempt. `MetricsBackend.log` has the numbers. Memory use is
+constant.
 """
 
 import threading
@@ -20,7 +21,7 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""In a call's record, the outcome of a call that was cancelled or raised an exception."""
+"""The only outcome in the record of a call that was cancelled or raised an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

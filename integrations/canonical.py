@@ -239,7 +239,7 @@ def _reduced(value: object, where: str) -> tuple[object, object]:
     try:
         _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
     except TypeError:
-        # Refuse the object: it has data outside its attributes, so pickle could not rebuild it.
+        # Refuse an object with data outside its attributes, because pickle could not rebuild it.
         raise _refused(type(value), where) from None
     return made[1:], state
 

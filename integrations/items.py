@@ -36,7 +36,7 @@ _NO_TEXT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class RequestItem:
-    """A multimodal item of a prompt, or one run of an item's consecutive placeholder tokens."""
+    """A multimodal item of a prompt, or a part of it: one run of consecutive placeholder tokens."""
 
     name: Hashable
     """The name under which the engine caches the multimodal item's embeddings and KV."""
@@ -52,12 +52,13 @@ class ItemIds:
     """Token ids for the page keys of a prompt with multimodal items."""
 
     head: bytes
-    """Page-key ids, as int32, of the prompt's tokens up to the last token whose id is replaced."""
+    """Page-key ids (int32) of the prompt's first tokens, which end with the last token whose id is
+    replaced."""
     pages: tuple[int, ...]
     """Indices of the prompt's pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
-        """Return the page-key ids of `tokens`, which are the first token ids of the request.
+        """Return the page-key ids of a request's first tokens; `tokens` has the request's ids of them.
 
         `tokens` and the result are int32 ids as bytes.
         """

@@ -29,17 +29,16 @@ POSITIONS: Mapping[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
     ),
 }
-"""Kinds of rotary positions that all engines compute alike, and the allowed parameters of each kind."""
+"""The kinds of rotary positions that all engines compute alike, each with its allowed parameters."""
 
 _OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 _NOT_THE_MODELS = frozenset(
     {
-        # Leave out the fields of the next line: they name the model's origin and its stored dtype. The
-        # key has the engine's compute dtype instead.
+        # Leave out the model's origin and its stored dtype. Page keys have the engine's compute dtype
+        # instead.
         *("_name_or_path", "transformers_version", "dtype", "torch_dtype"),
-        # Leave out the fields below: they are SGLang's own options, or sizes that follow from the page
-        # layout and the weights.
+        # Leave out SGLang's own options, and sizes that follow from the page layout and the weights.
         *("context_len", "encoder_only", "language_model_only", "language_only"),
         *("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     }
@@ -61,7 +60,7 @@ class PretrainedConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """Two results: a digest of all inputs to KV except weights and tokens; the unproven inputs' names.
+    """A digest of all inputs to a model's KV except weights and tokens, and the unproven inputs' names.
 
     An input is unproven if engines may compute different KV from it.
     """

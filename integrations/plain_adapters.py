@@ -26,7 +26,7 @@ _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
 _NEUTRAL = frozenset(
     {
-        # Ignore the fields of these two lines, which describe only an adapter's origin and training.
+        # Ignore fields that describe only an adapter's origin and training.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
         # Ignore the group size, because only `use_qalora` uses it, and a plain adapter does not.

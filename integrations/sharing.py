@@ -39,9 +39,9 @@ class Exclusions:
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return all setting names in `lists`, which map names of settings to reasons.
+    """Return all setting names in the keys of `lists`; the values are reasons.
 
-    A key of a mapping has one or more names, separated by spaces.
+    A key has one or more names, separated by spaces.
     """
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
@@ -161,7 +161,7 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 
 
 def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
-    """Yield a setting; if its value is a dataclass of `package`, yield its fields as settings instead.
+    """Yield a setting or, if its value is a dataclass of `package`, the dataclass's fields as settings.
 
     If the default is not an object of this dataclass, also yield a setting named after the dataclass,
     to record that the configuration has such an object.

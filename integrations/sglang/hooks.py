@@ -30,8 +30,8 @@ _UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_t
 _LOADS_OF_ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 
 _FLUSH_REFUSED = "Weights were updated"
-"""First words of SGLang's message that the weights were updated, but the engine was too busy for the
-flush."""
+"""First words of SGLang's message after a weight update whose cache flush was refused because the
+engine was busy."""
 _NOT_BEGUN = "Failed to get "
 """First words of SGLang's message that a weight update failed before it read any weight file."""
 
@@ -44,20 +44,21 @@ class _Activity:
     """Last activity of an SGLang chat session, in agreed time and by this rank's clock."""
 
     own_s: float
-    """Time of the session's last activity by this rank's clock; used only to detect newer activity."""
+    """Time of the session's last activity by this rank's clock. A change of this time shows new
+    activity."""
     since_s: float
     now_s: float
     unsure: int = 2
-    """Number of rounds that may still deliver an agreed time older than the session's last activity.
+    """Number of rounds whose agreed time may be older than the session's last activity.
 
-    Until these rounds have completed, `since_s` is set to each new agreed time, so that no session
-    times out early.
+    Until these rounds have completed, each new agreed time becomes `since_s`, so that no session times
+    out early.
     """
 
     def look(self, agreed_s: float) -> None:
         """Record the agreed time.
 
-        While `unsure` is not 0, a newer agreed time also becomes the time of the last activity.
+        While `unsure` is not 0, a new agreed time is also recorded as the time of the last activity.
         """
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
@@ -135,8 +136,8 @@ def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -
 
     Without the hook, SGLang preempts before it asks whether the new request may be admitted. A request
     that waits for storage would then preempt others in each iteration. SGLang also requeues preempted
-    requests in the iteration order of a set, which depends on memory addresses and differs between
-    ranks. The hook sorts them by request id.
+    requests in the iteration order of a set, which differs between ranks. The hook sorts the requests
+    by id.
     """
     cache = _lockstep(adder)
     if cache is None:
@@ -191,9 +192,9 @@ def _taken(outcome: Any, *, of_files: bool) -> WeightsUpdate:
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Handle an update that is part of a weight-update session in the same way as any other update.
+    """Handle a weight update that belongs to a weight-update session like any other weight update.
 
-    Outside such a session SGLang refuses an update of this kind, so the hook does nothing.
+    Outside a session, SGLang refuses such an update, so the hook does nothing.
     """
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)

@@ -21,7 +21,7 @@ TEXT_IDS = 1_000_000
 """SGLang's `MM_PAD_SHIFT_VALUE`: ids of text tokens are below it, ids of multimodal items are not."""
 
 PLACEHOLDER = -1
-"""The id, in page keys, of each placeholder token that no part of an item's digest replaces."""
+"""The id, in page keys, of placeholder tokens that hold no part of an item's digest."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
@@ -42,11 +42,11 @@ class PromptItems:
     them."""
 
     def ids(self, tokens: Tokens) -> bytes:
-        """Return the page-key ids of a request's first tokens; `tokens` has SGLang's ids of them."""
+        """Return page-key ids of a request's first tokens, given SGLang's ids of the same tokens."""
         return self.head[: len(tokens) * TOKEN_BYTES] + as_token_bytes(tokens[len(self.padded) :])
 
     def tokens(self, ids: bytes) -> Tokens:
-        """Return SGLang's ids of a request's first tokens; `ids` has the page-key ids of them."""
+        """Return SGLang's ids of a request's first tokens, given page-key ids of the same tokens."""
         behind = np.frombuffer(ids, dtype=np.int32)[len(self.padded) :]
         return np.concatenate([self.padded[: len(ids) // TOKEN_BYTES], behind.astype(np.int64)])
 

@@ -28,7 +28,7 @@ class Loads:
 
     tree: UnifiedRadixCache
     match: Callable[[MatchPrefixParams], MatchResult]
-    """SGLang's own prefix match, without Lockstep's host hits."""
+    """Function that matches a prefix in SGLang's tree only, without Lockstep's host hits."""
     waiting: WaitingRequests
     host: HostCache
     slots: AttentionSlots
@@ -54,11 +54,11 @@ class Loads:
     ) -> None:
         """Start loads of other waiting requests that fit too, so that one batch computes all of them.
 
-        SGLang requests one load per iteration, here for `first`. This method also starts loads for
-        requests that SGLang visits after `first`, in the order of `queue`. Such a load needs free slots
-        beyond those that the batch and the running requests still need, and a free row of SGLang's
-        request table. `admitted` is the number of requests that were admitted in this pass and will
-        take one row each.
+        SGLang requests only one load per iteration: that of the request `first`. This method also
+        starts loads for requests that SGLang visits after `first`, in the order of `queue`. Such a load
+        needs free slots beyond those that the batch and the running requests still need, and a free row
+        of SGLang's request table. `admitted` is the number of requests that were admitted in this pass
+        and will take one row each.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -69,8 +69,7 @@ class Loads:
                 continue
             match = self.match(MatchPrefixParams(key=_key(waiting, len(waiting))))
             start, window = match.device_prefix_len, self._window_of(waiting)
-            # Lock the matched path before reading `room`, which otherwise counts the path's tokens as
-            # evictable.
+            # Lock the matched path first. Otherwise `room` would count the path's tokens as evictable.
             anchor = self.tree.lock(match.last_device_node)
             fits = (
                 promised + waiting.room - start <= room.remaining_total
@@ -121,7 +120,7 @@ class Loads:
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
-        # Call SGLang's own method, because the override in `LockstepRadixCache` would wait for copies.
+        # Call SGLang's own method: the override in `LockstepRadixCache` would also wait for copies.
         UnifiedRadixCache.evict_for_alloc(self.tree, wanted)
 
 

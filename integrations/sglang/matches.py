@@ -51,8 +51,8 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # At the position `mamba_branching_seqlen`, SGLang should store a recurrent state. Take the
-            # position from the whole key's match; the match of the key cut at `start` has none.
+            # SGLang should store a recurrent state at the position `mamba_branching_seqlen`. Copy this
+            # position from the match of the whole key, because the match of the shorter key has none.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)

@@ -125,12 +125,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
-            # The load has ended: its tokens are in the tree, and SGLang's match counts them as a host
-            # hit.
+            # The load has ended, and its tokens are in the tree. The match has reported these tokens as
+            # a host hit.
             return params.host_hit_length, params.best_match_node
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
-            # Ask again later, because the backup of a retracted request has evicted host pages of the
-            # match.
+            # Let SGLang ask again later: the backup of a retracted request has evicted host pages that
+            # the match had found.
             return None
         anchor = self.lock(node)
         if not self._loads.begin(waiting, anchor, device_tokens, params.host_hit_length):
@@ -378,7 +378,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return free
 
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
-        """Lock the first `count` tokens of a request in the tree, or fewer if no node ends at `count`.
+        """Lock the first `count` tokens of a request in the tree, or fewer if no tree node ends there.
 
         `slots` are the device slots of all tokens of the request that are in the tree. The locked node
         must end where the backup ends, because a lock keeps only the window and the state at the end of

@@ -22,8 +22,7 @@ COMPARE_S = 5.0
 other ranks may be blocked."""
 
 VERDICT_S = 1e-6
-"""Maximum seconds that a step waits for I/O if the step is run only for its verdict; as short as
-possible."""
+"""Maximum seconds that a step waits for I/O if only its verdict is needed; practically 0."""
 
 
 class SchedulerControls:
@@ -116,7 +115,10 @@ class SchedulerControls:
         return True, ""
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
-        """Run rounds until all ranks have decided on a proposal; return why it was refused, or ""."""
+        """Run rounds until all ranks have accepted or refused a proposal.
+
+        Return the reason for a refusal; "" if the proposal was accepted.
+        """
         try:
             proposal = propose()
         except (ConfigError, UsageError) as error:

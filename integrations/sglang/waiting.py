@@ -68,7 +68,8 @@ class Waiting:
     """Name of the backup that must complete before the prefetch of a retracted request starts; None
     without such a backup."""
     prefix: int = 0
-    """Number of the request's first tokens that were on the device or loadable at the last match."""
+    """Number of the request's first tokens that the last match found on the device or in host memory.
+    """
     on_device: int = 0
     """Number of the request's first tokens that were on the device at the last match."""
     load: Load | None = None
@@ -165,7 +166,7 @@ class WaitingRequests:
         return found
 
     def begin_load(self, waiting: Waiting, load: Load) -> None:
-        """Start the load of the tokens that `hit` has found, into the device slots of `load`."""
+        """Start to load the tokens that `hit` has found into the device slots of `load`."""
         self.host.load(
             waiting.name,
             waiting.tokens[: load.end * TOKEN_BYTES],

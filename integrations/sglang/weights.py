@@ -88,7 +88,7 @@ class WeightsVersions:
     def end_session(self, *, holds_nothing: bool) -> None:
         """End a weight-update session, and set the name of the weights after it.
 
-        The weights get no name if the weights before the session have the same name, because one name
+        The weights get no name if the name is that of the weights before the session, because one name
         would then stand for different weights. Weights that another process wrote in place have no name
         either.
         """

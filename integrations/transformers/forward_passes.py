@@ -14,8 +14,8 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # Allow the arguments of the next line, because each forward pass is checked: the mask must have no
-    # padding, and the positions must have no gaps.
+    # Allow a mask and positions, because each forward pass is checked: the mask must have no padding,
+    # and the positions must have no gaps.
     | {"attention_mask", "position_ids", "cache_position"}
 )
 """Arguments of a forward pass that are allowed because they do not change KV. Any other argument must

@@ -35,5 +35,5 @@ class GenerateSettings(PluginSettings):
 
     @property
     def pages(self) -> int:
-        """Number of pages of the longest sequence that is fully cached."""
+        """Number of pages in the preallocated device memory: as many as `max_tokens` tokens need."""
         return -(-self.max_tokens // self.page_tokens)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
-"""Kinds of rotary positions that permit caching: later tokens never change the KV of an earlier token.
-"""
+"""Kinds of rotary positions with which later tokens never change the KV of an earlier token. A model
+with another kind cannot be cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SequencePages:
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
         """Text that is added to page keys if each rank has all heads of some layer; otherwise empty.
 
-        The pages then have another layout than if the ranks divide the heads of all layers.
+        Such pages have another layout than pages of layers whose heads the ranks divide.
         """
         self.page_bytes = sum(each.page_bytes for each in shards.values())
         """Bytes of one page on this rank, summed over all pools."""

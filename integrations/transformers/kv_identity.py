@@ -70,7 +70,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of a model's norm weights; ranks divide most other weights among them."""
+    """Return a digest of a model's norm weights, which, unlike most weights, each rank has whole."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:

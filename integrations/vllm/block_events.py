@@ -35,7 +35,7 @@ class ItemPlace:
 
 @dataclass(slots=True)
 class HashedItem:
-    """The hashed fields of a multimodal item: those that vLLM puts into block hashes."""
+    """The fields of a multimodal item that vLLM includes in block hashes."""
 
     identifier: str
     mm_position: ItemPlace
@@ -44,7 +44,7 @@ class HashedItem:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "HashedItem":
-        """Return those fields of a multimodal item that vLLM includes in block hashes."""
+        """Copy from vLLM's `item` the fields that vLLM includes in block hashes."""
         return cls(item.identifier, ItemPlace(item.mm_position.offset, item.mm_position.length))
 
 
@@ -136,14 +136,14 @@ class BlockEvents:
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
         """Maps a page key to its page, for pages in which multimodal items begin."""
         self._seeds: dict[bytes, HashedRequest] = {}
-        """Maps a seed to the hashed fields of a namespace's requests. A seed is the key with which a
-        namespace's hash chain of page keys begins."""
+        """Maps a seed to the hashed fields of a namespace's requests. The hash chain of the namespace's
+        page keys begins with the seed."""
         self._pages: dict[bytes, HashedPage] = {}
         """Maps page keys to the pages in host memory."""
         self._stored: set[bytes] = set()
         """Page keys that were also published for the storage tier; all are keys of `_pages`."""
         self._more: Counter[bytes] = Counter()
-        """Maps a page key to the number of host pages with this key, minus one.
+        """Maps a page key to the number of further host pages with the same key.
 
         A second page with the same key arises after a reset to earlier weights, if a request still
         holds the first page.
@@ -206,8 +206,8 @@ class BlockEvents:
         before = self._pages.get(event.after)
         origin = before.origin if before is not None else self._seeds.get(event.after)
         if origin is None:
-            # Skip pages whose hashed fields are unknown. They are from before a reset and match no new
-            # request, or their namespace was forgotten.
+            # Skip pages whose request's hashed fields (adapter, salt, items) are unknown. The pages are
+            # from before a reset and match no new request, or their namespace was forgotten.
             return
         ids: list[int] = np.frombuffer(event.tokens, dtype="<i4").tolist()
         page_tokens = len(ids) // len(event.keys)
@@ -219,8 +219,8 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # Do not publish this page and the following ones. Their request was forgotten, and
-                    # with it the multimodal item names that vLLM hashes.
+                    # Stop before this page. vLLM's hash needs the names of its multimodal items, which
+                    # were forgotten together with their request.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)

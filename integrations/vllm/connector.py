@@ -82,7 +82,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return a set that iterates over the ids of this set and then over the ids in `names`."""
+        """Return a set with the ids of this set, followed by the ids in `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -193,7 +193,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return this rank's ballot. With a drafter, vLLM calls this before `wait_for_save`."""
+        """Return this rank's ballot for the scheduler.
+
+        With a drafter, vLLM calls this method before `wait_for_save`.
+        """
         return self._half.ballots()
 
     # The methods of the scheduler's connector follow.
@@ -287,7 +290,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return side.cache.can_progress or side.gives
 
     def has_pending_block_frees(self) -> bool:
-        """Return whether blocks will be free soon; vLLM then waits and preempts no request."""
+        """Return whether vLLM should wait instead of preempting a request: blocks will be free soon."""
         return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -300,14 +303,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies. Pages that may belong to previous weights no longer match afterwards."""
+        """Wait for all copies, and stop matching pages that may belong to previous weights."""
         self._tell_events(changed=self._side.reset())
         return True
 
     # The methods that both connectors have follow.
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Return the changes of the statistics, or None if no report is due.
+        """Return how the statistics have changed since the last report; None if no report is due.
 
         In one-scheduler mode, workers send their own statistics together with their ballots.
         """

@@ -36,9 +36,9 @@ class ConnectorSettings(ServingSettings):
     where: ClassVar[str] = WHERE
 
     weights_change: WeightsChange = WeightsChange.WITH_RESET
-    """Which calls to vLLM may change the weights: all resets, or only calls that set a new name."""
+    """Which calls to vLLM may change the weights: only calls that set a new name, or also resets."""
     in_flight: InFlight = InFlight.KEEP
-    """Whether a load in flight is kept or counts as failed when the weights change."""
+    """Treatment of a load in flight when the weights change: it is kept, or it counts as failed."""
     peers: Peers | None = None
     """Settings with which engines read each other's host memory; see `network_config`."""
     handing_over: HandingOver = HandingOver()

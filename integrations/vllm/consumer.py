@@ -15,9 +15,9 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""A request treats the agreed time as up to date after it has seen this many different values.
+"""The time limit of a wait begins when the request has seen this number of different agreed times.
 
-An idle group still has the agreed time of its last step, which may be long ago.
+The first one may be old, because an idle group has the agreed time of its last step.
 """
 
 
@@ -33,7 +33,7 @@ class AwaitedRequest:
     since_ms: int = 0
     """The agreed time at which the number of found tokens last grew, in milliseconds."""
     found: int = 0
-    """Number of the prompt's tokens that had been found at `since_ms`."""
+    """Number of the prompt's tokens that prefetches had found by the agreed time `since_ms`."""
     given_up: bool = False
     """Whether the request no longer tries to read from the other engine."""
 
@@ -47,7 +47,7 @@ class PrefillConsumer:
     """Decides how long requests wait for pages that another engine has computed."""
 
     def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
-        """Let each request wait up to `patience_s` seconds for pages that another engine has promised.
+        """Set `patience_s`, the maximum seconds that a request waits for promised pages.
 
         If `loads` is False, this engine does not load pages, so its requests never wait.
         """
@@ -92,11 +92,12 @@ class PrefillConsumer:
             taken.since_ms = now_ms
 
     def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
-        """Return whether a request should prefetch from the other engine again and wait.
+        """Return whether a request should prefetch again and wait.
 
         Call it after each prefetch of the request. The prefetch has found `found` of at most `at_most`
-        tokens. The time limit runs as long as lookups find no additional tokens. If the other engine
-        has `refused` the request, the result is False.
+        tokens. The time limit runs as long as prefetches find no additional tokens. After the time
+        limit, or if the other engine has `refused` the request, at most one more prefetch follows, from
+        this engine's own store.
         """
         if taken.given_up:
             return False

@@ -113,7 +113,7 @@ class BlockPool(Protocol):
 
     @property
     def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
-        """Function that frees blocks and registers a callback for their reallocation or reset."""
+        """Function that frees blocks; it registers a callback for their reallocation or reset."""
         ...
 
 

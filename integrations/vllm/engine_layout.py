@@ -105,8 +105,8 @@ class EngineLayout:
 
     def lend(self, world_size: int) -> dict[str, EnginePages]:
         """Return vLLM's KV tensors as engine-owned device pages (lent), by pool."""
-        # Describe rank 0's shard: the rank is unknown until the group opens, and all shards are equally
-        # large.
+        # Use rank 0's shard for every rank: the rank is unknown until the group opens, and all shards
+        # are equally large.
         return {
             each.group.name: EnginePages(each.layout.shard(0, world_size), each.tensors)
             for each in self.pools
@@ -161,9 +161,9 @@ def _columns(
 
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a view with one entry per block.
+    """Return a view of `tensor` with one entry per block.
 
-    The tensor that the backend uses has `parts` entries per block.
+    In `tensor` itself, each block has `parts` consecutive entries.
     """
     if parts == 1:
         return tensor
@@ -175,7 +175,7 @@ def _of_attention(
 ) -> _Columns:
     """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # A backend sets one of these fields only if it packs a token's key and value into one row.
+    # Either field is set only by a backend that packs a token's key and value into one row.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]

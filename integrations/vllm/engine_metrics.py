@@ -52,8 +52,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Ignore the error for a metric that vLLM has created through Ray: it is not in the
-            # registry.
+            # Ignore metrics that vLLM has created through Ray, because they are not in the registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}

@@ -31,7 +31,7 @@ class FinishedRequests:
 
     @property
     def lent(self) -> list[str]:
-        """Names of finished requests without a load in flight: copies only read their blocks."""
+        """Names of finished requests without a load in flight; copies can only read their blocks."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
@@ -86,12 +86,12 @@ class FinishedRequests:
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Ask for each finished request whether copies are in flight. The result of `collect_freed` is
-        # not enough, because it lacks requests that were not released.
+        # Ask for each finished request whether copies are in flight, because `collect_freed` returns
+        # only requests that were released.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
-            # Report a finished request's load as ended, because the engine then frees the request's
-            # blocks.
+            # If the request finished during a load, report the load's end, because the engine then
+            # frees the request's blocks.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 

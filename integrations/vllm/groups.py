@@ -108,7 +108,7 @@ def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
 
 
 def _served(layer: str, spec: Any) -> tuple[GroupKind, int]:
-    """Return the kind and the `span_tokens` of the pool to which a layer belongs."""
+    """Return the kind and the `span_tokens` of a layer's pool, given the layer's KV specification."""
     find = _KINDS.get(type(spec).__name__)
     if find is None:
         raise _refusal(layer, spec, f"LockstepConnector supports {', '.join(_KINDS)}")

@@ -2,7 +2,8 @@
 
 Some of these settings enter no page key. The others enter only keys that are not shared with other
 engines. Any setting that is not listed here enters the key unless it has vLLM's default value
-(`sharing.py`). `Class` without a field stands for whether vLLM's configuration has such an object.
+(`sharing.py`). `Class` without a field is the setting that says whether vLLM's configuration has an
+object of this class.
 """
 
 from collections.abc import Mapping

@@ -50,7 +50,10 @@ class HeldBlocks:
         self._held.append((request, copy, list(blocks)))
 
     def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
-        """Release blocks held for finished copies; `copies(request)` returns its copies in flight."""
+        """Release blocks whose copies have finished.
+
+        `copies` is a function that returns the copies in flight of a request.
+        """
         held, self._held = self._held, []
         for request, copy, blocks in held:
             if copy in copies(request):
@@ -94,7 +97,7 @@ class LentBlocks:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the blocks in `lent` that a running request may free: window and state blocks."""
+        """Return the ids of window and state blocks in `lent`, which a running request may free."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not GroupKind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]
@@ -103,13 +106,13 @@ class LentBlocks:
 def load(
     cache: HostCache, lending: LentBlocks, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
-    """Load the part of a request's match that the engine has accepted: all of it, or less.
+    """Load the first `tokens` tokens of a request's host match, as many as the engine has accepted.
 
-    The load fails if the accepted part cannot be restored, for example because it ends inside a page.
+    The load fails if these tokens cannot be restored, for example because they end inside a page.
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    # Use `match`, because `match_host` would count a second query in the statistics.
+    # Use `match`: `match_host` would count this lookup as a second query in the statistics.
     found = cache.match(taken, tracked.namespace).host_tokens
     if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)

@@ -17,8 +17,7 @@ pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""(number of extra steps, seconds of each step) after which the ranks have agreed on copies that have
-just finished."""
+"""Number and seconds of the extra steps in which the ranks agree on copies that have just finished."""
 
 
 class PassSteps:
@@ -32,10 +31,10 @@ class PassSteps:
         self._left = 0
 
     def begin(self, *, idle: bool, behind: bool) -> None:
-        """Begin a pass; `idle` says that no other request computes.
+        """Begin a scheduler pass; `idle` is True if no other request computes.
 
-        If `behind` is True, run an extra step, because the ranks have not yet agreed on finished
-        copies.
+        If `behind` is True, the ranks have not yet agreed on finished copies, and an extra step lets
+        them agree.
         """
         self._left = (LOOKUP_STEPS if idle else 1) if self._allowed else 0
         self._wait_s = self._idle_wait_s if idle else min(self._idle_wait_s, BUSY_WAIT_S)
@@ -45,7 +44,8 @@ class PassSteps:
     def prefetched(self, name: str) -> bool:
         """Return whether a request's prefetch is done.
 
-        While the prefetch looks up pages in the store, run extra steps, up to their maximum number.
+        While the prefetch looks up pages in the store, wait in extra steps, until the pass may run no
+        more of them.
         """
         while not self._cache.prefetch_done(name):
             if not self._left or not self._cache.looks_up(name):

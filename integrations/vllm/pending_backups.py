@@ -61,7 +61,8 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has finished the request. The request's last backup must then release it."""
+    """Whether the engine has finished the request. If so, the request is released after its last
+    backup."""
 
 
 class PendingBackups:
@@ -115,8 +116,8 @@ class PendingBackups:
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
-            # Replace the last waiting backup, because the new one is longer and covers the same pages,
-            # except for window pages.
+            # Replace the last waiting backup by the new, longer one, which contains the same pages
+            # except for some window pages.
             pending.backups.pop()
         pending.backups.append(backup)
         self._watch(backup)
@@ -200,7 +201,7 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Start a backup and hold the blocks in `passing` until the backup's copy ends.
+        """Start a backup, and keep the blocks `passing` allocated until the backup's copy ends.
 
         Return whether the backup started.
         """

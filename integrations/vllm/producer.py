@@ -24,7 +24,7 @@ ROOM_STEPS = 4
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """A finished request that is being served; copies in flight may add pages to serve."""
+    """A finished request whose pages are served; copies in flight may add pages."""
 
     tracked: TrackedRequest
     served: int = 0
@@ -67,7 +67,10 @@ class PrefillProducer:
         return Handoff(source, tokens) if tokens else None
 
     def begin(self, tracked: TrackedRequest) -> None:
-        """Start to serve a finished request; release it only when `over` returns its name."""
+        """Start to serve a finished request.
+
+        The caller must not release the request before `over` has returned its name.
+        """
         self._coming[tracked.name] = _Given(tracked)
 
     @property
@@ -78,7 +81,7 @@ class PrefillProducer:
     def serve(self) -> bool:
         """Serve pages that were backed up since the last step.
 
-        Return whether all requests have been served completely or as far as possible.
+        Return True if no request can get more pages to serve.
         """
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given

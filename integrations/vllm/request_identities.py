@@ -73,7 +73,7 @@ class RequestIdentities:
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
             # Add the adapter's identity to the state digest, to detect ranks with different adapter
-            # files. Leave out the adapter's name, which may differ between ranks, and log it instead.
+            # files. Leave out the adapter's name, because it may differ between ranks.
             self._cache.digest_facts("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

@@ -84,12 +84,12 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether further steps are needed for handoffs, or for backups that wait for host memory."""
+        """Whether handoffs, or backups that wait for host memory, need further steps."""
         return self._giving.waits or self._backups.is_due
 
     @property
     def pending_frees(self) -> bool:
-        """Whether blocks of finished requests become free if the engine waits for copies."""
+        """Whether a wait for copies would free blocks of finished requests."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
@@ -114,8 +114,8 @@ class SchedulerSide:
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # A second query means that vLLM has preempted the request, although vLLM may report the
-            # preemption only later in the pass.
+            # vLLM has preempted the request: otherwise it would not query a request that has computed
+            # or loaded tokens. It may report the preemption only later in the pass.
             self._preempted(tracked)
         # Check at every query whether vLLM has reset its prefix cache, because it may do so during a
         # pass.
@@ -165,8 +165,8 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # Decide again whether the request is stale, because vLLM may have matched part of a
-                # block. The `device_tokens` of the query do not include such a part.
+                # Check again whether the request is stale, because vLLM may have matched a part of a
+                # block that the query's `device_tokens` do not count.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -208,15 +208,16 @@ class SchedulerSide:
         tracked = self._requests.pop(request.request_id, None)
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
-            # Wait now, because an engine without requests may unmap all blocks before the next step.
+            # Wait for copies now, because an engine without requests may unmap all blocks before the
+            # next step.
             self.cache.wait_for_copies()
             self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
-        # Do not keep the blocks in two cases. A preempted request's blocks were already reallocated. An
-        # aborted request's blocks are freed now, because an engine without requests takes no step that
-        # could free them.
+        # vLLM keeps no blocks for copies in two cases. A preempted request's blocks were already
+        # reallocated. An aborted request's blocks are freed now, because an engine without requests
+        # takes no step that could free them.
         fenced = not loading and (not blocks or aborted)
         if fenced and self._unfinished:
             # Wait for the copies here, because the engine reuses the blocks at once. The command to the
@@ -256,7 +257,7 @@ class SchedulerSide:
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def answered(self) -> PassResult:
-        """Apply a verdict that arrived before the next pass; return the results.
+        """Apply a verdict that arrived after this pass and before the next one; return the results.
 
         Used if the workers are in other processes. Failed loads are reported in the next pass, because
         the engine has already read this pass's failures.
@@ -310,7 +311,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether requests of the last pass await output, as happens if vLLM schedules ahead."""
+        """Return whether a request of the last pass awaits its output, because vLLM schedules ahead."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -355,8 +356,8 @@ class SchedulerSide:
         depend on the previous and the current weights.
         """
         if self._device_is_mixed:
-            # Count a stale request only if it has computed tokens. Otherwise it has no blocks, for
-            # example after a preemption.
+            # A stale request has blocks of previous weights only if it has computed tokens. It has
+            # none, for example, after a preemption.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )

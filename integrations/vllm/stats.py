@@ -120,7 +120,7 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield (value, count) pairs that, when observed, reproduce a histogram's buckets and sum.
+    """Yield observations as (value, count) that give a histogram the reported sum and bucket counts.
 
     All values of one bucket are equal.
     """

@@ -159,8 +159,7 @@ class FinishedRequest:
 
     tracked: TrackedRequest
     loading: bool
-    """Whether only the request's load in flight keeps the blocks allocated; the load's end frees them.
-    """
+    """Whether vLLM keeps the request's blocks only until the load in flight ends."""
     fenced: bool
     """Whether vLLM reuses the blocks at once, so that copies must be awaited first."""
 

@@ -112,7 +112,7 @@ def open_for_workers(
     told: Iterable[bytes],
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's side in one-scheduler mode; `told` has all workers' opening messages."""
+    """Return the scheduler's side in one-scheduler mode; `told` has each worker's opening message."""
     cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
     return _side(cache, config, lending, parsed, events)
 

@@ -20,10 +20,11 @@ class WeightsChange(StrEnum):
     """Setting: which calls to vLLM may change its weights."""
 
     WITH_RESET = "with_reset"
-    """The weights change with each new name, and with each reset that does not directly follow a new
-    name."""
+    """Weights change when vLLM names new weights, and when vLLM resets its prefix cache. A reset
+    directly after a new name is not a second change."""
     WITH_NAME = "with_name"
-    """Weights change only with a new name; a reset keeps cached pages."""
+    """Weights change only when vLLM names new weights. A reset of the prefix cache keeps cached pages.
+    """
 
 
 class InFlight(StrEnum):
@@ -49,9 +50,10 @@ class WeightsTracker:
     name: str | None = ""
     """Name of the current weights: "" for the weights of the start, None for unnamed weights."""
     placed: Callable[[TrackedRequest], None] | None = None
-    """Function to call with each request whose namespace has been set."""
+    """Function to call after a request's namespace was set; its argument is the request."""
     _just_named: bool = False
-    """Whether vLLM has given the weights a new name, and has neither reset nor computed since then."""
+    """Whether vLLM has named the weights, and since then has neither computed nor reset its prefix
+    cache."""
 
     def named(self, version: str) -> bool:
         """Record a name of the weights; return whether the weights have changed."""

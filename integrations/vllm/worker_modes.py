@@ -92,7 +92,8 @@ class RemoteScheduler:
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
         """`fence_s` is the timeout of each wait for copies from blocks that are to be reused.
 
-        With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
+        `drafts_last` is True if the drafter writes its KV only after `begin_backups`; see
+        `drafts_after_saves`.
         """
         self._rank = rank
         self._fence_s = fence_s
@@ -139,7 +140,7 @@ class RemoteScheduler:
         return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:
-        """Start the last step's backups if they had to wait for the drafter."""
+        """Start the last step's backups now if they had to wait for the drafter's KV."""
         if self._late:
             self._late = False
             self._rank.begin_backups()

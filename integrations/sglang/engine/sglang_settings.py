@@ -23,7 +23,7 @@ from ...plugin_settings import ServingSettings
 WHERE = "--hicache-storage-backend-extra-config"
 
 BACKEND = "dynamic"
-"""The value of `--hicache-storage-backend` with which SGLang requests prefetches from Lockstep."""
+"""The value of `--hicache-storage-backend` that users must set if Lockstep has a store."""
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class ExtraSettings(ServingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class _AttachSettings(Settings):
-    """Keys of the extra configuration with which a store can be attached to a running engine."""
+    """The extra configuration that an operator may send to attach a store to a running engine."""
 
     store: Text
 

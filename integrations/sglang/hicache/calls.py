@@ -31,13 +31,12 @@ from .pages import PageBatch, PoolPages
 from .prefixes import LookupResult, names_asked, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
-"""Maximum number of records kept for read calls, and as many for write calls, until SGLang collects
-metrics."""
+"""Maximum number of read records, and of write records, that are kept until SGLang collects metrics."""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
-"""Page outcomes that this module logs. Corrupt pages are left out, because stores log them. Missing
-pages are left out, because they are no error."""
+"""Page outcomes that this module logs. Stores log corrupt pages themselves, and missing pages are no
+error."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class HiCacheCalls:
         self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
 
     def leading(self, keys: Sequence[str]) -> int:
-        """Return how many pages the store has of the main pool before the first missing page."""
+        """Return how many of these main-pool pages the store has before the first missing one."""
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> LookupResult:

@@ -27,7 +27,7 @@ Buffers = tuple[memoryview, ...]
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """Consecutive pages of one read or write call; page `first` of the call is page 0 of the batch."""
+    """Consecutive pages of one read or write call; `first` is the index of the first one in it."""
 
     first: int
     buffers: list[Buffers]
@@ -62,7 +62,7 @@ class PoolPages:
         self.page_bytes = sum(self.pieces)
 
     def fits(self, pages: int, indices: torch.Tensor) -> bool:
-        """Return whether `indices` contains exactly the slots of `pages` pages."""
+        """Return whether the number of slots in `indices` is that of `pages` whole pages."""
         return indices.numel() == pages * self.page_slots
 
     def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[PageBatch]:

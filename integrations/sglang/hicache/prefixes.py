@@ -57,8 +57,8 @@ def restorable_prefixes(
     for transfer in transfers:
         name, policy = transfer.name, transfer.hit_policy
         if policy == BLOCK_GROUPS:
-            # Do not remove prefixes with missing blocks from `lengths`, because a block only repeats
-            # main-pool pages in another form.
+            # Keep prefixes with missing blocks in `lengths`. Blocks are not required, because they only
+            # repeat main-pool pages in another form.
             whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
             pools[name] = _leading(whole) * transfer.block_pages
             continue

@@ -129,8 +129,8 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # If `targets` is shorter than `keys`, `read_flat` has returned False for every key, so no
-        # missing target is accessed here.
+        # If `targets` is shorter than `keys`, every flag from `read_flat` is False, so this line never
+        # indexes `targets` beyond its end.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(
@@ -182,6 +182,6 @@ def _engine_facts() -> EngineFacts:
     try:
         arguments = get_server_args()
     except ValueError:
-        # Return no server arguments of SGLang, because no SGLang engine runs in this process.
+        # This process runs no SGLang engine, so there are no server arguments.
         return {}
     return {name: repr(getattr(arguments, name)) for name in _FACTS}

@@ -2,8 +2,8 @@
 
 Some of these settings enter no page key. The others enter only keys that are not shared with other
 engines. Any setting that is not listed here enters the key unless it has SGLang's default value
-(`sharing.py`). `Class.name` is the setting `name` in an object of the class `Class`. `Class` alone
-stands for whether SGLang's configuration has such an object.
+(`sharing.py`). `Class.name` is the setting `name` in an object of the class `Class`. `Class` alone is
+the setting that says whether SGLang's configuration has an object of this class.
 """
 
 from collections.abc import Mapping

@@ -83,7 +83,7 @@ class AttentionSlots:
         """Make a load's slots ready for insertion into SGLang's tree, which owns them from then on."""
 
     def free_state(self, reserved: Reserved) -> None:
-        """Free only a load's state slot, because SGLang's tree already has a state for these tokens."""
+        """Free only the slot of a load's recurrent state: SGLang's tree already has this state."""
 
 
 class WindowSlots(AttentionSlots):
@@ -138,5 +138,5 @@ class WindowSlots(AttentionSlots):
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
-    """Return page numbers, one for each page of the tokens in `slots`."""
+    """Return the number of each page that the token slots in `slots` form."""
     return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

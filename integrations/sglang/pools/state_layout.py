@@ -128,8 +128,8 @@ def _channels(conv: torch.Tensor, axis: int, begin: int, end: int) -> Iterator[t
         if axis == 0:
             yield layer[:, begin:end]
         else:
-            # Yield the channels of each input as a separate layer, because in this order of axes only
-            # the channels of one input are contiguous.
+            # Yield a separate tensor for each input, because with this order of axes only the channels
+            # of one input are contiguous.
             yield from (layer[:, at, begin:end] for at in range(layer.shape[1]))
 
 
@@ -139,12 +139,12 @@ def _convolutions(buffers: StateBuffers) -> dict[str, torch.Tensor]:
 
 
 def _temporal(buffers: StateBuffers) -> list[_Part]:
-    """Return a list with the part of the recurrent matrices; empty if there are only convolutions."""
+    """Return a list with one part, the recurrent matrices; empty if there are only convolutions."""
     return [_Part("temporal", list(buffers.temporal))] if buffers.temporal.numel() else []
 
 
 def _undivided(buffers: StateBuffers, tp_size: int) -> Iterator[_Part]:
-    """Yield this rank's whole state, with a part for each of its tensors."""
+    """Yield this rank's whole state: one part for each tensor."""
     whole = _convolutions(buffers)
     whole |= {part.name: buffers.temporal for part in _temporal(buffers)}
     for name, tensor in whole.items():

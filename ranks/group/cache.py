@@ -122,9 +122,9 @@ class Cache(RankCache):
 
         `tokens` are the tokens that may come from the cache. `reserve_tokens` is the total number of
         tokens to allocate device pages for. Either everything succeeds, or nothing changes and a `Wait`
-        gives the reason. The request's prefetch stops; the request uses those of its pages that had
-        landed by the last verdict. The pages may be used once `load_state` is READY. With the eviction
-        policy `priority`, pages used only by requests of a lower `priority` are evicted first. Raises
+        gives the reason. The request's prefetch stops. Pages that the prefetch has landed by the last
+        verdict are used. The pages may be used once `load_state` is READY. With the eviction policy
+        `priority`, pages used only by requests of a lower `priority` are evicted first. Raises
         `UsageError` if the request does not fit even an empty device.
         """
         self._require_group()
@@ -169,8 +169,8 @@ class Cache(RankCache):
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
         """Publish the whole pages of `tokens`, whose KV is in the request's pages of every pool.
 
-        Call only after this KV is written. It is enough that the writes are enqueued on the engine's
-        stream, if any later use of the pages is enqueued behind them. `final=False` means that the
+        Call only after this KV is written. Writes that are enqueued on the engine's stream are
+        sufficient if all later uses of the pages are enqueued after them. `final=False` means that the
         prompt continues (chunked prefill). Published pages are shared and backed up under the write
         policy. They stay locked for the request, except pages left of its sliding windows. A recurrent
         state is kept if the last page of `tokens` is whole, and `len(tokens)` is one of the admission's

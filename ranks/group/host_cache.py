@@ -1,8 +1,7 @@
 """Cache in host memory and storage for an engine that owns the device pages, such as vLLM.
 
-Each call names the engine-owned device pages (lent) to copy, in every pool of the model; page numbers
-may differ between ranks. The engine must not reuse these pages until the copies have finished on every
-rank.
+Each call names, in every pool of the model, the engine's device pages to copy. Page numbers may differ
+between ranks. The engine must not reuse these pages until the copies have finished on every rank.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> match_host -> load ... until READY
     compute:    admit, and back_up after each chunk that completes pages
@@ -125,8 +124,8 @@ class HostCache(RankCache):
     ) -> None:
         """Count in the statistics that the engine starts to compute a request. Call once per start.
 
-        `tokens` are those that the cache could have provided. The first `device_tokens` of them are on
-        the device; this number includes the tokens that `load` has loaded.
+        `tokens` are the request's tokens that may come from the cache. The first `device_tokens` of
+        them are on the device; this number includes the tokens that `load` has loaded.
         """
         self._require_group()
         require_text(namespace)
@@ -333,7 +332,7 @@ class HostCache(RankCache):
         self._executor.begin_copies(Direction.TO_HOST)
 
     def flush(self) -> Flushed:
-        """Start the copies that wait for the engine, then flush as `RankCache.flush` does."""
+        """Start all copies not started yet, then flush as `RankCache.flush` does."""
         self.begin_loads()
         self.begin_backups()
         return super().flush()

@@ -76,7 +76,8 @@ def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
 
 
 def _longest_s(config: RankCacheConfig) -> float:
-    # Use the longer timeout for the gloo group, because both opening and rounds run over it.
+    # Give the gloo group the longer one of the timeouts of opening and of rounds, because it carries
+    # both.
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
@@ -297,7 +298,8 @@ def _page_server(
         writer=EVERYTHING,
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
-    # Drop a stalled reader before `quiesce_s`, because afterwards the pages it reads are quarantined.
+    # Drop a stalled reader before `quiesce_s` has passed, because otherwise the pages that it reads
+    # would be quarantined.
     bounds = ServerBounds()
     quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
     server = HostPageServer(
@@ -366,7 +368,7 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return which pages this rank writes to the store, of the pages that are equal on all ranks."""
+    """Return which pages this rank writes to the store, if all ranks hold a copy of the page."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)

@@ -15,8 +15,8 @@ AGREED_S: Final = 10.0
 """Default timeout in seconds for the execution of a control request by every rank. The execution takes
 much less time while the engine keeps stepping."""
 IDLE_S: Final = 1.0
-"""Seconds without an engine step after which the engine is considered idle. The client then gets the
-error that its control request is queued."""
+"""Seconds without an engine step after which an engine that has no requests is considered idle. The
+client then gets an error that says that its control request is queued."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
@@ -26,7 +26,10 @@ Submit = Callable[[bytes], int]
 
 
 class ControlReplies:
-    """Submits control requests and waits for their results. For rank 0, not for the engine's thread."""
+    """Submits control requests on rank 0 and waits for their results.
+
+    For any thread except the engine's, which would wait for itself.
+    """
 
     def __init__(
         self,
@@ -90,10 +93,10 @@ class ControlReplies:
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
-        """Retry backups and persists and wait for them; return the counts that a flush reports.
+        """Retry backups and persists, and wait until they have finished.
 
-        The counts are the number of operations, and the numbers of unwritten pages by cause. The call
-        waits twice: first for the operations in flight, then for the writes to the store that finished
+        Returns the number of operations, and the numbers of unwritten pages by cause. The call waits
+        twice: first for the operations in flight, then for the writes to the store that finished
         backups have started. Pages cached before the store was attached are written a few at a time, so
         the wait is repeated until they are written, too.
         """

@@ -1,4 +1,4 @@
-"""Executes control requests on one rank. On rank 0 the clients get the results."""
+"""Executes control requests on one rank; rank 0 also passes the results to the clients."""
 
 import logging
 import secrets
@@ -76,7 +76,7 @@ class GroupControl:
             waiting.set_result(became)
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
-        """Return the future that a control request's client waits for; a new future if none waits."""
+        """Return the future of a control request's result; a new future if no client waits for it."""
         with self._lock:
             waiting = self._waiting.get(ticket)
         # Execute the control request even if no client waits for its result, because the other ranks

@@ -26,8 +26,8 @@ from ....errors import LockstepError, UsageError
 from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
-"""Seconds that a rank waits after a failed read before it retries. `close` waits at most as long for
-the deletion of control requests."""
+"""Seconds that a rank waits after a failed read before it retries. Also the maximum time that `close`
+waits for the deletion of control requests."""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _UNREAD: Final = "unread"
@@ -38,7 +38,7 @@ log = logging.getLogger("lockstep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBounds:
-    """Limits on control requests that wait until every rank has read them (rule R10)."""
+    """Limits on the control requests that some rank has not read yet (rule R10)."""
 
     bytes_each: int = 7 << 20
     """Maximum size of one control request in bytes. torch's store disconnects a client that sends more

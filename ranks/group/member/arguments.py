@@ -57,7 +57,7 @@ def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
     try:
         if least <= seconds <= TIMEOUT_S_MAX:
             return float(seconds)
-    except (TypeError, ValueError, ArithmeticError):  # Comparing a decimal NaN: ArithmeticError.
+    except (TypeError, ValueError, ArithmeticError):  # A decimal NaN raises ArithmeticError.
         pass
     raise UsageError(
         f"{what} is {seconds!r}, must be a number from {least:g} to {TIMEOUT_S_MAX:.0f}"

@@ -21,7 +21,7 @@ class ReplicaStats:
     started because memory or a queue was full."""
     admissions: int
     asked_tokens: int
-    """Number of tokens that admitted requests could have used from the cache."""
+    """Number of tokens that admitted requests asked the cache for, cached or not."""
     hit_tokens: dict[str, int]
     """Number of tokens of admitted requests that were cached, by tier: device, host, storage or peer.
     """
@@ -74,8 +74,8 @@ class CacheStats(ExecutorCounts):
     steps_took: Histogram
     """Histogram, over all steps, of the time that a step blocked the engine."""
     waited_s: float
-    """Total seconds that this rank waited for other ranks in rounds. The slowest rank waits least, so
-    its value is the smallest."""
+    """Total seconds that this rank waited for other ranks in rounds. The rank with the smallest value
+    is the slowest."""
     replica: ReplicaStats
     pools: Mapping[str, Mapping[Tier, PoolUse]]
     """Usage of each pool, by pool name and tier; equal on all ranks."""

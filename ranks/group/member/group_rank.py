@@ -350,17 +350,17 @@ class GroupRank:
     def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Run rounds until `done` is true, or until `patience_s` of agreed time have passed.
 
-        `done` must depend on the replica alone. Agreed time is equal on every rank. The wait begins
-        with the agreed time of its first round, because the agreed time before that round may be old,
-        or 0 if the engine was idle.
+        `done` must depend on the replica alone. Agreed time is equal on every rank. The wait counts
+        from the first round that it runs. Before that round, an idle engine's agreed time may be out of
+        date.
         """
         began_ms = 0
         while not done():
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # Sleep, because the step may have returned without waiting: a step does so while only a
-                # store is being opened, or while copies have not started.
+                # Sleep for the rest of the interval, because a step does not wait while only a store is
+                # being opened, or while copies have not started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms
@@ -388,7 +388,7 @@ class GroupRank:
         self._rounds.require_going()
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
-        """Pass `outcome`'s effects to ballot, executor and listeners; return `outcome`'s answer."""
+        """Pass the effects of a command or verdict to this rank's parts; return the answer."""
         answer, effects = outcome
         self._observer.follow(effects)
         if effects is not NOTHING:

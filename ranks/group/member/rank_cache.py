@@ -56,8 +56,8 @@ class RankCache(GroupRank):
         Serves the whole pages of `tokens`, and the window and state pages that a match of these pages
         needs. Call again after each step, because pages not in host memory yet are copied there first.
         Pages stay pinned and served on every rank until `release`, or until `ttl_s` seconds of agreed
-        time have passed since the last call. The number stops growing if computing requests would
-        otherwise run short of host memory. Returns 0 if the request is not admitted.
+        time have passed since the last call. No further pages are served if running requests would then
+        lack host memory. Returns 0 if the request is not admitted.
         """
         self._require_group()
         if self.config.peers is None:
@@ -90,8 +90,8 @@ class RankCache(GroupRank):
     def looks_up(self, request: str) -> bool:
         """Return whether the request's lookup in the store is in flight.
 
-        False for a prefetch still in the queue. Lookups are short, mostly one step if nothing is found,
-        so an idle engine should wait for the result.
+        False for a prefetch still in the queue. An idle engine should wait for the lookup, because most
+        lookups take one step if nothing is found.
         """
         return self._replica.prefetching.looks_up(request)
 

@@ -23,7 +23,7 @@ class RequestLog:
     """
 
     def __init__(self, *, beyond_max: int = 1 << 16) -> None:
-        """Control requests more than `beyond_max` ahead of the first missing number are refused."""
+        """Control requests numbered more than `beyond_max` above the first missing one are refused."""
         self._beyond_max = beyond_max
         self._changed = threading.Condition()
         self._kept: dict[int, bytes] = {}

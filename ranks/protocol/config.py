@@ -42,8 +42,9 @@ TTL_S_MIN = 0.001
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""Reserved names that pools must not have. Stores use them, in place of a pool's name, in the names of
-two kinds of objects: model manifests, and records of the groups that have written to the store."""
+"""Reserved names that no pool may have. A store puts one of them in place of a pool's name in the names
+of its two other kinds of objects: model manifests, and records of the groups that have written to it.
+"""
 
 
 class WritePolicy(StrEnum):
@@ -90,10 +91,9 @@ class Bounds(Settings):
     """Maximum number of full-attention host pages that all pins together may keep; None means half the
     pool. Pins of pages that are only on the device may keep half of each device pool."""
     quarantine_pages: Count | None = None
-    """Maximum number of pages that quarantined operations may hold. If quarantined operations of a
-    store hold more host pages, the store is detached. If quarantined copies hold more pages of any
-    pool, the epoch ends. None means a quarter of the host pool for a store, and half of the pool for
-    copies."""
+    """Maximum number of pages that quarantined operations may hold. The store is detached if its
+    quarantined operations hold more host pages. The epoch ends if quarantined copies hold more pages of
+    any pool. None means a quarter of the host pool for a store, and half of the pool for copies."""
     remembered_misses: Count = 65536
     """Maximum number of keys remembered as unreadable. The same number applies separately to keys
     remembered as not stored. The oldest keys are forgotten first."""
@@ -115,8 +115,8 @@ class Timeouts(Settings):
     """Timeout in seconds of `fence`, which waits for backups that read pages the engine wants to
     overwrite."""
     quiesce_s: Seconds = 10.0
-    """Seconds from the stop of an operation until its pages are quarantined because its I/O may still
-    touch them."""
+    """Seconds that an operation's I/O may continue after the operation is stopped. I/O that takes
+    longer may still touch the operation's pages, so the pages are quarantined."""
     miss_memory_s: Seconds = 60.0
     """Seconds for which a failed read is remembered as a miss, in agreed time (equal on all ranks)."""
     absence_memory_s: Seconds = 1.0
@@ -296,9 +296,9 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     weights_version: str = "0"
     """Version of the weights, part of every key; must change whenever the weights change."""
     weights: str = ""
-    """An identifier of the weights alone, contained in `weights_version`. Set it if `weights_version`
-    also covers other facts. A store that holds pages of the same weights in another layout then causes
-    a warning."""
+    """An identifier of the weights alone, which `weights_version` contains; empty if `weights_version`
+    covers no other facts. If it is set, a store that holds pages of the same weights in another layout
+    causes a warning."""
     layout: PageLayout
     """The page layout of full attention, which every model has."""
     components: tuple[ComponentConfig, ...] = ()

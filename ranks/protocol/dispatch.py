@@ -1,8 +1,8 @@
 """Messages from the scheduler's process to the workers in one-scheduler mode. Plain data.
 
-The scheduler sends one dispatch per engine step, equal for every worker. First in a dispatch are the
-replica's effects on ballot and executor, in order. The round to vote in follows. The dispatch is
-encoded as bytes (rule R11), so that any channel of the engine can carry it.
+The scheduler sends one dispatch per engine step, equal for every worker. A dispatch has the replica's
+effects on ballot and executor in order, followed by the request to vote in the step's round. The
+dispatch is encoded as bytes (rule R11), so that any channel of the engine can carry it.
 """
 
 from typing import Final, TypeAlias

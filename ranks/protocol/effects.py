@@ -20,8 +20,8 @@ class Decision:
     """The outcome of a proposal, equal on every rank."""
 
     proposal: int | None
-    """The digest of the decided proposal. None means that each rank's staged proposal is decided, if it
-    has one."""
+    """The digest of the decided proposal. None means that the decision applies on each rank to the
+    proposal staged there, if any."""
     withdrawn: str | None = None
     """Why the proposal was rejected; None if it was applied."""
     refused_rank: int | None = None
@@ -49,8 +49,9 @@ class Effects(NamedTuple):
     """Number of events emitted before `events`, which is also the number of the first event in
     `events`."""
     requests: int = 0
-    """Number up to which every rank has received the control requests; 0 if there are no new ones. The
-    driver issues each control request not issued yet as a command (`Replica.hear`)."""
+    """The highest number up to which every rank has received all control requests; 0 if unchanged. The
+    driver executes, as commands, the control requests up to this number that are not executed yet
+    (`Replica.hear`)."""
 
 
 NOTHING = Effects()

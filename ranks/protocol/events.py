@@ -85,7 +85,7 @@ class MissedTokens(NamedTuple):
     """Numbers of requested tokens that no tier provided, by cause; see `replica.core.misses`."""
 
     lost: int = 0
-    """Number of tokens whose pages storage or host memory has, or had, but did not deliver."""
+    """Number of tokens whose pages were expected in storage or host memory, but were not delivered."""
     evicted: int = 0
     """Number of tokens that were requested or computed in this namespace before, and whose pages are in
     no tier now."""
@@ -100,7 +100,7 @@ class Hit(NamedTuple):
 
     request: str
     tokens: int
-    """Number of tokens that the request could have used from the cache."""
+    """Number of tokens that the request asked the cache for, cached or not."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int
@@ -122,8 +122,8 @@ class Missed(NamedTuple):
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""A `reason` of a missing page: the rank named in the event lacks the page, but another rank's store
-has it. With any other reason, the rank is the first that reported the page missing."""
+"""A `reason` of a missing page. With this reason, the event's rank lacks the page, but another rank's
+store has it. With any other reason, the event's rank is the first that reported the page missing."""
 
 
 class MissingOnRank(NamedTuple):

@@ -13,7 +13,7 @@ from .transfer_engine_settings import TransferSettings
 class Peers(TransferSettings):
     """Settings for reading host pages from ranks of other groups, and for serving host pages to them.
 
-    A `peer://` URI names such a rank.
+    A rank of another group is named by a `peer://` URI.
     """
 
     address: str = "127.0.0.1:0"

@@ -137,8 +137,8 @@ class Put(Record, frozen=True):
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     after: bytes = b""
-    """The key of the full-attention page before the first object; empty at the start of a prefix. When
-    the store evicts, it should evict these objects before that page."""
+    """The key of the full-attention page that precedes the first of these objects in the prefix; empty
+    at the start of a prefix. A store should evict these objects before it evicts that page."""
     distance: int = 0
     """Number of pages from the page with key `after` to the page of the first object. 1 means that the
     first object follows directly. 0 means that the first object is at the start of a prefix."""
@@ -209,7 +209,7 @@ class Cancel(Record, frozen=True):
 
 
 class AttachStore(Record, frozen=True):
-    """From now on, use the store that was staged for this proposal for all storage orders.
+    """Attach the store that was staged for a proposal. All later storage orders use this store.
 
     The store is open on every rank. The previous store, if any, was detached before.
     """

@@ -52,7 +52,7 @@ class OperationBegan(Record, frozen=True):
 
 
 class OperationMoved(Record, frozen=True):
-    """An operation entered a phase. It may have been in the same phase before."""
+    """An operation entered a phase. An operation can enter the same phase more than once."""
 
     operation: int
     phase: str
@@ -73,7 +73,7 @@ class RequestAdmitted(Record, frozen=True):
 
     request: str
     tokens: int
-    """Number of tokens that the request could have used from the cache."""
+    """Number of tokens that the request asked the cache for, cached or not."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int

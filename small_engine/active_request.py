@@ -41,12 +41,11 @@ class ActiveRequest:
         self.reserved = 0
         """Number of tokens that device pages are allocated for."""
         self.was_aside = False
-        """Whether the request was retracted. False again once it starts over without its saved pages.
-        """
+        """Whether the request was retracted. Set to False when the request starts over."""
         self.reached = 0
         """The largest number of tokens that were computed when the request left the device with a
-        complete prompt; 0 if it never did. When the request is admitted again, tokens up to this number
-        are computed like a prompt, because outputs among them are not generated again."""
+        complete prompt; 0 if it never did. After the next admission, tokens up to this number are
+        computed in chunks like a prompt, because the outputs among them are known already."""
         self.lost = 0
         """Number of tokens that were computed when the request left the device. Tokens that the cache
         does not restore are recomputed."""

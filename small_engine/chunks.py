@@ -70,8 +70,8 @@ class Chunks:
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
     """Return how many pages a chunk may have so that the window pool has room for two requests.
 
-    One window's pages are set aside, and one page because a chunk may begin within a page. The chunk
-    may have half of the pool's other pages, so that a second request can have the other half.
+    A chunk may have half of the window pool's pages, without the pages of one window and one more page
+    because a chunk may begin within a page. A second request can have the other half.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

@@ -61,7 +61,10 @@ class PoolGeometry:
         return KeptState(kind=kind, layers=self.columns[0].layers, columns=names)
 
     def scale(self, unit: str) -> str:
-        """Return a text that describes the scaling of the pool, with the number of bytes per `unit`."""
+        """Describe the scaling of the pool, with the bytes per `unit` before and after.
+
+        A `unit` is a token or a state.
+        """
         real, scaled = _bytes(self.columns), _bytes(self.scaled)
         return (
             f"{_in_words(self.columns)} scaled to {_in_words(self.scaled)}:"

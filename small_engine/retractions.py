@@ -1,4 +1,4 @@
-"""Retracted requests: which request to retract so that an older one can continue, and how to resume it.
+"""Retracted requests: choose a request to retract so that an older one can continue; resume it later.
 
     retract -> SAVING -> SAVED -> resume -> RETURNING
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
-"""Maximum number of consecutive steps in which requests find no room, before a request is retracted.
-During these steps, verdicts may free pages."""
+"""Number of consecutive steps that requests without room wait before another request is retracted. In
+these steps, verdicts may free enough pages."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
@@ -44,7 +44,7 @@ class RetractStage(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Retracted:
-    """A retracted request, and the stage of its way to host memory and back."""
+    """A retracted request, and whether it is being saved, saved, or being loaded back."""
 
     active: ActiveRequest
     place: RetractStage = RetractStage.SAVING

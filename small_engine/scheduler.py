@@ -256,7 +256,7 @@ class Scheduler:
 
     @property
     def _backlog(self) -> int:
-        """Number of prompt tokens of admitted requests still to be computed, if all loads succeed."""
+        """Number of prompt tokens that admitted requests still have to compute if all loads succeed."""
         loading = sum(max(0, active.goal - active.hit_tokens) for active in self._loading)
         return loading + sum(active.goal - active.computed for active in self._prefilling)
 
@@ -328,9 +328,9 @@ class Scheduler:
         self._cache.insert(active.name, active.computed_ids, final=False)
 
     def _make_room(self, moved: bool) -> bool:
-        """Free the youngest request's pages if an older request has no room.
+        """Free the youngest request's pages if an older request has no room; return whether it did.
 
-        The youngest request is retracted, or else requeued. Returns whether its pages were freed.
+        The youngest request is retracted. If that is not possible, it is requeued and computed again.
         """
         running = [*self._prefilling, *self._decoding]
         youngest = self.retractions.next_to_retract(self._short, running)

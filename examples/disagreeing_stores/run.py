@@ -1,10 +1,13 @@
 """Run two ranks of vLLM with separate stores, after one of the stores has lost a page.
 
 Runs the case with a naive connector, with Lockstep, and without a connector, and prints the tokens of
-each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens, and the
-naive connector gave wrong ones or crashed. With the naive connector the ranks find different cached
-lengths, so they compute different numbers of tokens. Therefore an all_reduce adds mismatched tensors,
-or gloo aborts a rank that receives more than its buffer holds.
+each run. All files are in a temporary folder.
+
+With the naive connector the ranks find different cached lengths, so they compute different numbers of
+tokens. Then an all_reduce adds mismatched tensors, or gloo aborts a rank that receives more than its
+buffer holds.
+
+Exit status 0: Lockstep gave the right tokens, and the naive connector gave wrong ones or crashed.
 """
 
 import json
@@ -49,7 +52,10 @@ class Answer:
 
 
 def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> Answer:
-    """Run both ranks on one prompt; return the result. On a crash, exit unless `may_end` is true."""
+    """Run both ranks on one prompt; return the result.
+
+    If the ranks crash, the result has the error if `may_end` is true; otherwise this program exits.
+    """
     print(f"  {name} ...", flush=True)
     command = [
         sys.executable,

@@ -95,7 +95,7 @@ class Rank:
         return msgspec.msgpack.encode({**message, "source": self._cache.serving_uri})
 
     def decode(self, message: bytes) -> str:
-        """Decode a request from a handoff message; return a line with the result."""
+        """Decode the request that a handoff message describes; return a line with the result."""
         handed = msgspec.msgpack.decode(message)
         name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
         self._cache.prefetch(name, prompt, source=handed["source"])
@@ -154,7 +154,10 @@ def _sample(random: torch.Generator) -> int:
 
 
 def _lay_bad_cable(port: int) -> None:
-    """Listen on the address FAR and forward to this rank; flip one bit of this rank's replies."""
+    """Start a proxy at the address FAR that forwards each connection to this rank's `port`.
+
+    The proxy flips one bit of this rank's replies, to simulate a corruption in transit.
+    """
     listening, sent = create_server((FAR, port)), [0]
 
     def carry(source: socket, sink: socket, *, flips: bool) -> None:

@@ -63,11 +63,11 @@ class AgreementReport(TypedDict):
     """The duration of the round in a blocking step: launch and wait, including the wait for slower
     ranks."""
     exchange_alone_us: LatencyPercentiles
-    """The duration of rounds of the transport back to back, without a ballot."""
+    """The duration of one round of the transport. The rounds run back to back, without ballots."""
     python_us: LatencyPercentiles
     """The duration of a blocking step minus the duration of its round."""
     pipelined_stall_us: LatencyPercentiles
-    """How long a pipelined step waits until the previous step's round has completed."""
+    """The time that a pipelined step waits for the completion of the previous step's round."""
     pipelined_wait_us: LatencyPercentiles
     """`pipelined_stall_us` plus the time to read the round's result."""
     pipelined_step_us: LatencyPercentiles

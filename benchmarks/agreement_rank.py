@@ -1,4 +1,4 @@
-"""One rank of the agreement benchmark: a process that measures a real cache and bare calls."""
+"""One rank of the agreement benchmark: measures a real cache, and bare collectives as lower bounds."""
 
 import mmap
 import os
@@ -35,13 +35,13 @@ _LINE = 8
 
 
 RankSamples = defaultdict[str, list[float]]
-"""For each measured call, by its name in the report: the duration of each repetition in seconds."""
+"""The durations in seconds of each measured call. The keys are the calls' names in the report."""
 
 
 class TimedCollective:
     """Wraps a transport to measure how long its rounds block the caller.
 
-    The wrapper also takes the place of the pending round that `launch` returns.
+    Its `launch` returns the wrapper itself as the pending round, so that the wait is measured, too.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -124,8 +124,9 @@ def measure(settings: AgreementSettings, member: RankProcess, say: Say) -> dict[
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # Do not time the first pipelined step, because no earlier round exists for it to wait for. Then
-        # let the ranks meet in an exchange. Otherwise a rank that starts late would delay every round.
+        # Do not time the first pipelined step, because there is no earlier round that it could wait
+        # for. Run an untimed exchange after it, because otherwise a rank that starts late would delay
+        # every timed round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)

@@ -74,9 +74,9 @@ class BareCalls:
 
 
 def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
-    """Return adjacent page buffers in memory that is already faulted in, like a host pool.
+    """Return adjacent page buffers filled with repeating random bytes.
 
-    The buffers hold repeating random bytes.
+    Like a host pool's memory, the memory is already faulted in.
     """
     view, noise = untouched_memory(page_bytes * count), os.urandom(_SAME_BYTES)
     for at in range(0, len(view), _SAME_BYTES):
@@ -95,7 +95,7 @@ def require_memory_twice(nbytes: int) -> None:
 
 
 def untouched_memory(nbytes: int) -> memoryview:
-    """Return memory like a host pool's: private, with huge pages if the kernel has them.
+    """Return memory of the same kind as a host pool's: private, with huge pages if the kernel has them.
 
     The memory is untouched: the kernel clears each memory page only when it is first accessed.
     """

@@ -35,8 +35,8 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""Number of host pages divided by the number of copied pages. With 3 times as many host pages, copied
-runs are rarely adjacent by chance."""
+"""Number of host pages divided by the number of copied pages. It is 3, so that two copied runs are
+rarely adjacent by chance."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:

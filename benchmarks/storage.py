@@ -60,8 +60,7 @@ class StorageReport(TypedDict):
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """Duration in microseconds, divided by the number of names, of a lookup of `EXISTS_NAMES` names
-    that the store has."""
+    """Microseconds per name of a lookup of `EXISTS_NAMES` names that the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float

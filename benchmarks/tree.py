@@ -3,7 +3,7 @@
 The timed calls are those of an engine, with the tokens in a numpy array of int32:
 
 - `match`: `cache.match` of a prompt that is fully cached.
-- `insert`: `cache.insert` of a prompt whose first half is cached, by an admitted request.
+- `insert`: `cache.insert` for an admitted request. The first half of its prompt is cached already.
 - `lock_unlock`: `cache.load_back` of a fully cached prompt, which locks it, and `release`. A match is
   included, because an engine has no other way to lock.
 - `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without free pages.
@@ -114,8 +114,8 @@ class Sizes:
     def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
         """Return (number of tokens, number of tree nodes) of each prompt.
 
-        Longer prompts span more nodes. The longest prompt is listed twice. The second entry has as many
-        nodes as a prompt of a long conversation would have.
+        Longer prompts span more nodes. The longest prompt is measured a second time, spanning as many
+        nodes as a prompt of a long conversation.
         """
         prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
         longest = max(self.tokens)

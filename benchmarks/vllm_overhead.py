@@ -34,7 +34,7 @@ SETTLE_S = 0.3
 START_S = 300
 FORWARD_MS = 30
 LAYERS = {1: 12, 2: 20}
-"""The number of model layers for each number of ranks, such that a forward pass of one token takes 30
+"""For each number of ranks: the number of model layers with which a forward pass of one token takes 30
 ms on two CPU cores of the year 2026."""
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,9 +3,10 @@
 One process serves its host pages. Another process on the same machine reads them through `peer://`,
 with the usual verification. The pages move over the TCP connection of `peer://` or by a transfer
 engine. Right before each measured transfer, the same bytes are sent over one bare connection, from and
-to the same memory, as the upper bound. The reported ratio is that of the medians over the rounds. Every
-round has new keys, so each page's checksums are computed once, as in a real handoff. Without a transfer
-engine, authenticated frames are measured on a second connection.
+to the same memory, as the upper bound. The reported ratio is the median throughput of the measured
+transfers divided by that of the bare connection. Every round has new keys, so each page's checksums are
+computed once, as in a real handoff. Without a transfer engine, authenticated frames are measured on a
+second connection.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Throughput from storage to host to device, compared with bare calls over the same files."""
+"""Throughput from storage to host to device, compared with plain system calls on the same files."""

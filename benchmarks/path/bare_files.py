@@ -134,7 +134,7 @@ def forget(pages: Sequence[StoredPage]) -> None:
 
 
 def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
-    """Return memory like a host pool's; if `touched`, every byte has been written once."""
+    """Return memory of the same kind as a host pool's; if `touched`, fill it with zeros."""
     view = untouched_memory(nbytes)
     if touched:
         zeros = bytes(1 << 20)

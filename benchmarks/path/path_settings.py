@@ -94,24 +94,27 @@ class PathSettings:
 
     @property
     def threads(self) -> int:
-        """The number of threads that make bare calls on each rank, equal to the store's threads."""
+        """The number of threads for bare system calls on each rank, equal to the store's threads."""
         uri = self.uri
         option, default = _THREAD_OPTIONS.get(uri.scheme, ("", THREADS))
         return int(uri.options.get(option, default))
 
     @property
     def direct(self) -> bool:
-        """Whether the reads and writes of the store and of the bare calls bypass the page cache."""
+        """Whether the store bypasses the page cache, and the bare system calls do so, too."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property
     def limit_directory(self) -> Path:
-        """The directory for the files of bare calls: on the store's filesystem, or else in memory."""
+        """The directory for files that bare system calls write.
+
+        It is on the store's filesystem if the store has one, and otherwise in memory.
+        """
         return limit_directory(self.uri)
 
     @property
     def in_directory(self) -> bool:
-        """Whether the store keeps its pages in files, which bare calls can then read."""
+        """Whether the store keeps its pages in files, which bare system calls can then read."""
         return self.uri.scheme in IN_DIRECTORIES
 
     @property

@@ -41,7 +41,7 @@ from .bare_files import (
 from .path_settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
 _IDLE_S: Final = 0.02
-"""Seconds that a step waits for progress, as in an engine that has nothing to compute."""
+"""Maximum seconds that a step waits for progress while the benchmark has nothing else to do."""
 _CAP_S: Final = 120.0
 _SEED: Final = b"lockstep bench path"
 
@@ -148,7 +148,7 @@ class _Prompts:
             self._contents.fill(self.cache.device_pool, *self._pages(prompt))
 
     def persist(self, prompt: _Prompt) -> TimedSpan:
-        """Insert and release an admitted prompt; return the time until it was persisted to storage."""
+        """Insert and release an admitted prompt; return the timing of its write to storage."""
         self.cache.insert(prompt.request, prompt.tokens)
         self.cache.release(prompt.request)
         self.until(self.backed_up)
@@ -209,7 +209,7 @@ def write_prompts(
 ) -> RankSpans:
     """Write all prompts through a cache.
 
-    Before each repetition, write as many bytes by bare calls.
+    Before each repetition, write the same number of bytes by bare system calls, as the upper bound.
     """
     _like_an_engine()
     spans = RankSpans()
@@ -251,7 +251,7 @@ def read_prompts(
 ) -> RankSpans:
     """Read all prompts through a new cache.
 
-    Before each repetition, read as many bytes by bare calls.
+    Before each repetition, read the same number of bytes by bare system calls, as the upper bound.
     """
     _like_an_engine()
     spans = RankSpans()
@@ -337,7 +337,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 def _shares(
     settings: PathSettings, namespace: str, member: RankProcess
 ) -> Sequence[Sequence[StoredPage]]:
-    """Return the stored pages that this rank reads by bare calls, as one list for each repetition."""
+    """Return, for each repetition, the stored pages that this rank reads by bare system calls."""
     count = settings.turn_pages * TURNS
     directory = Path(settings.uri.path)
     if settings.files_of_its_own:

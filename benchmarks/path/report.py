@@ -36,17 +36,18 @@ class PathReport(TypedDict):
     turns: int
     cold: bool
     threads: int
-    """The number of threads that made bare calls on each rank, equal to the store's threads."""
+    """The number of threads that each rank used for bare system calls, equal to the store's threads."""
     l3_l2_gbps: float
     l2_l1_gbps: float
     l2_l3_gbps: float
     first_prefetch_gbps: float
-    """The read throughput in GB/s of the first prompts, right after the cache was opened."""
+    """The throughput in GB/s of the first prefetch, which begins right after the cache was opened."""
     limit_l3_l2_gbps: float
     limit_l2_l1_gbps: float
     limit_l2_l3_gbps: float
     limit_first_prefetch_gbps: float
-    """Upper bound of the first prefetch in GB/s: the throughput of bare reads into untouched memory."""
+    """Upper bound of `first_prefetch_gbps`: the throughput of bare system calls that read into memory
+    never accessed before."""
     l3_l2_ratio: float
     l2_l1_ratio: float
     l2_l3_ratio: float
@@ -59,11 +60,12 @@ class PathReport(TypedDict):
     """The storage device's throughput in GB/s with many concurrent reads past the page cache; None
     unless `cold`."""
     limit_text: str
-    """A description of the files that the bare calls read and wrote."""
+    """A description of the files that the bare system calls read and wrote."""
     left_behind: bool
-    """Whether the written pages remain in the store, because the store cannot list or remove them."""
+    """Whether the pages that the benchmark wrote are still in the store. True for a store that cannot
+    list or remove pages."""
     open_s: float
-    """Seconds to open the cache, after which the first prefetch can start."""
+    """Seconds to open the cache. The first prefetch can start only afterwards."""
     load: float
     python: str
     machine: str
@@ -106,7 +108,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
 
 
 def _require_memory(settings: PathSettings) -> None:
-    """Raise `ConfigError` if the machine lacks memory for the ranks' caches and the bare calls."""
+    """Raise `ConfigError` if the machine has too little memory for the benchmark."""
     needed = 3 * settings.ranks * settings.rank_bytes
     available, where = available_host_memory()
     if needed > available:

@@ -90,7 +90,7 @@ def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
 
 
 def _compared(first: RankEvents, other: RankEvents) -> Iterator[tuple[float, float, float]]:
-    """Yield (time, lead, uncertainty) of the other rank's clock, for each round of both ranks."""
+    """Yield (time, lead, uncertainty) of the other clock for each round that both ranks recorded."""
     rounds = _rounds(first)
     for number, (voted_s, ended_s) in _rounds(other).items():
         if number in rounds:

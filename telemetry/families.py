@@ -50,10 +50,11 @@ class Family(Generic[Counted_contra]):
     read: Callable[[Counted_contra], Nested]
     meaning: str
     from_zero: tuple[str, ...] = ()
-    """Values of the metric's only label. The metric is exposed with 0 for them before anything is
+    """Values of the metric's only label for which the metric is exposed as 0 until something is
     counted.
 
-    If the first sample of a counter is above 0, Prometheus sees no increase, so no alert would fire.
+    Otherwise the first sample of a counter could be above 0. Prometheus would see no increase, and no
+    alert would fire.
     """
 
     @property
@@ -65,7 +66,7 @@ class Family(Generic[Counted_contra]):
         return f"{PREFIX}{self.name}{'_total' if self.type is Type.COUNTER else ''}"
 
     def samples(self, counted: Counted_contra) -> Iterator[tuple[Labels, Number]]:
-        """Yield the metric's samples, read from `counted`, with their label values."""
+        """Return the metric's samples in the statistics `counted`, each with its label values."""
         read = self.read(counted)
         if isinstance(read, Mapping):
             read = {**dict.fromkeys(self.from_zero, 0), **read}
@@ -188,7 +189,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "1 for the state of the group's store, 0 for other states: none if there never was one, lost"
            " if the group detached it after its calls did not return."),
 )
-"""The metrics counted where the replica runs: with one scheduler, in the scheduler's process."""
+"""The metrics counted where the replica runs; in one-scheduler mode, in the scheduler's process."""
 
 EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("moved_bytes", ("source", "destination"), _COUNTER, _moved,
@@ -214,7 +215,7 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("corrupt_pages", (), _COUNTER, lambda stats: stats.pages_corrupt,
            "Pages read from stores with wrong bytes; each counted as a miss."),
 )
-"""The metrics counted where an executor runs: with one scheduler, in a worker's process."""
+"""The metrics counted where an executor runs; in one-scheduler mode, in a worker's process."""
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)

@@ -16,7 +16,7 @@ EVENTS_MAX: Final = 1 << 17
 
 
 class RankEvents(Record, frozen=True, kw_only=True):
-    """The timed events that one rank kept, and the clock that timed them."""
+    """The timed events that one rank kept, and the clock from which their times come."""
 
     rank: int
     clock: str
@@ -41,7 +41,7 @@ _EVENTS: Final[Codec[RankEvents]] = Codec(RankEvents)
 
 
 class KeptEvents:
-    """Keeps the latest events of one rank; `Cache` accepts the method `note` as its timeline.
+    """Keeps the latest events of one rank. Pass the method `note` to `Cache.open` as `timeline`.
 
     Memory is bounded: once `events_max` events are kept, each new one drops the oldest, and dropped
     events are counted.

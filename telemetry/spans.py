@@ -31,7 +31,7 @@ def _no_parent(request: str) -> "Context | None":
 
 
 class Spans:
-    """Exports the spans of one rank's requests; `Cache` accepts the method `note` as its timeline.
+    """Exports the spans of one rank's requests. Pass the method `note` to `Cache.open` as `timeline`.
 
     Every rank with a `Spans` exports the same requests. To export each request once, create a `Spans`
     on rank 0 only.

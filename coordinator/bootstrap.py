@@ -90,11 +90,11 @@ def agree_on_settings(
     *,
     shown: Callable[[str], str],
 ) -> dict[str, int]:
-    """Check that `equal` is the same on all ranks; minimise the values of `smallest` over the ranks.
+    """Raise `ConfigError` unless all ranks have the same `equal`; return the minima of `smallest`.
 
-    Returns the minima by name. Every rank must call this function during the bootstrap. If values of
-    `equal` differ, every rank raises the same `ConfigError`, which names the first differing fields and
-    their ranks, with values as `shown` prints them.
+    Each minimum, returned by name, is taken over the ranks. Every rank must call this function during
+    the bootstrap. If values of `equal` differ, every rank raises the same `ConfigError`, which names
+    the first differing fields and their ranks, with values as `shown` prints them.
     """
     payload = _SETTINGS.encode((fingerprint(equal, shown), dict(smallest)))
     gathered = [_SETTINGS.decode(each) for each in collective.gather(payload, timeout_s)]

@@ -11,8 +11,8 @@ import msgspec
 from ..errors import LockstepError, WireError
 
 BYTES_MAX = 1 << 28
-"""The maximum size of one encoded value in bytes. The maximum is large because the orders to the
-executor in one step may name tens of thousands of page keys."""
+"""The maximum size of one encoded value in bytes. The maximum is this large because one step's
+instructions to the executor may name tens of thousands of page keys."""
 
 T = TypeVar("T")
 

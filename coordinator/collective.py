@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.int64]
-"""The lanes of a round, from one rank or folded: one-dimensional, contiguous, of the epoch's fixed
-length."""
+"""An array of lanes: one rank's vote in a round, or the fold of all votes. One-dimensional and
+contiguous; its length is fixed for the epoch."""
 
 
 class CommonStore(Protocol):

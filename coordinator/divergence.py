@@ -43,7 +43,7 @@ class Recorder:
         ]
 
     def parts(self, entry: object) -> Sequence[object]:
-        """Return the values to print for a recorded entry."""
+        """Return the parts of a recorded entry, which are printed separated by spaces."""
         return cast("tuple[object, ...]", entry)
 
 

@@ -83,7 +83,7 @@ def read_settings(
 
 
 def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
-    """Return, by name, the values of the fields that settings inherit from the base class `kind`."""
+    """Return, by name, the values of those fields of `settings` that the base class `kind` has."""
     return {each.name: getattr(settings, each.name) for each in fields(kind)}
 
 
@@ -110,7 +110,7 @@ def _read(
 
 
 def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[str, object]]:
-    """Yield each annotated field's name and converted value; errors begin with the text `whose`."""
+    """Yield each annotated field's name and converted value; every error text begins with `whose`."""
     kind = type(settings)
     for name, hint in _kinds(kind).items():
         yield name, _converted(kind, name, getattr(settings, name), hint, whose)
@@ -136,7 +136,10 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 
 
 def _settings_of(kind: Any) -> tuple[type[Settings], bool] | None:
-    """Return (settings class, whether the field holds a tuple of them); None for other fields."""
+    """Return a field's settings class, and whether the field holds a tuple of such settings.
+
+    Returns None for a field that holds no settings.
+    """
     for each in _choices(kind):
         many = get_origin(each) is tuple
         inner = get_args(each)[0] if many else each
@@ -153,7 +156,7 @@ def _values(kind: Any) -> tuple[object, ...]:
 
 
 def _records(kind: Any) -> Iterator[str]:
-    """Yield the names of the classes, other than `Settings`, whose instances a field accepts."""
+    """Yield the class names of the tagged settings and plain dataclasses that a field accepts."""
     if is_dataclass(kind) and not issubclass(cast("type", kind), Settings):
         yield cast("type", kind).__name__
     elif isinstance(kind, type) and issubclass(kind, TaggedSettings):
@@ -183,8 +186,8 @@ def _converted(
         if inner is None or isinstance(part, str):
             return part
         if not isinstance(part, Mapping):
-            # msgspec accepts any indexable object, such as a range, as a mapping. Replace such an
-            # object, so that msgspec's check fails.
+            # msgspec accepts any indexable object, such as a range, as a mapping. Put a value that it
+            # rejects in place of such an object.
             return part if part is None or isinstance(part, inner) else object()
         return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
 

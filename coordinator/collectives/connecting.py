@@ -17,7 +17,7 @@ log = logging.getLogger("lockstep")
 _WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
     tuple[Transport, int, HostIdentity]
 )
-"""Codec of a rank's (configured transport, number of lanes, host), which the ranks exchange."""
+"""Codec of the values that the ranks exchange: (configured transport, number of lanes, host)."""
 _SHARING: dict[Transport, type[SharedMemoryCollective]] = {
     Transport.SHM: SharedMemoryCollective,
     Transport.HIERARCHICAL: HierarchicalCollective,

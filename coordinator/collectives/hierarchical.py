@@ -43,7 +43,8 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Seconds that a host whose ranks have all joined waits for the other hosts after its own deadline.
+"""Extra seconds, after its deadline, that a host waits for other hosts if all its own ranks have
+joined.
 
 Within that time another host may still report which of its ranks was late.
 """
@@ -60,7 +61,7 @@ still be pending, and a gloo group with a pending exchange cannot be destroyed.
 """
 
 _NOTHING = np.iinfo(np.int64).max
-"""A lane value that never wins the MIN, because no lane is larger."""
+"""The largest lane value, which leaves the MIN of all other lanes unchanged."""
 
 log = logging.getLogger("lockstep")
 

@@ -85,8 +85,9 @@ _CLOSED = (LookupError, ValueError, OSError)
 """The errors that an access to the memory raises if a signal handler closes the memory meanwhile."""
 
 Span = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]
-"""The positions of the cells of consecutive writers, once for even and once for odd rounds: for each
-cell the index of its first word, and the start byte and end byte of its lanes."""
+"""The positions of the cells of consecutive writers: first those for even rounds, then those for odd
+rounds. Each position is (index of the cell's first word, start byte of its lanes, end byte of its
+lanes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ class Cells:
     """One process's mapping of the shared cells. `HostGroup` adds ranks and deadlines.
 
     Single words are accessed through a memoryview and lanes through the mmap, because numpy arrays are
-    several times slower. A poll makes few calls, because their code is often cold in the CPU cache.
+    several times slower. A poll makes few calls, because the code of each call is often absent from the
+    CPU cache.
     """
 
     def __init__(self, fd: int, writers: int, lanes: int, futex: Futex) -> None:
@@ -247,7 +249,7 @@ class Cells:
         The memory must be unmapped explicitly, because the error that ended an epoch keeps its stack
         frames, and thereby this object, alive.
         """
-        with suppress(ValueError):  # The memory is already unmapped.
+        with suppress(ValueError):  # Raised if the memory is already unmapped.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
         # Release the views even during a call that a signal handler has interrupted. That call then
         # raises `ValueError`.
@@ -435,7 +437,8 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # The host's first rank writes all cells that follow those of the host's ranks.
+                # The cells after those of the host's ranks are written by the host's first rank, so
+                # that rank caused their damage.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
@@ -444,7 +447,7 @@ class HostGroup:
     def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
         """Record how the group ends, for all ranks of the host; return the ending that now applies.
 
-        The first ending wins, unless a later ending has a smaller `last_round`.
+        An ending that is already recorded is replaced only by one with a smaller `last_round`.
         """
         ending = Ending(cause, rank, last_round)
         # Take a thread lock and a file lock, because the file lock excludes only other processes.
@@ -531,7 +534,7 @@ class SharedMemoryCollective:
         span: Span | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Called by `create` only. Rounds fold the cells in `span` and wait like `HostGroup.wait`."""
+        """Called by `create` only. A round is the fold of the cells in `span`; see `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value

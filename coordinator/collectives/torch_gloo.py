@@ -48,8 +48,8 @@ _ADVICE = re.compile(r"( by peer)\b.*")
 """
 
 _SLICE_S = 0.1
-"""The maximum duration of one call into gloo in seconds, because Python handles signals such as Ctrl-C
-only between calls."""
+"""The maximum duration of one call into gloo in seconds. Python handles signals such as Ctrl-C only
+between calls, so a longer call would delay them."""
 
 _SHORTEST_S = 0.001
 """The shortest timeout in seconds that gloo accepts; gloo treats zero as no timeout."""
@@ -166,19 +166,18 @@ class _Gloo(Protocol):
 class _Ownership:
     """Holds the last reference to a gloo group in a thread, which drops the reference on request.
 
-    The thread is a daemon, whose references outlive the interpreter, so process exit never destroys the
-    group. The thread only waits, because a call into torch could return after interpreter shutdown and
-    abort the process.
+    The thread is a daemon: at process exit it still holds its reference, so the exit never destroys the
+    group. The thread only waits and makes no call into torch, because such a call could return after
+    interpreter shutdown and abort the process.
     """
 
     def __init__(self, group: _Gloo) -> None:
         self.operations: deque[Any] = deque(maxlen=2)
         """The last two collectives started; gloo runs them in order.
 
-        Only this deque refers to them, because collectives keep connections open, and an error's stack
-        frames would keep collectives alive. The second to last is kept because gloo's thread may still
-        hold it. If gloo's thread dropped the last reference during interpreter shutdown, the process
-        would abort.
+        Keep no other reference: an error's stack frames would keep a collective alive, and with it its
+        connections. The second to last is kept because gloo's thread may still hold it. If gloo's
+        thread dropped the last reference during interpreter shutdown, the process would abort.
         """
         self._release = threading.Event()
         self._thread = threading.Thread(

@@ -54,7 +54,7 @@ CHECKSUM_BYTES: Final = 16
 PIECE_BYTES: Final = 256 << 10
 """The approximate size in bytes of the pieces in which a payload is read and written.
 
-Small enough that a piece is still in the CPU core's cache when it is hashed.
+A piece of this size is still in the CPU core's cache when it is hashed.
 """
 
 
@@ -89,7 +89,10 @@ part_checksum = xxhash.xxh3_128_digest
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
-    """Return the concatenated checksums of parts with these sizes, back to back in `views`."""
+    """Return the concatenated checksums of consecutive parts; `sizes` are the parts' lengths.
+
+    The buffers `views`, concatenated, contain the parts back to back.
+    """
     if len(sizes) == len(views) == 1:
         return xxhash.xxh3_128_digest(views[0])
     hashes = PartHashes(sizes)
@@ -201,8 +204,8 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether the caller's parts are the whole payload of an object with exactly the caller's
-        columns."""
+        """Whether an object with exactly the caller's columns contains only the caller's parts, so that
+        its whole payload is one run."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
         """Return whether a header is sound, has the name digest `digest`, and the expected columns."""
@@ -219,7 +222,7 @@ class ExpectedHeader:
         return header[_CHECKSUMS_AT : self._checksums_end]
 
     def parts_of(self, payload: memoryview) -> list[memoryview]:
-        """Split a whole payload into its parts, each of which has a checksum."""
+        """Split a whole payload into its parts."""
         if len(self._sizes) == 1:
             return [payload]
         ends = accumulate(self._sizes)
@@ -227,7 +230,7 @@ class ExpectedHeader:
 
 
 def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
-    """Return whether a header is sound and has the name digest `digest` and the columns of `shape`."""
+    """Return whether a header is sound, has this name digest, and states the columns of `shape`."""
     return ExpectedHeader(shape).fits(bytes(header), digest)
 
 

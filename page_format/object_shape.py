@@ -99,7 +99,7 @@ class ObjectShape:
 
     @cached_property
     def told_by_length(self) -> bool:
-        """Whether the payload length alone reveals that an object has exactly the caller's columns."""
+        """Whether a payload's length alone proves that the object has exactly the caller's columns."""
         columns = sorted({part.bit for part in self.parts if part.bit != ALWAYS})
         room = {bit: sum(part.nbytes for part in self.parts if part.bit == bit) for bit in columns}
         if self.present in (0, self._known) and all(room.values()):
@@ -113,7 +113,7 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether an object with exactly the caller's optional columns has only the caller's parts."""
+        """Whether the caller holds all parts of an object with just the caller's optional columns."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:

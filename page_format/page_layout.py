@@ -287,9 +287,10 @@ class PageLayout:
     def _lay_out(
         self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
     ) -> int:
-        """Add to `shards` the location of each column of a group, unit by unit from byte `offset` on.
+        """Add the byte location of each column of `group` to `shards`.
 
-        Returns the offset after the group.
+        The group's columns are laid out unit by unit, from byte `offset` on. Returns the offset after
+        the group.
         """
         units = range(1)
         whole = 1

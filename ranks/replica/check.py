@@ -125,7 +125,7 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
 
 
 def _check_locked(node: Node) -> None:
-    """Check that a node locked on the device has pages there, or that a copy in flight fills it.
+    """Check that a node locked on the device has device pages, or that a copy in flight fills them.
 
     Callers skip nodes that a named pin covers, because a pin may lock a node before its pages are on
     the device.
@@ -236,8 +236,7 @@ def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
             every: list[int] = []
             for pages, _, _ in _owners(replica, nodes, tier, index):
                 every.extend(pages)
-            # Search for a page with two owners only if the page totals are wrong, because the search is
-            # slow.
+            # Search for the owners only if some page occurs twice, because the search is slow.
             if len(every) != len(set(every)):
                 _name_the_owners(replica, nodes, tier, index)
             missing = pool.capacity - len(every)

@@ -19,7 +19,7 @@ from .tree.prefixes import Prefixes
 
 
 class Clearing:
-    """Resets the cache, drops namespaces, and changes their limits."""
+    """Resets the cache, evicts the unused pages of namespaces, and sets their limits."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,

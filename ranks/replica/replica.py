@@ -123,7 +123,7 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Whether only quarantined or serving operations are in flight and no retry is due."""
+        """Whether no retry is due, and only quarantined or serving operations are in flight."""
         return not self.operation_table.working.total() and not self.retrying.is_due
 
     @property
@@ -133,12 +133,12 @@ class Replica:
 
     @property
     def leaving(self) -> list[str]:
-        """Names of released requests whose lent pages are still used by copies, perhaps forever."""
+        """Names of released requests with copies in flight on their lent pages; some may never end."""
         return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
-        """Whether a later verdict will free a released request's lent pages, which copies still use."""
+        """Whether lent pages of a released request will be free once copies in flight have ended."""
         return self._lent.waits
 
     def prefetch_slots(self) -> PrefetchSlotTable:

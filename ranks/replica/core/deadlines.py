@@ -20,10 +20,11 @@ class AgreedDeadlines(Generic[T]):
         self._entries: list[tuple[int, int, T]] = []
         """A heap of (deadline in ms, entry number, key)."""
         self._current: dict[T, int] = {}
-        """By key: the number of the heap entry with the key's deadline; 0 if the key has no heap entry
-        yet, because no time has been agreed on."""
+        """By key: the number of the heap entry that has the key's deadline. The number is 0 while the
+        ranks have not agreed on a time, because the key then has no heap entry."""
         self._undated: dict[T, int] = {}
-        """By key: the duration (ms) of a deadline that starts at the first agreed time."""
+        """By key: the duration (ms) of a deadline that was set before the ranks agreed on a time. The
+        duration starts at the first agreed time."""
         self._number = 0
 
     def __len__(self) -> int:

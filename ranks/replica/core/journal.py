@@ -55,7 +55,7 @@ class Journal(Recorder):
 
 
 def _culprit(entry: tuple[object, ...]) -> str:
-    """Return, as a short text, type and value of an entry's first part that cannot be encoded."""
+    """Return a short text: type and value of the first part of `entry` that cannot be encoded."""
     for part in entry:
         try:
             _ENCODER.encode(part)

@@ -120,7 +120,7 @@ class Misses:
         self._slots[digests & self._mask] = digests
 
     def _end(self, digests: Digests, first: int) -> int:
-        """Return the position after the last page of `digests` found in the table; 0 if none is.
+        """Return the position after the last page whose digest is in the table; 0 if there is none.
 
         `digests` are those of the pages from position `first` on.
         """

@@ -313,7 +313,7 @@ class LentDevice:
 
     @property
     def waits(self) -> bool:
-        """Whether a later verdict will free a released request's lent pages, which copies still use.
+        """Whether lent pages of a released request will be free once copies in flight have ended.
 
         A request with a quarantined copy is not counted, because that copy may never end.
         """
@@ -401,7 +401,7 @@ class LentDevice:
         return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
-        """Return, by component, the first position that a load copies if the prefix ends at `last`."""
+        """Return, by component, the first position to load for a prefix that ends at `last`."""
         return [
             max(first, each.needed_from(last)) if each.per_page else first
             for each in self._components

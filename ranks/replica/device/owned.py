@@ -103,10 +103,10 @@ class OwnedDevice:
     def require_possible(
         self, name: str, place: TreeIdentity, tokens: bytes, reserve_tokens: int
     ) -> None:
-        """Raise `UsageError` for a request that does not fit even an empty device.
+        """Raise `UsageError` for a request that needs more pages than an empty device has.
 
-        Such a request would wait forever. Of the cached prefix's window pages, only those that a match
-        needs are counted. Changes nothing.
+        Such a request would wait forever. Cached window pages count only if a match needs them. Changes
+        nothing.
         """
         reserved = -(-reserve_tokens // self._page_tokens)
         if max(len(tokens) // self._tree.page_bytes, reserved) > self._least_pages:
@@ -297,10 +297,10 @@ class OwnedDevice:
         return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
-        """Return (device end, restorable end): positions up to which a request can reuse a path.
+        """Return two positions up to which a request can reuse a path: (device end, restorable end).
 
-        Up to the device end, the device has all needed pages. The restorable end is that of
-        `best_match_node`, where a load back must end because every component accepts a match there
+        Up to the device end, the device has all needed pages. The restorable end is the end of
+        `best_match_node`. A load back must end there, because every component accepts a match there
         (incident B).
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
@@ -496,7 +496,7 @@ class OwnedDevice:
             )
 
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
-        """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
+        """Raise `UsageError` if a request with `cached` cached pages does not fit an empty device."""
         for component in self._paged:
             pool = self._allocator.pools[DEVICE][component.index]
             # Count the cached pages that a match needs, and the pages to be computed after them.

@@ -139,7 +139,7 @@ class BackingUp:
             not_on_host = self._prefixes.allocator.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # Pages that were once seen in the store are not written again here (`again`). Otherwise a path
+        # With `again`, pages that were once seen in the store are not written again. Otherwise a path
         # longer than host memory would be retried forever.
         self._persisting.offer_path(node, again=True)
         return operations
@@ -211,7 +211,7 @@ class BackingUp:
         """
         again = lent.request in self._prefixes.allocator.not_on_host.awaited
         if again:
-            # This try counts for the backoff: if copies have failed, the next pause starts now.
+            # Count this call as a try: if copies have failed, `allow` starts the next backoff pause.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
@@ -356,8 +356,8 @@ class BackingUp:
         """Return (missing, complete) for the full attention on the path to `node`.
 
         `missing` are the (node, component) pairs to back up. `complete` tells whether the host then has
-        the whole path. Without `tops_up`, `missing` is empty if the store has the first page that the
-        host lacks, because such pages were persisted through temporary host pages.
+        the whole path. If the store has the first page that the host lacks, the pages were persisted
+        through temporary host pages; `missing` is then empty, unless `tops_up` is set.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -470,8 +470,8 @@ class BackingUp:
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # The pages of a lent path may still fail to be written, and the engine could not lend them
-            # again. The path is therefore not complete before the writes have succeeded.
+            # A path of lent pages is complete only once its writes have succeeded, because the engine
+            # could not lend the pages again if a write failed later.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
@@ -503,8 +503,8 @@ class BackingUp:
             for pool, run in zip(self._prefixes.allocator.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # A path of lent pages is complete only once they are written, because until then the engine
-        # must keep them.
+        # A path of lent pages is not complete yet, because the engine must keep the pages until they
+        # are written.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
@@ -560,9 +560,9 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the match ends below a failed copy that need window pages of that copy.
+        """Return the match ends, below nodes whose copy failed, that need window pages of these nodes.
 
-        Their backups left out these pages, because the copy was still in flight then.
+        The backups of these match ends left out the window pages, because the copy was in flight then.
         """
         found: dict[Node, None] = {}
         for node, index in lost:
@@ -601,8 +601,8 @@ class BackingUp:
     ) -> int:
         """Back up the (node, component) pairs in `missing`; return the id of the operation.
 
-        The pairs are on the path to `node`. The path's host pages are pinned. `passing` are temporary
-        host pages; unneeded ones are freed.
+        The pairs are on the path to `node`. The path's host pages are pinned. `passing`, if given, are
+        temporary host pages to copy to; those that are not needed are freed.
         """
         allocator = self._prefixes.allocator
         # Lock the source pages first, because the allocation of host pages may evict pages.

@@ -233,8 +233,8 @@ class Persist(Moving):
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """Store time (pages written, agreed time) of the last use of the pages. If pages before them in the
-    prefix were last used earlier, the earliest of these times.
+    """When the pages were last used, as a store time (pages written, agreed time). The earliest such
+    time of these pages and of the pages before them in the prefix.
 
     None until the write is ordered.
     """
@@ -260,7 +260,8 @@ class Serving(Moving):
     queue."""
     request: str
     last: Node | None = None
-    """The deepest node whose full attention is served; that of its ancestors is served as well."""
+    """The deepest node whose full attention is served. The full attention of its ancestors is served,
+    too."""
 
     @property
     def end(self) -> int:

@@ -35,10 +35,10 @@ def unfilled_after(
     starts: Sequence[int],
     before: Iterable[Unfilled] = (),
 ) -> list[Unfilled]:
-    """Return the positions that are unfilled once a load has filled each component from `starts` on.
+    """Return the positions that are unfilled after a load fills each component from `starts` on.
 
-    `before` are the positions unfilled before the load. The engine lends pages from position `first`
-    on, so only those positions of `before` that are below `first` remain.
+    `before` are the positions that were unfilled before the load. Those below `first` stay unfilled,
+    because the engine lends pages only from position `first` on.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [
@@ -99,9 +99,8 @@ class Lent:
     def needed_from(self, component: Component) -> int:
         """Return the first position of a component that a request reads when it continues after `last`.
 
-        The request may already have computed part of the page after `last`, and then reads less of the
-        window. The engine may therefore have freed window pages that a match ending at `last` would
-        need.
+        If the request has computed part of the page after `last`, it reads less of the window than a
+        match that ends at `last`. The engine may have freed the window pages that only the match needs.
         """
         if not component.per_page:
             return self.first
@@ -131,7 +130,7 @@ def require_all(
 ) -> None:
     """Raise `UsageError` unless a request lends `pages` pages and its state.
 
-    Of a window only the last page must be present.
+    For a window component only the last page must be present; others may be `NO_PAGE`.
     """
     for component, run in zip(components, runs, strict=True):
         count = pages if component.per_page else int(state)

@@ -143,8 +143,8 @@ class LoadingBack:
         ]
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
-        # A copy may still read the host pages, so make the operation their owner instead of freeing
-        # them. A node that another request or operation pins keeps its pages.
+        # Make the operation the owner of the host pages instead of freeing them, because a copy may
+        # still read them. A node that another request or operation pins keeps its pages.
         allocator = self._allocator
         if node.parent is None or node.values[HOST][component] is None:
             return

@@ -77,7 +77,7 @@ class OperationTable:
     def persist(
         self, operation: Persist, transfers: Sequence[ObjectTransfer], after: bytes, distance: int
     ) -> None:
-        """Order the write of a waiting persist; see `Put` for `after` and `distance`."""
+        """Order the write of a waiting persist; see `Put` for the meaning of `after` and `distance`."""
         self._advance(operation, Phase.ISSUED)
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
@@ -168,7 +168,7 @@ class OperationTable:
         self._outbox.events.append(Quarantined(operation.id, operation.kind, rank))
 
     def requeue_behind_others(self) -> None:
-        """Move the first quarantined operation to the end of its queue: others may finish earlier."""
+        """Requeue the first quarantined operation as the last one, so that others can end first."""
         line = self._queues[_QUARANTINE]
         if len(line) > 1:
             queue_index, number = line.popleft()

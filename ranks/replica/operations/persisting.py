@@ -56,8 +56,8 @@ class Persisting:
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
         """Persist the pages of `settled` (node, component) that the store lacks.
 
-        The host has all pages of `settled`. The pages serve a match that ends at the node `last`. If
-        `last` is None, the match ends at the deepest node written.
+        The host has all pages of `settled`. `last` is the node at which the match that needs the pages
+        ends; None stands for the deepest node written.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -86,8 +86,8 @@ class Persisting:
         """Persist a few pages of the path to `node` that host memory has and the store lacks.
 
         At most `_PIECE_PAGES` pages are written, because a store that is too slow for the whole path
-        may accept these. The rest gets a new backlog entry. The search starts at the root, because
-        pages whose write failed may lie above pages written since.
+        may accept so few. The rest gets a new backlog entry. The search starts at the root, because the
+        store may lack pages above others that it has.
         """
         if not self._keeps(node):
             return
@@ -267,10 +267,10 @@ class Persisting:
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
         """Return the full-attention segments that the host has and the store lacks, from the top.
 
-        Includes other components of nodes whose store record was invalidated. The search goes up from
-        `node` and ends at the first node that the store has. Nodes further up need no check, because a
-        persist includes missing pages above its own, a failed persist leaves a backlog entry, and the
-        records of nodes further up are at least as recent.
+        If a node's store record was invalidated, the node's other components are included, too. The
+        search goes up from `node` and ends at the first node that the store has. Nodes further up need
+        no check, because a persist includes missing pages above its own, a failed persist leaves a
+        backlog entry, and the records of nodes further up are at least as recent.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -390,7 +390,7 @@ def hold_pieces(
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
-    """Yield the nodes from a persist's deepest node up to `above`, or to the top if `above` is None."""
+    """Yield the nodes from a persist's deepest node up to `above`; None stands for the top node."""
     last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
     for node in () if last is None else last.path():
         yield node

@@ -42,7 +42,7 @@ class Quarantine:
     def store_keeps_too_much(self) -> bool:
         """Return whether quarantined operations of the attached store keep too many pages of a pool.
 
-        Without an attached store, judges those of the last store.
+        If no store is attached, the operations of the last store are checked.
         """
         kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
         return any(
@@ -51,7 +51,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Return a text if stores' operations keep more than half of a host pool, else None."""
+        """Describe a host pool of which quarantined store I/O keeps more than half; None if none."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:
@@ -59,7 +59,7 @@ class Quarantine:
         return None
 
     def exceeds_budget(self) -> str | None:
-        """Return an error text if I/O other than a store's keeps too many pages of a pool, else None.
+        """Return an error text if quarantined I/O outside the store keeps too many pages, else None.
 
         Such I/O (copies, reads between groups) cannot be ended by detaching a store.
         """
@@ -83,7 +83,7 @@ class Quarantine:
     def _most(self, pool: PagePool, share: int) -> int:
         """Return the maximum number of quarantined pages of a pool: the pool's size divided by `share`.
 
-        A configured `quarantine_pages`, at most half of the pool, takes precedence.
+        The setting `quarantine_pages`, limited to half of the pool, takes precedence.
         """
         bound = self._config.bounds.quarantine_pages
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)

@@ -169,7 +169,7 @@ class Request:
 
     @property
     def admitted(self) -> bool:
-        """Whether the request has or lends device pages; such a request keeps its tree in a reset."""
+        """Whether the request has or lends device pages. A reset leaves such a request in its tree."""
         return self.stage not in _WAITING
 
     @property
@@ -186,7 +186,7 @@ class Request:
         """Forget the request's device pages, because they have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget the pages fetched and sought: they are counted, or the request has a new tree."""
+        """Clear `fetched` and `sought`: their pages are counted, or the request has a new tree."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
@@ -205,8 +205,8 @@ class OwnedRequest(Request):
     checkpoints: frozenset[int] = frozenset()
     """Page positions at which a recurrent state is kept in addition to the regular checkpoints."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """A hit event to publish, and digests of missed pages to record, when the request's load succeeds.
-    """
+    """A hit event and digests of missed pages. The event is published, and the digests are recorded,
+    when the request's load succeeds."""
     ends: frozenset[int] = frozenset()
     """Page positions at which matches of other requests may end; used for models with a window.
 

@@ -41,7 +41,7 @@ class Retrying:
         self._persisting = persisting
         self._ended = 0
         self._to_try = 0
-        """Number of backlog paths still to be retried because an operation has ended."""
+        """Number of backlog paths that are still to be retried after the latest end of an operation."""
 
     @property
     def is_due(self) -> bool:
@@ -89,13 +89,12 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # If all nodes below the last node on the device are on the host, back up the path to `node`
-        # itself, because a match at `node` may need window pages further up that are only on the
-        # device.
+        # If the host has all nodes below the last node on the device, back up the path to `node`
+        # itself. A match at `node` may need window pages further up that only the device has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
-            # Pin the path's host pages, because the backup of its upper part could evict them. Do not
-            # pin a path longer than host memory, because its backup needs the room of these pages.
+            # Pin the path's host pages, because the backup of its upper part could evict them. If the
+            # path is longer than host memory, do not pin them, because the backup needs their room.
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)

@@ -80,8 +80,8 @@ class ServingPeers:
             operation = self._begin(request)
         self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
         self._serve(operation, there)
-        # If windows or states for a match at the end are missing, a match ends at least one page
-        # earlier.
+        # If windows or states for a match at the end of the prefix are missing, other groups can use at
+        # least one page less.
         complete = whole and all(each in operation.segments for each in wanted)
         unit = self._prefixes.tree.page_tokens
         return max(0, min(operation.end, node.end - (not complete))) * unit
@@ -199,8 +199,8 @@ class ServingPeers:
                 allocator.ref_counts.kept_pages[HOST][index],
                 allocator.pools[HOST][index].capacity,
             )
-            # Allow windows or states for one match if nothing else of the pool is pinned: in a small
-            # pool they may need more than the share that may be pinned.
+            # In a small pool, the windows or states for one match may exceed the share that may be
+            # pinned. Allow them if nothing else of the pool is pinned.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:
                 return False

@@ -12,8 +12,8 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """Seconds for which the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""A record that the store has a page counts as old once the group has written 1 / this value of the
-number of pages that host memory holds.
+"""A record that the store has a page becomes old after a number of page writes: the number of pages
+that host memory holds, divided by this value.
 
 A full store has by then evicted as many pages as were written. Per page written, at most this many
 records become old, which bounds the cost of checking old records.
@@ -46,8 +46,8 @@ class Store:
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
-        """The id of the first operation that can involve the current store. After a detach this still
-        refers to the store that was detached."""
+        """Operations with this id or a greater one can involve the current store or, after a detach,
+        the detached store."""
         times, most = config.timeouts, config.bounds.remembered_misses
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
         """Objects, by pool and key, whose read failed; not requested again for a while."""
@@ -86,11 +86,12 @@ class Store:
         return operation.id >= self._first_operation
 
     def keeps(self, place: TreeIdentity, generation: int, source: str = "") -> bool:
-        """Return whether pages of a tree may be read from and written to storage.
+        """Return whether pages of a tree may be read from storage and written to it.
 
-        With a `source`, returns whether they may be read from that group. Returns False if a later run
-        of the cache could not find the pages. Also returns False for a tree from before the last reset:
-        requests in flight may have computed its pages with newer weights than those that its keys name.
+        With a `source` (another group), returns whether pages may be read from that group. Returns
+        False if a later run of the cache could not find the pages. Also returns False for a tree from
+        before the last reset: requests in flight may have computed its pages with newer weights than
+        those that its keys name.
         """
         there = self.attached or bool(source)
         return there and place.generation == generation and place.outlives
@@ -127,8 +128,8 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        The record counts as old from the start, because the store may soon evict earlier pages of the
-        prefix: the read did not use its copies of them.
+        The record counts as old from the start. The store may soon evict its earlier pages of the
+        prefix, because they were not read and their last use was not renewed.
         """
         self._note(node, component, _LONG_AGO)
 
@@ -188,8 +189,8 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # Forget the absences of these keys. Absences are kept by key alone, so another pool's object
-        # may lose its absence too early, which costs only one query.
+        # Absences are recorded by key, without a pool. Another pool's object with the same key may
+        # therefore lose its absence too early, which costs only one query.
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:

@@ -134,7 +134,7 @@ class LookupPlanner:
     ) -> Need:
         """Return the objects that a component needs for a match that ends anywhere after `floor`.
 
-        With `heeds`, objects remembered as unreadable get an empty key, so that they are not queried.
+        If `heeds`, objects remembered as unreadable get an empty key, so that they are not queried.
         """
         first = component.needed_from(floor + 1)
         held: set[int] = set()
@@ -155,9 +155,10 @@ class LookupPlanner:
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
-    """Return a function that counts the objects that a match needs and the host lacks.
+    """Return a function from a match's end position to a number of missing objects.
 
-    The function takes the position at which the match ends, at most `last`.
+    The function counts the objects that the match needs and the host lacks. The end position is at most
+    `last`.
     """
     first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]

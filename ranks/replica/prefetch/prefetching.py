@@ -67,7 +67,7 @@ class Prefetching:
 
     @property
     def active(self) -> list[Prefetch]:
-        """The prefetches from QUERY to TRANSFER by id; each has a prefetch slot in the ballot."""
+        """The prefetches with a prefetch slot in the ballot (QUERY to TRANSFER), by ascending id."""
         in_flight = self._operation_table.in_flight.values()
         return [
             each
@@ -133,8 +133,8 @@ class Prefetching:
     def expire_waiting(self) -> None:
         """End prefetches that have waited longer than the stop policy's cap.
 
-        Every running prefetch has a deadline. With a slow store, a prefetch far back in the queue would
-        nevertheless wait for the sum of many deadlines.
+        The deadline of a prefetch starts only when it runs. Without the cap, a prefetch far back in the
+        queue of a slow store would wait until many deadlines have passed, one after the other.
         """
         now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
         while self.waiting:
@@ -260,7 +260,8 @@ class Prefetching:
             self._end_query(operation, Outcome.NO_ROOM, MissReason.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
-            # Vote again, because the length that fits in host memory may not be restorable.
+            # Vote again on lengths that fit in host memory, because the longest of them may not be
+            # restorable.
             self._vote_again(operation, fits)
             return
         positions = self._lookups.positions(operation, fits)
@@ -285,7 +286,7 @@ class Prefetching:
     def _settle(self, operation: Prefetch, why: MissReason | None) -> None:
         """Insert pages that landed on every rank; free the others once no rank's I/O touches them.
 
-        `why` says why not all pages have landed; None if all have.
+        `why` is the reason why some pages have not landed; None if all have.
         """
         reached = self._give_landed(operation)
         request = self._requests.get(operation.request)

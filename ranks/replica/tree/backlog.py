@@ -41,7 +41,7 @@ class Backlog:
     """
 
     def __init__(self, changed: dict[Node, None]) -> None:
-        """`changed` collects the nodes that may be mergeable after their entry was removed."""
+        """`changed` receives the nodes that have lost their entry and may now be mergeable."""
         self._changed = changed
         self._entries: dict[Node, tuple[Undone, int]] = {}
         self.pages: Counter[Undone] = Counter()
@@ -66,7 +66,7 @@ class Backlog:
         if parent is None:
             return
         if parent in self._entries and len(parent.children) == 1:
-            # Let the entry of a longer path replace that of a shorter one, as for a growing prompt.
+            # Keep one entry for a growing prompt: the longer path's entry replaces its parent's.
             pages = max(pages, self._remove(parent)[1])
         if node in self._entries:
             pages = max(pages, self._remove(node)[1])

@@ -25,7 +25,8 @@ class Component:
     """Whether a node has one page of the component per page of tokens; otherwise it has one slot for
     the state at its end."""
     held_by_requests: ClassVar[bool] = True
-    """Whether a request computes in place on the component's device pages in the tree."""
+    """Whether a request, while it computes, uses the component's device pages in the tree without
+    copying them."""
 
     def __init__(self, index: int, pool: str, span: int | None) -> None:
         self.index = index
@@ -113,8 +114,8 @@ class Needs:
             for each in components
             if each.per_page and each.span is not None
         )
-        """For each component that needs only part of the path: its device bit of `Node.there`, and its
-        span in pages."""
+        """For each window component: (its device bit of `Node.there`, its span in pages). Such a
+        component needs only part of the path."""
         self.is_plain = len(components) == 1
         """Whether full attention alone decides where a match may end."""
         self.within_nodes = all(each.per_page for each in components)

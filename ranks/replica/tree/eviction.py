@@ -25,7 +25,7 @@ class _Line(Generic[NodeT]):
     def __init__(self, grade: int) -> None:
         self.grade = grade
         self.newest = 0
-        """Last use (logical time) of the node that entered last; kept after that node has left."""
+        """The last use (logical time) of the node that entered last, even if that node has left."""
         self.nodes: OrderedDict[NodeT, int] = OrderedDict()
         """The nodes with their order of entry, which breaks ties between equal last uses."""
 

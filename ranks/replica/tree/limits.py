@@ -85,11 +85,11 @@ class Limits:
         self.are_set = bool(limits)
 
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
-        """Return a copy of all limits in which `limit` replaces or removes that of its namespace.
+        """Return a copy of these limits with `limit` in place of the old limit of its namespace.
 
-        A limit that bounds nothing removes the old one. `nodes` are all nodes of the tree, whose pages
-        are counted anew. A node that is being saved before eviction stays marked if its namespace still
-        has a limit.
+        If `limit` bounds nothing, the copy has no limit for the namespace. `nodes` are all nodes of the
+        tree, whose pages are counted anew. A node that is being saved before eviction stays marked if
+        its namespace still has a limit.
         """
         limits = {**self._limits, limit.namespace: limit}
         if not limit.limits_anything:
@@ -145,8 +145,9 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # The node may be one half of a node that was split before its backup began, and that backup
-            # may not cover this half. Count it as no longer being saved, so that it is evicted again.
+            # The node may be one half of a node that was split before its backup began, and the backup
+            # may cover only the other half. Stop counting this half as being saved, so that it is
+            # evicted again.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
@@ -187,7 +188,7 @@ class Limits:
         )
 
     def discard(self, upper: Node, tier: int) -> None:
-        """Remove a node that is being merged into its only child; the child then represents both."""
+        """Remove `upper`, which is being merged into its only child; the child then represents both."""
         limited = self._of(upper)
         if limited is not None:
             limited.queues[tier].discard(upper)

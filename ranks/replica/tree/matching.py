@@ -29,10 +29,10 @@ def reach(
 ) -> tuple[int, int, int]:
     """Return (device, best, host): how far a path is cached, as three lengths in pages.
 
+    The path is `nodes` and, if given, the node `partial`, of which only the first `pages` pages match.
     The device has everything that a match of length `device` needs. Device and host together have
-    everything that a match of length `best` needs. The host has full attention up to `host`. `partial`
-    is a node after `nodes` of which only the first `pages` pages match. Incident B: a match ends where
-    every component accepts it, not at the deepest node.
+    everything that a match of length `best` needs. The host has full attention up to `host`. Incident
+    B: a match ends where every component accepts it, not at the deepest node.
     """
     path = nodes
     if partial is not None:

@@ -130,7 +130,7 @@ class Node:
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
         self.begins = 0
-        """Number of locks and pins that begin at this node, except those of full attention."""
+        """Number of locks and pins that begin at this node. Those of full attention are not counted."""
         self.ends = 0
         """Number of locks, pins, backlog entries and other references that end at this node."""
         self.there = 0
@@ -165,8 +165,8 @@ class Node:
         """Which store `persisted` refers to, numbered from 1 in the order in which stores were
         attached."""
         self.stored_at: StoreTime | None = None
-        """Earliest store time (pages written, agreed time) at which the store was known to have the
-        pages, or pages before them; None if never.
+        """The earliest store time (pages written, agreed time) recorded for the node's pages or for
+        pages before them in the prefix. None if the store was never known to have the node's pages.
 
         The record is for the store with number `store`.
         """
@@ -175,7 +175,7 @@ class Node:
 
     @property
     def history(self) -> tuple[object, ...]:
-        """Last use, backup and store record of the node. Nodes that differ in these are not merged."""
+        """Last uses, backup and store number of the node. Nodes that differ in these are not merged."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property

@@ -55,7 +55,7 @@ class PageAllocator:
         emptied: Callable[[Node], None],
         split: Callable[[Node, int], None],
     ) -> None:
-        """`emptied` is called with a root that lost its last child; `split` splits a node."""
+        """`emptied` is called with each root that has lost its last child; `split` splits a node."""
         config = basis.config
         self._tree = tree
         self.components = tree.components
@@ -234,7 +234,8 @@ class PageAllocator:
             return list(map(PagePool.take, pools, counts))
         if not self._can_find(tier, counts):
             return None
-        # A backup locks whole nodes even if it copies only a part, so count the evictable pages again.
+        # Count the evictable pages again after backups have begun, because a backup locks whole nodes
+        # even if it copies only a part.
         saves = self.saves if tier == DEVICE else None
         if saves and (self._have_to_wait(counts, saves) or not self._can_find(tier, counts)):
             return None
@@ -263,7 +264,7 @@ class PageAllocator:
             while (over := self.limits.over_quota(tier)) is not None:
                 victim, surplus = over
                 if surplus < victim.width:
-                    # Evict only the part of the run that exceeds the quota.
+                    # The node has more pages than must be evicted, so split it and evict only its end.
                     self._split(victim, victim.width - surplus)
                 if tier == DEVICE and self.saves is not None:
                     self.limits.leave(victim, tier)
@@ -303,8 +304,8 @@ class PageAllocator:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Return whether a node and its only child must stay separate.
 
-        The reasons are those of the tree (`divided`), different eviction grades, different counts of
-        hits, and that only one of the two is being saved for eviction.
+        They must if the tree keeps them separate (`divided`), if their eviction grades or hit counts
+        differ, or if only one of the two is being saved for eviction.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -355,8 +356,9 @@ class PageAllocator:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # This use may make the uses of a node and its only child equal, so consider the two for
-                # a merge. If their uses were equal before, something else keeps the two separate.
+                # This use may make the uses of a node and its only child equal, so check whether the
+                # two can be merged. If their uses were equal before, the two are separate for another
+                # reason.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -382,7 +384,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Keep nodes on the path to `node` even if a namespace limit would evict them from a tier."""
+        """Keep on a tier those nodes on the path to `node` that are being saved for eviction."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None

@@ -82,8 +82,9 @@ class RefCounts:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # The old end already counts its held child, because a node below it was held before.
-                # Drop only the count of this handle, which now ends further down.
+                # A node below the old end was held before, so the old end already counts its held
+                # child. Remove only this handle's count from the old end, because the handle now ends
+                # further down.
                 self._unlock_base(tier, old)
                 break
             each = each.parent

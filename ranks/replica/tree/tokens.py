@@ -22,8 +22,8 @@ _LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _INT32_ARRAY = np.dtype("<i4")
-"""numpy's shared dtype object for little-endian int32. Most token arrays have this same object, so a
-comparison by identity is enough for them."""
+"""numpy's shared dtype object for little-endian int32. Most token arrays have exactly this object as
+their dtype, so an identity comparison recognises them."""
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 """The format strings of int32 in the buffer protocol."""
 

@@ -28,7 +28,7 @@ class Tree:
         per_page = sum(1 << each.index for each in components if each.per_page)
         self._in_pages = frozenset(each.index for each in components if each.per_page)
         self._per_page = per_page | per_page << len(components)
-        """The bits of `Node.there` of components that have one page per page of tokens."""
+        """The bits of `Node.there`, on both tiers, of components with one page per page of tokens."""
         self.roots: dict[TreeIdentity, Node] = {}
         self.node_count = 0
         self._next_id = 1
@@ -157,7 +157,7 @@ class Tree:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True
-        # Ignore the storage record of a state, because only `lower` can have a state.
+        # Ignore the store records of states, because only `lower` can have a state.
         stored = upper.persisted ^ lower.persisted
         return upper.history != lower.history or bool(stored & self._in_pages)
 

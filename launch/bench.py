@@ -1,4 +1,4 @@
-"""`lockstep bench`: measure operations of Lockstep, and in the same run a hardware limit for each."""
+"""`lockstep bench`: compare operations of Lockstep with a hardware limit that the same run measures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -106,7 +106,7 @@ def _replay_twice(
 ) -> tuple[int, dict[str, Report]]:
     """Replay cold, then warm; return (exit status, reports by run).
 
-    The exit status is the first that is not 0; 0 if there is none.
+    A run that fails ends the demo, and its exit status is returned.
     """
     reports: dict[str, Report] = {}
     for run in ("cold", "warm"):

@@ -15,8 +15,8 @@ from ...errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
-"""Names of the variables for the Mooncake client's two TCP timeouts, in seconds: until more bytes
-arrive, and until the first answer arrives."""
+"""Names of the variables for the Mooncake client's two TCP timeouts, both in seconds. The first limits
+each wait for more bytes; the second limits the wait for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from ...errors import ConfigError, LockstepError, UsageError
 from .options import option
 
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""`errno` values of a write to stdout that fails because the disk is full or the stream is broken."""
+"""Values of `errno` if stdout cannot be written, because the disk is full or the stream is broken."""
 
 EXIT_FAULT = 1
 """Exit status if a replay found a fault, or the program has a bug."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from ...small_engine.counts import ReplayCounts
 
 PAUSE_S: Final = 60.0
-"""Seconds between progress lines if there is no terminal, and before the first line."""
+"""Without a terminal: seconds between two progress lines, and from the start to the first line."""
 
 
 class Progress(NamedTuple):

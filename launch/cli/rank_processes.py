@@ -31,7 +31,8 @@ from .interruption import EXIT_INTERRUPTED, ignore_signals
 _FOLDER = "lockstep-ranks-"
 _CONNECT_S = 5.0
 _FILES_MIN = 64
-"""Minimum limit on open files; two ranks use 32 files when they start."""
+"""If the process may open fewer files than this, no ranks are started; two ranks need 32 files at once.
+"""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
 """After the first failure of a rank, the other ranks report a lost peer within this many seconds."""
@@ -83,11 +84,12 @@ def run_ranks(
 ) -> tuple[int, str]:
     """Run `python` with these arguments as `ranks` processes; return (exit status, error line).
 
-    The processes meet at `address`, an address of this machine, and are never restarted. The call
-    returns when all of them have ended. The status is 0, or the status of the first rank that failed,
-    as in a shell; the other ranks are then ended. The line says why that rank failed, and is empty if
-    the rank has printed the reason. If `are_heard` is false, the output of the ranks is discarded. If
-    this process is interrupted, the ranks have `shutdown_timeout_s` seconds to shut down in order.
+    The processes connect to each other at `address`, an address of this machine, and are never
+    restarted. If a rank fails, the other ranks are ended. The call returns when all processes have
+    ended. The status is that of the first rank that failed, as a shell would give it, and 0 if none has
+    failed. The line says why that rank failed, and is empty if the rank has printed the reason. If
+    `are_heard` is false, the output of the ranks is discarded. If this process is interrupted, the
+    ranks have `shutdown_timeout_s` seconds to shut down in order.
     """
     if problem := why_ranks_cannot_start(address):
         return EXIT_GROUP, problem

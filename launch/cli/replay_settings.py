@@ -48,8 +48,8 @@ only rank 0 writes reports."""
 
 _PORT_MAX = 65535
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
-"""Maximum number of KV pages; pool sizes that are derived from the number then stay within `PAGES_MAX`.
-"""
+"""Maximum size of the KV pool in pages. It keeps the sizes of the other pools, which are derived from
+it, within `PAGES_MAX`."""
 
 
 def _values(names: type[StrEnum]) -> list[str]:

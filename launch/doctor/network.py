@@ -77,7 +77,7 @@ def judge_host_name(host: HostName) -> CheckResult:
 
 
 def probe_interface() -> Interface:
-    """Choose an interface as ranks do: the user's choice, the route to other hosts, or loopback."""
+    """Choose an interface like a rank: the user's, else the route to other hosts, else loopback."""
     chosen = read_gloo_interface()
     addresses = _addresses()
     if chosen:

@@ -151,7 +151,7 @@ def judge_room(uri: str, directory: str) -> list[CheckResult]:
 
 
 def probe_answers(uri: str) -> Answers:
-    """Time the reads of small test objects, and equal reads without the store; remove the objects."""
+    """Time reads of small test objects, through the store and without it; remove the objects."""
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:

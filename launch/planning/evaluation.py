@@ -122,9 +122,8 @@ class Evaluation:
     def _pages_enough(self, page_tokens: int) -> int:
         """Return a number of pages per tier with which no page is ever evicted."""
         state = self.model.profile.state
-        # The sizes of the window and state pools are fractions of the KV pool's size, and these pools
-        # must hold all pages of every request. Therefore make the KV pool larger than its own pages
-        # require.
+        # The sizes of the window and state pools are fractions of the KV pool's size. Make the KV pool
+        # so large that these smaller pools can also hold all pages of every request.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)

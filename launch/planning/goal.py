@@ -46,8 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Count sizes in steps of the search. Size -1 stands for too little memory, because even size 0 may
-    # be enough if the device alone reaches the ratio.
+    # Count memory in steps of the search. Begin with -1 as a size that is too small, because size 0 (no
+    # host memory) may already be enough.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)

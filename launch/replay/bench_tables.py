@@ -74,7 +74,7 @@ def print_agreement(report: "AgreementReport") -> None:
 
 
 def _in_words(ratio: float) -> str:
-    """Return text that compares our time with another; `ratio` is the other time divided by ours."""
+    """Return text that compares Lockstep's time with a reference; `ratio` is reference / Lockstep."""
     if ratio >= 1:
         return f"1/{ratio:.{1 if ratio < 10 else 0}f} of the time of"
     return f"{1 / max(ratio, 0.001):.2g} times the time of"

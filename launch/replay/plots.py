@@ -153,8 +153,9 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # An entry of `counts` is a bucket's upper bound and number of steps. Place the steps slightly below
-    # the bound, so that the histogram counts them in the bin that contains the bucket.
+    # An entry of `counts` has a bucket's upper bound and its number of steps. Use a value slightly
+    # below the bound, because a value exactly on an edge of the histogram counts in the next higher
+    # bin.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")

@@ -109,7 +109,7 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
 def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     """Return the outcome whose error is most informative; None if no rank has failed.
 
-    Configuration errors are preferred to lost peers, and both to ranks that did not answer.
+    The order is: configuration errors, then lost peers, then ranks that did not answer.
     """
     errors = [each for each in outcomes if each.error]
     return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)

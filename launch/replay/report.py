@@ -140,8 +140,8 @@ class Report(TypedDict):
     round_us_counts: list[list[float]]
     """Histogram of `round_us` over all ranks, without empty buckets.
 
-    Each entry has a bucket's upper bound in microseconds, and its number of steps. A step of a bucket
-    took between 11/12 of the upper bound and the upper bound.
+    Each entry has a bucket's upper bound in microseconds, and the number of steps in the bucket. The
+    bucket's lower bound is 11/12 of its upper bound.
     """
     settings: dict[str, object]
 

@@ -32,8 +32,8 @@ class Defects:
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Number of objects with this defect, by outcome (`failed`, `timed out`); empty if the defect can
-    have only one outcome."""
+    """Number of objects with this defect, by outcome of the call on the object (`failed`, `timed out`).
+    Empty for a kind of defect that has only one possible outcome."""
 
     def add(self, name: ObjectName, outcome: str | None = None) -> None:
         """Count one more object with the defect."""

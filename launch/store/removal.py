@@ -91,7 +91,7 @@ class _Oldest:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
     def oldest_first(self) -> list[StoredObject]:
-        """Return the collected objects, oldest first, so that a prefix loses its last pages first."""
+        """Return the collected objects, oldest first; this shortens prefixes from their end."""
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
@@ -164,7 +164,10 @@ async def _collect(
     removed: Removal,
     dry_run: bool,
 ) -> str:
-    """Remove pages by age or down to the size limit; return text about the remaining pages."""
+    """Remove pages older than `age_s`, or the oldest pages until at most `size` bytes are left.
+
+    Returns text about the remaining pages.
+    """
     namespaces = None
     if model is not None:
         catalogue = (await survey(store)).catalogue

@@ -66,7 +66,8 @@ async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Convert the error, because the caller reports an `OSError` as an error of the store.
+            # stdout could not be written. Raise another type of error, because the caller reports an
+            # `OSError` as an error of the store.
             raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 

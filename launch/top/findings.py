@@ -118,8 +118,8 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Check the unwritten pages, too. Retries are up to 30 s apart, so a window may contain no failed
-    # write.
+    # Also report a problem if pages are still unwritten. Their writes are retried up to 30 s apart, so
+    # no write may have failed in this window.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
@@ -179,8 +179,8 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_on_every_rank("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # The metrics count the pages of a timed-out call as unreadable, so add the unreadable pages to
-        # the late pages.
+        # After a timed-out call, the metrics count its pages as unreadable and not as late. Include the
+        # unreadable pages in the count.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")

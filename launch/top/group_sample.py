@@ -140,7 +140,7 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
-    """Query the waiting addresses in turn, each for an equal share of the time until `until_s`."""
+    """Query the waiting addresses one by one; divide the time until `until_s` equally among them."""
     with suppress(IndexError):
         while (now_s := time.monotonic()) < until_s:
             address = waiting.popleft()
@@ -152,8 +152,8 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
     """Store the answer from an address; drop an answer that is incomplete at the deadline."""
     answer = bytearray()
     try:
-        # After the deadline, `left_s` is negative. Connecting then raises `ValueError`, so no answer is
-        # stored.
+        # After the deadline, `left_s` is negative, and `create_connection` raises `ValueError`. No
+        # answer is stored then.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
             # Send HTTP/1.0, so that the answer is not chunked, and ends when the server closes the

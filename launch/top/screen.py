@@ -123,8 +123,8 @@ def _pools(window: Window) -> Table:
                 window.grew("removed_pages_total", tier=tier, cause="room"),
                 window.grew("removed_pages_total", tier=tier, cause="limit"),
             ]
-            # Show stored and removed pages only in the rows of the pool `kv`, because their numbers are
-            # sums over all pools.
+            # The metrics of stored and removed pages are sums over all pools. Show them only once, in
+            # the row of the pool `kv`.
             told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
             table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
     return table

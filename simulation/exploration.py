@@ -21,7 +21,8 @@ LIST: Final = "list"
 """The value of `--revive` that prints a list of all bugs."""
 SEEDS: Final = range(100)
 REVIVED_SEEDS: Final = range(2_000)
-"""Seeds that `--revive` tries by default; for every revived bug, one of them must show the bug."""
+"""Seeds that `--revive` tries by default; enough that every revived bug shows in at least one of them.
+"""
 
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:

@@ -79,7 +79,7 @@ def draw_pair(
 
 
 def _with_model_of(one: World, other: World) -> World:
-    """Return the world `other`, changed to serve the model of `one`; `other` keeps its pool sizes."""
+    """Return a copy of the world `other` with the model of `one`, and with its own pool sizes."""
     config, pools = other.config, dict(other.device_pools)
     components: list[ComponentConfig] = []
     for served, drawn in zip(one.config.components, config.components, strict=True):
@@ -154,9 +154,10 @@ class _Group(Schedule):
         takes: GroupHandoff | None = None,
         source: "_Group | None" = None,
     ) -> None:
-        """Create a producer that fills the queue `gives`, or a consumer that empties `takes`.
+        """Create one group of a pair: a producer if `gives` is set, a consumer if `takes` is set.
 
-        A consumer reads pages from the group `source`.
+        A producer puts handed-over requests into the queue `gives`. A consumer takes requests from the
+        queue `takes`, and reads their pages from the group `source`.
         """
         self._source = source
         self._layouts = dict(pool_layouts(world.config))
@@ -174,13 +175,13 @@ class _Group(Schedule):
         return epoch
 
     def connect(self, place: ShardPlace, source: str) -> SimulatedPeers:
-        """Return this group's served pages, as read by the consumer's rank with shard `place`."""
+        """Return a source of this producer's pages, for the consumer's rank with shard `place`."""
         del source
         return SimulatedPeers(self._serving, place, self.result.coverage)
 
     def _end(self, *, last: bool = False) -> bool:
-        # Detach the other group's clock, because draining this group takes virtual seconds, and the
-        # other group takes no steps meanwhile.
+        # The other group takes no steps while this group is drained, so its clock must not advance.
+        # Detach it meanwhile.
         beside, self._clock.beside = self._clock.beside, None
         try:
             return super()._end(last=last)

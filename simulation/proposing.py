@@ -68,8 +68,8 @@ class Proposing:
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
         """The chance that a rank cannot open a store that it is asked to attach."""
         self._can_attach = world.config.host_pages > 0
-        # Allow for the time that clock faults add to a timeout, and for the time that the other group
-        # of a pair takes between steps of this group.
+        # A proposal may end later than its timeout: clock faults stop the clock, and in a pair the
+        # other group's steps take time between this group's steps.
         slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
         self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage
@@ -210,8 +210,8 @@ class Proposing:
     def _had_store(self) -> bool:
         """Return whether a store was attached when the ranks decided on the latest proposals.
 
-        Without a proposal, a group detaches a store only if I/O of the store keeps too many pages in
-        quarantine.
+        The store may have been detached in the same step without a proposal: a group detaches a store
+        whose I/O keeps too many pages in quarantine.
         """
         journal = self._caches[0].inspection.journal
         _, entries = journal.last(journal.count - self._recorded)

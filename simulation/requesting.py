@@ -57,8 +57,8 @@ class Requesting:
         self._carried_out: list[list[bytes]] = []
         """By rank: the control requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """By step, for the last steps: the highest number up to which every rank had received all
-        control requests."""
+        """One entry for each of the last steps: the number n for which every rank had received the
+        control requests 1 to n."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
         """Continue with the caches of a new group, whose control requests have numbers from 1."""

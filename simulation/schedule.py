@@ -47,7 +47,8 @@ _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
 """Virtual time after which a group no longer assumes that objects that it wrote are in the store."""
 _WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
-"""Maximum number of steps until all ranks notice a lost rank: 2, because a round may be in flight."""
+"""Maximum number of steps until all ranks notice that a rank is lost; 2, as a round may be in flight.
+"""
 
 _LOSS = (PeerLost, CollectiveTimeout)
 _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
@@ -57,7 +58,7 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults that do not stop the affected rank: like the others, it takes steps until the epoch ends."""
+"""Faults after which the affected rank still takes steps until the epoch ends."""
 
 
 class _CopiesLost(Exception):
@@ -141,8 +142,8 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # Hung copies have ended the epoch, so drain a new group instead. No copy of the new
-                # group can hang, because nothing is in flight.
+                # Hung copies have ended the epoch, so its group cannot be drained. Start a new group
+                # and drain that one; it has no copies that can hang.
                 self._begin_anew()
                 self._end()
         except Violated as violated:
@@ -273,7 +274,7 @@ class Schedule:
         self._faults.over = False
 
     def _check_written_again(self, workload: Workload) -> None:
-        """Empty the stores, serve old prompts again, and raise if their pages are not written again."""
+        """Empty the stores and serve old prompts again; raise unless their pages are rewritten."""
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen = self._epoch.caches[0].inspection
         if not promises_anything(seen):
@@ -365,8 +366,8 @@ class Schedule:
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # Do not probe for free pages, because pages of quarantined operations can never be
-            # allocated.
+            # Do not check that all pages can be allocated, because pages of quarantined operations
+            # cannot.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():
@@ -386,13 +387,13 @@ class Schedule:
                 continue
             before = set(seen.in_flight)
             self._clock.advance(_LATE_ENDS_US)
-            # Take some more steps: reports may be late, and quarantined operations may settle one per
-            # step.
+            # Take some more steps, because reports may be late, and only one quarantined operation may
+            # settle in each step.
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # Repeat if a backup has started. Such a backup had to wait for quarantined pages or for a
-            # backoff.
+            # Repeat if a delayed backup has started. It was waiting for quarantined pages, or for a
+            # retry.
             if set(seen.in_flight) <= before and seen.idle:
                 break
         else:

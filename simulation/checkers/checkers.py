@@ -24,7 +24,8 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""If ranks can restore different prefix lengths: maximum number of steps until they agree on one."""
+"""Maximum number of steps in which ranks that can restore different lengths of a prefix agree on one.
+"""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
@@ -170,7 +171,7 @@ class DeadlineChecker:
     """Checks that every operation ends within a bounded virtual time, even if storage hangs."""
 
     def __init__(self, config: RankCacheConfig, *, step_us_max: int, still_us: int) -> None:
-        """Create the checker; clock faults may stop agreed time for up to `still_us` in total."""
+        """Create the checker; `still_us` is the maximum total time that clock faults add."""
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
@@ -265,9 +266,9 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """Raise if a load into engine-owned pages is quarantined.
+    """Raise if a load is quarantined, or if a request waits for a load that has ended.
 
-    Also raise if a request waits for a copy that has ended.
+    Loads fill engine-owned pages, which the cache cannot quarantine.
     """
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():

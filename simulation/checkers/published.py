@@ -30,16 +30,16 @@ class Published:
         self._pages: set[int] = set()
         """Contents of all published full-attention pages."""
         self._ends: set[int] = set()
-        """Contents of the last page of each published prefix. For each such page, at most one state is
-        kept."""
+        """Contents of the last page of each published prefix. Their number is the maximum number of
+        recurrent states in the tree."""
         self._loaded = 0
         """Number of full-attention pages that load backs started to fill; failed load backs count, too.
         """
         self._loads = 0
         """Number of load backs; each may have filled one state slot."""
         self._requests = world.requests_max
-        """Highest number of concurrent requests so far; a finished request that only serves pages does
-        not count."""
+        """Highest number of requests in flight so far, without finished requests that only serve their
+        pages."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
         """Whether the device may have evicted pages, because it was full, because a namespace has
@@ -61,10 +61,10 @@ class Published:
         self._loads += answer.operation is not None
 
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
-        """Record that the device may have evicted pages, if it may be full.
+        """Record that the device may have evicted pages, if all pages written so far may not fit.
 
-        The pages of operations in flight are counted, too, because a retraction still owns its
-        request's partial page.
+        The pages of operations in flight are counted, too, because a retraction owns its request's
+        partial page until it ends.
         """
         self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)

@@ -16,8 +16,8 @@ from ..rank.memory import SimulatedStore
 from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
-"""A component, a tree node and a page position; the node's pages from this position on must be in the
-store."""
+"""(component, tree node, page position). The node's pages from this position on must be in the store.
+"""
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
@@ -92,13 +92,13 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # If the same prompt is sent again, its last token is computed, so the match may end one
-            # page earlier. Also require the window pages for such a match.
+            # If the same prompt is sent again, its last token must be computed, so the match may end
+            # one page earlier. The store must also have the window pages for this shorter match.
             yield from _before(components[1:], node)
 
 
 def _fits(seen: Inspection) -> bool:
-    """Return whether each host pool, except the full-attention pool, has more pages than a match needs.
+    """Return whether each window or state pool on the host has more pages than one match needs.
 
     A window pool must have room for one page more than a window. Otherwise, the windows of two matches
     that end on the same tree path evict each other's pages.
@@ -115,7 +115,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield further window pages in memory, needed if a match ends one page before `node` ends."""
+    """Yield the window pages in memory that a match needs if it ends a page before `node` ends."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

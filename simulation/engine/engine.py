@@ -178,7 +178,7 @@ class SimulatedEngine(ABC, Generic[CacheT]):
             request.stage = EngineStage.PREFETCHING
 
     def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
-        """Before a prefetch starts, record how many tokens are cached."""
+        """Hook that is called before a prefetch; subclasses may record how many tokens are cached."""
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

@@ -35,8 +35,7 @@ class EnginePools:
         self._layers = model.layers
         self._paged = [each for each in model.layers if each.per_page]
         self.state = next((each for each in model.layers if not each.per_page), None)
-        """The component with a recurrent state, without which no request can continue; None if there is
-        none."""
+        """The model's component with a recurrent state; None if the model has none."""
         self.pools = {
             each.pool: AllocatedPages([memory.device[each.pool] for memory in memories], random)
             for each in model.layers
@@ -129,7 +128,7 @@ class EnginePools:
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """After a failed load: return whether a request has all pages and states that it needs."""
+        """Return whether a request has all pages and states to compute after a failed load."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
@@ -177,9 +176,10 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return the page numbers, on this rank and by pool, of a request's pages that a copy accesses.
+        """Return the page numbers of a request that a copy accesses: this rank's own numbers, by pool.
 
-        These are the pages at positions `first` to `last`, and the `slot` of the state.
+        They are the numbers of the pages from position `first` up to `last` (exclusive), and of the
+        state slot in `slot`.
         """
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
@@ -226,11 +226,11 @@ class EnginePools:
             pool.check_free()
 
     def reads(self, layers: Layers, length: int) -> int:
-        """Return the first page position that these layers need for the token after `length` tokens."""
+        """Return the first page position that `layers` read for the token after `length` tokens."""
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Return whether the device cache has all content that these layers need after `end` pages."""
+        """Return whether the device prefix cache has all that `layers` need after `end` pages."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

@@ -11,7 +11,10 @@ NO_PAGE = -1
 
 
 class EveryRank:
-    """One pool's device pages on all ranks, numbered alike; `on` returns a rank's own numbers."""
+    """One pool's device pages on all ranks, addressed by one common number for each page.
+
+    `on` converts common numbers to a rank's own numbers.
+    """
 
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None

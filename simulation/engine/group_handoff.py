@@ -42,7 +42,8 @@ class GroupHandoff:
         """Serve a finished request to the consumer; return whether the request is to be kept."""
         random = self.random
         if request.name not in caches[0].inspection.requests:
-            # The cache may not know the request, because its prompt is shorter than a page.
+            # The cache does not know a request whose prompt is shorter than a page, so it cannot serve
+            # it.
             return False
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False

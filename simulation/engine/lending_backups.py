@@ -11,8 +11,9 @@ class LendingBackups(LendingEngine):
     def back_up(self, request: EngineRequest, generation: int) -> bool:
         """Back up a request's whole pages, or sometimes fewer, after this step's forward pass.
 
-        Return False if there is nothing to back up. If the request started in this `generation` of the
-        cache, raise unless the backup covers all tokens that a match finds on the host.
+        Return False if there is nothing to back up. If no reset has come since the request started,
+        raise unless the backup covers all tokens that a match finds on the host. `generation` is the
+        current number of resets.
         """
         known = max(request.computed, request.planned)
         if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):
@@ -48,13 +49,14 @@ class LendingBackups(LendingEngine):
         self.coverage["pages left behind by a window"] += self.pools.leave_behind(request)
 
     def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
-        """Return the state slot that a backup of `known` tokens reads, as a list; empty for no state.
+        """Return a list with the state slot that a backup of `known` tokens reads; empty for no state.
 
         The slot has either a copy of the state, or the state that the model updates. In the latter
         case, the request waits until the backup has ended.
         """
         if known % self.page_tokens:
-            # The last page is partial, so the cache must ignore the state. Pass any slot to test this.
+            # A backup ignores the state if the tokens end within a page. Pass a slot nevertheless, to
+            # test this.
             return self.pools.slot(request)
         if not known or known != max(request.computed, request.planned):
             return []

@@ -42,17 +42,18 @@ class LendingLoads(LendingEngine):
         )
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:
-        """Return (first, last): pages before `first` are on the device; a load brings the others.
+        """Return (first, last): the range of page positions that a load must bring (`last` exclusive).
 
-        The load ends before page `last`. If both positions are equal, the request loads nothing.
+        All pages before `first` are in the prefix cache on the device. If both positions are equal, the
+        request loads nothing.
         """
         unit, most, hit = self.page_tokens, request.prompt - 1, 0
         shared = most // unit if self.random.random() < 0.7 else 0
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # First look for device pages without a state, because a load would bring the state. If nothing
-        # can be loaded, look for device pages whose state is also on the device.
+        # First ignore whether the state is on the device, because a load would bring it. If nothing can
+        # be loaded, use only device pages that the prefix cache has together with the state.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:
             hit = self.hit(request, first * unit, most)

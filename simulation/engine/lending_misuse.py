@@ -15,8 +15,8 @@ def misuse(
 ) -> None:
     """Make one invalid call about `request`, or about a request in `leaving`, and check the refusal.
 
-    The call is one that is invalid in the current stage of `request`. Requests in `leaving` are
-    released, but copies may still access their pages.
+    The stage of `request` determines which calls are invalid. Requests in `leaving` are released, but
+    copies may still access their pages.
     """
     unit = caches[0].config.layout.page_tokens * TOKEN_BYTES
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)

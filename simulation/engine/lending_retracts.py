@@ -51,7 +51,7 @@ class LendingRetracts(LendingEngine):
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Return whether copies access the request's pages, and each of these copies is quarantined."""
+        """Return whether a request waits only for quarantined copies, which may never end."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

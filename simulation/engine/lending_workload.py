@@ -47,7 +47,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         """By name of a released request: its device pages, which copies may still access."""
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
-        """Whether a copy that the cache ordered in this step waits for the engine to start it."""
+        """Whether the cache has ordered a copy in this step that the engine has not started yet."""
         # Make resets rare in a pair of groups, because requests cannot be handed over between groups
         # with different weights.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
@@ -108,7 +108,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
-        """Raise unless every device page is free, and after a reset also every host page."""
+        """Raise unless every device page is free, and also every host page once the cache is reset."""
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
@@ -166,8 +166,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # First fence the requests that were preempted in this step. This request may get their
-                # pages, and then writes to these pages at once.
+                # The admitted request may get pages of requests that were preempted in this step, and
+                # writes to them at once. Fence the preempted requests first.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):
@@ -338,8 +338,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
             if name not in self._leaving:
                 raise Violated(f"collect_freed names {name}, which was not released")
             self._freed(name, self._leaving.pop(name))
-        # `pending_frees` may be true only while a released request waits for its copies. Quarantined
-        # copies must not count, because they never end.
+        # If `pending_frees` is true, a released request must be waiting for its copies. Quarantined
+        # copies do not count, because they may never end.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("pending_frees is true, but no released request is pending")
 

@@ -36,8 +36,8 @@ class Layers(ABC):
     def needed(self, length: int, room: int) -> range:
         """Return the page-table entries that a request must have after `length` computed tokens.
 
-        These are the entries that its next token reads, and the entries of the tokens that it may still
-        compute within its capacity of `room` tokens.
+        These are the entries that its next token reads, and the entries for tokens up to `room`, the
+        number of tokens for which the request has pages.
         """
 
     @abstractmethod

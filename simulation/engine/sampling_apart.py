@@ -1,4 +1,4 @@
-"""Engines that diverge: a command has different tokens on one rank, but equally many on every rank.
+"""Engines that diverge: one rank gets a command with other tokens, but as many as the other ranks get.
 
 The state digest covers tokens (rule R2), so all ranks must detect the divergence in the next launched
 round.
@@ -34,7 +34,8 @@ def cache_commands(
     ]
     for each in requests:
         computes = each.stage in (EngineStage.COMPUTING, EngineStage.ANSWERING)
-        # A request can insert different tokens only if it has computed tokens after its shared prefix.
+        # Tokens can differ only after the prefix that a request shares with the tree. Insert only if
+        # the request has computed such tokens.
         if computes and each.computed > each.shared:
             commands.append(("insert", each.head(each.computed), partial(_insert, each)))
     return commands

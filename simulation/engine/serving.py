@@ -21,8 +21,8 @@ class ServesPeers:
         if self._random.random() > 0.03:
             return False
         ttl_s = self._random.choice((0.05, 0.5, 30.0))
-        # Serve several lengths, like vLLM's producer: first the promised length, then lengths that the
-        # request has reached.
+        # Serve several lengths of the request, as vLLM's producer does: first the full length, then
+        # shorter ones.
         ends = [self._random.randint(0, length) for _ in range(self._random.choice((0, 1, 2, 3)))]
         for end in (length, *ends):
             self._serve(caches, request, end, ttl_s)

@@ -1,4 +1,4 @@
-"""Serves old prompts again whose pages are still in memory, long after the store lost its objects."""
+"""Serves old prompts again from memory, after the store has lost its objects."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +15,9 @@ Prompt = tuple[str, bytes]
 def serve_again(
     caches: Sequence[Cache], prompts: Iterable[Prompt], take_step: Callable[[], None]
 ) -> list[Prompt]:
-    """Load back and publish the cached part of each prompt; return the parts that were published.
+    """Load back and publish the cached part of each prompt; return all parts that could be published.
 
-    A part is left out if the device lacks free pages or a copy fails.
+    A part cannot be published if the device lacks free pages or a copy fails.
     """
     found = [
         (namespace, tokens[: TOKEN_BYTES * match.host_tokens])

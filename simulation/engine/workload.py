@@ -1,8 +1,8 @@
 """A simulated engine with the commands of a continuous-batching scheduler, equal on every rank.
 
 Several requests are in flight. Each takes one action at a time, at moments drawn from the seed:
-prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. The
-contents of a device hit are checked before the model computes the tokens after the hit (`model`).
+prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. After a
+hit, the pages on the device are checked before the model computes further tokens (`model`).
 """
 
 from collections import Counter
@@ -276,7 +276,7 @@ class Workload(SimulatedEngine[Cache]):
             self._insert(request, final=False)
 
     def _chunk_end(self, request: EngineRequest, end: int) -> int:
-        """Return the token count at which the next chunk ends: the next checkpoint, or `end`."""
+        """Return the token count at which the next chunk ends: often the next checkpoint, or `end`."""
         ahead = [each for each in request.checkpoints if request.computed < each < end]
         return min(ahead) if ahead and self._random.random() < 0.85 else end
 

@@ -1,7 +1,7 @@
 """A group that serves a trace's prompts one after the other: a real replica whose I/O is instant.
 
 Every order completes at once on every rank, so its verdict can be derived from the order itself. No
-ballots, executors or page contents are needed. Equal prompts give equal figures.
+ballots, executors or page contents are needed. The results depend only on the prompts and the settings.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ from .prompts import ID_BYTES, PagedPrompt
 _NAMESPACE = ""
 _by_operation = attrgetter("operation")
 _TRIES_MAX = 4
-"""Maximum number of attempts to admit a request. Between two attempts, evicted pages are backed up if
-necessary."""
+"""Maximum number of attempts to admit a request. A refused attempt may start backups of evicted pages,
+after which the next attempt may succeed."""
 
 
 class Served(NamedTuple):
@@ -61,7 +61,7 @@ class InstantGroup:
         self._rounds = 0
         self._names = 0
         self._lengths: dict[int, Sequence[int]] = {}
-        """By prefetch operation: the prefix lengths, in pages, that the store can restore."""
+        """For each prefetch in flight: the prefix lengths, in pages, that the store can restore."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
         """Compute a prompt; return how much of it was cached, or None if the device is too small."""

@@ -12,7 +12,10 @@ class KeyStore:
     """
 
     def __init__(self, object_bytes: Mapping[str, int], bytes_max: int | None = None) -> None:
-        """Create the store; `object_bytes` is, by pool, the bytes of a page's objects of all ranks."""
+        """Create the store.
+
+        `object_bytes` has, by pool, the size of a page in the store, summed over all ranks.
+        """
         self._object_bytes = object_bytes
         self._bytes_max = bytes_max
         self._held: OrderedDict[tuple[str, bytes], None] = OrderedDict()

@@ -1,7 +1,7 @@
 """N real caches in one thread: all caches get every command and take every step.
 
-All ranks must give equal answers and launch equally many rounds of the same shape; else this module
-raises.
+All ranks must give equal answers, and launch equally many rounds of the same shape. A difference is a
+violation.
 """
 
 from collections.abc import Callable, Sequence

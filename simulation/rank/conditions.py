@@ -47,11 +47,13 @@ class OrderWork:
     over: bool = False
     """Whether the order's outcome has been reported."""
     queue: deque[ObjectPage] = field(default_factory=deque[ObjectPage])
-    """Pages whose transfers have not started. The order claimed their slots when it was issued."""
+    """Pages whose transfers have not started; their slots have been claimed since the order was issued.
+    """
     pending: list[bool] = field(default_factory=list[bool])
-    """By page index of a fetch: whether the page has yet to land."""
+    """By page index of a fetch: True until the page has landed."""
     reading: list[ObjectPage] = field(default_factory=list[ObjectPage])
-    """Pages that are being read from another group; a cancel of the order discards their data."""
+    """Pages that are being read from another group; if the order is cancelled, their data is discarded.
+    """
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True

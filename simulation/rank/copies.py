@@ -26,8 +26,8 @@ class _Pair:
     destinations: Slots
     destination: int
     sealed: tuple[str, int] | None = None
-    """Pool and host page of a page that has a checksum, which the copy back to the device verifies.
-    Only pages of retracted requests have checksums; None for other pages."""
+    """(pool, host page) if the page has a checksum, which is verified when the page is copied back to
+    the device. Only pages of retracted requests have one; None for other pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class _Copy:
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
-    """Whether a fence has let the engine overwrite the copy's source pages."""
+    """Whether a fence has ended for this copy, so that the engine may overwrite the source pages."""
 
     def finish_reading(self) -> None:
         for pair in self.pairs:

@@ -76,9 +76,10 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """Why hung copies prevent all ranks from continuing; None if the ranks can continue.
+        """The reason why no rank can continue because copies hang; None if the ranks can continue.
 
-        A single hung copy into engine-owned device pages is enough. Of other copies, many must hang.
+        One hung copy into engine-owned device pages stops the ranks. Other copies stop them only if
+        many hang.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"

@@ -61,7 +61,7 @@ class SimulatedExecutor:
         self.lends_device = False
         """Whether the device pages are owned by the engine."""
         self.lost_device = False
-        """Whether a copy into engine-owned device pages was still writing at the quiesce deadline."""
+        """Whether a copy into engine-owned device pages has continued past its quiesce deadline."""
         self.conditions = conditions
         self.stores = SimulatedStores(store, conditions)
         self._faults = conditions.faults
@@ -199,7 +199,7 @@ class SimulatedExecutor:
             self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
     def _give_up(self, work: OrderWork) -> None:
-        # The replica cannot quarantine engine-owned pages, so this rank reports itself unhealthy
+        # Engine-owned pages cannot be quarantined by the replica. Report this rank as unhealthy
         # instead.
         if self.lends_device and self.copies.writes_device(work.operation):
             self.sick = f"the copy {work.operation} to the engine's device pages does not end"

@@ -21,8 +21,8 @@ class Slots:
         self.content = [EMPTY] * pages
         """Content number of each slot; see `world/contents.py`."""
         self.shard = rank * SHARDS
-        """This number is added to the content number of a prefix, so that each rank's shard has its own
-        number."""
+        """The rank's offset: a prefix's content number plus this offset is the number of the rank's
+        shard."""
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
         """By slot: the operation that writes, or may still write, the slot; None if there is none."""
@@ -159,8 +159,8 @@ class SimulatedStore:
         self.accepted: set[tuple[str, bytes]] = set()
         """(pool, key) of the objects that this rank need not write.
 
-        Either this rank has written the object (which may be lost since), or the page came from another
-        group, which writes the object itself.
+        Either this rank has written the object, which the store may have lost since, or the page came
+        from another group, which writes the object itself.
         """
         self._meanings = meanings
         self._rank = rank

@@ -49,7 +49,7 @@ class SimulatedLookups:
         return seen
 
     def _some(self, indices: list[int]) -> list[int]:
-        """Draw one or more of `indices`: some from the start, some from the end, or a random sample."""
+        """Draw which of the keys at `indices` get a wrong answer: the first, the last, or any few."""
         count = self._random.randint(1, len(indices))
         match self._random.randrange(3):
             case 0:

@@ -2,7 +2,8 @@
 
 A reader needs some time to read a page, and checks the page's content. No reader starts after the
 serving order is cancelled. `Quiesced` is reported after the last reader has ended; slow readers are cut
-off. The readers are drawn here, or are the ranks of another simulated group (`simulated_peers.py`).
+off. This module draws readers at random; in a pair of groups, the consumer's ranks also read
+(`simulated_peers.py`).
 """
 
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ def _objects_for(layout: PageLayout, place: ShardPlace, ranks: int) -> tuple[str
 
 
 class SimulatedPeers:
-    """The pages of a serving group as one rank of another group reads them; a `PageSource`."""
+    """A `PageSource` with which one rank reads the pages that another group serves."""
 
     closed = False
 
@@ -58,8 +58,8 @@ class SimulatedPeers:
         self._place = place
         self._coverage = coverage
         self._reads = defaultdict[tuple[str, bytes], list[list[PeerRead | None]]](list)
-        """By pool and key: the reads in flight. A read has one entry per server; the entry is None if
-        the server does not serve the page."""
+        """Reads in flight, by pool and key. Each read is a list with one entry per server, which is
+        None if the server does not serve the page."""
 
     def touch(self, who: str) -> None:
         """Do nothing, because a serving group is never closed for its readers."""
@@ -82,4 +82,4 @@ class SimulatedPeers:
         return first % SHARDS + self._place.tp_rank * SHARDS
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Do nothing: a page that was damaged in transit is still intact on the serving group."""
+        """Do nothing. After a corrupt read, the page is still intact on the group that serves it."""

@@ -20,7 +20,7 @@ class SimulatedStores:
         self.refusals = 0.0
         """The chance that opening a staged store fails."""
         self.used = OpenStore(FIRST_STORE, store, conditions.find, conditions.rank)
-        """The attached store; after a detach, the closed store that was attached last."""
+        """The store in use. After a detach, this is the closed store that was used last."""
         self._conditions = conditions
         self._staged: dict[int, OpenStore] = {}
         self._readiness: dict[int, Readiness | str] = {}

@@ -19,15 +19,15 @@ class PageSource(Protocol):
         ...
 
     def touch(self, who: str) -> None:
-        """Record that `who` accesses the source; record a violation if the source is closed."""
+        """Record that `who` accesses this store or group; record a violation if it is closed."""
         ...
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Return whether the source has the object."""
+        """Return whether this store or group has the object."""
         ...
 
     def begin(self, pool: str, key: bytes) -> None:
-        """Start to read an object from the source."""
+        """Start to read an object."""
         ...
 
     def read(self, pool: str, key: bytes) -> int | None:
@@ -35,7 +35,7 @@ class PageSource(Protocol):
         ...
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Remove one object from the source."""
+        """Remove one object, because a read found it missing or corrupt."""
         ...
 
 

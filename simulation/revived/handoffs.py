@@ -63,7 +63,10 @@ class _NamesFirstPages(LookupPlanner):
 
 
 def one_pin_for_all_ends() -> Build:
-    """Revive: if a request is served at several lengths, only the pages for the longest are pinned."""
+    """Revive: if a request is served at several lengths, only pages for the longest are pinned.
+
+    The pages that only a shorter length needs, such as those of its window, may be evicted.
+    """
     return Build(parts=Parts(serving=_PinsTheFarthestEnd))
 
 

@@ -26,7 +26,7 @@ from ..rank.memory import SymbolicMemory
 
 
 def backups_of_unfilled_pages() -> Build:
-    """Revive: a backup also copies engine-owned device pages that no load has filled."""
+    """Revive: a backup also copies engine-owned device pages that a load has left unfilled."""
     return Build(parts=Parts(lent=_TakesAllForFilled))
 
 
@@ -37,21 +37,21 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Revive incident A: a load back changes a tree node's array of page numbers, not a copy.
+    """Revive incident A: a load back changes a tree node's page numbers instead of its own copy.
 
-    As in the original code, only transfers of pools other than full attention do so.
+    As in the original code, this happens in all pools except that of full attention.
     """
     make = partial(make_executor, kind=_MovesDescriptors)
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
 
 
 class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
-    """A transfer that refers to a tree node's array of page numbers, not to a copy of this array."""
+    """A transfer that has a reference to the page numbers of a tree node, instead of a copy."""
 
     shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
-        """Change the shared page numbers in place, like the original code in a load to the device."""
+        """Change the tree node's page numbers in place, as the original load to the device did."""
         for at, page in enumerate(self.shared):
             self.shared[at] = host_pages - 1 - page
 
@@ -139,9 +139,9 @@ class _SavesTheKvAlone(OwnedDevice):
 
 
 def retract_hands_out_views() -> Build:
-    """Revive incident E, second half: retraction saves views of device slots instead of copies.
+    """Revive incident E, second half: retraction saves references to device slots instead of copies.
 
-    On resume, the request reads the current content of its old device slots.
+    The resumed request then reads whatever its old device slots contain by that time.
     """
     return Build(make=partial(make_executor, copies=_HandsOutViews))
 
@@ -150,8 +150,8 @@ class _HandsOutViews(Copies):
     def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         super().__init__(conditions, memory, page_bytes)
         self._views: dict[tuple[str, int], int] = {}
-        """By pool and host page: the device slot that the host page refers to, instead of holding a
-        copy."""
+        """By (pool, host page): the device slot whose content is read in place of the host page's own.
+        """
 
     def _is_whole(self, page: tuple[str, int]) -> bool:
         # Accept any page, because the original code did not verify restored pages.

@@ -89,7 +89,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Move the backups that this rank has completed to the queue positions that settle now."""
+        """Reorder the queue so that the backups settled next are those that this rank has completed."""
         operation_table, ballot = self._replica.operation_table, self._ballot
         assert isinstance(operation_table, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -144,9 +144,9 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """Revive: ranks restore the shortest of their longest lengths, even if a rank has no state there.
+    """Revive: ranks restore the minimum of their maximum lengths, even if a rank lacks the state there.
 
-    A rank without a state at that length continues from its last earlier state, or without a state.
+    A rank that lacks this state continues from its last earlier state, or without a state.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
@@ -156,8 +156,8 @@ class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore, because it has no state there."""
 
     needs: tuple[Need, ...] = ()
-    """Keys that the lookup queried. A missing state is replaced by an earlier state among these keys.
-    """
+    """Keys that the lookup queried. The fetch of a missing state takes an earlier state from these
+    keys."""
 
 
 class _TakesTheSmallest(Prefetching):

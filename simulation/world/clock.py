@@ -29,7 +29,7 @@ class VirtualClock:
         heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
 
     def advance(self, duration_us: int) -> None:
-        """Advance by `duration_us`, and run events planned on this or the other group's clock."""
+        """Advance by `duration_us`, and run the due events of this and the other group's clock."""
         end_us = self.now_us + duration_us
         clocks = (self,) if self.beside is None else (self, self.beside)
         while True:

@@ -16,7 +16,8 @@ GARBAGE = -2
 """Content of a slot after a transfer into it has failed."""
 
 SHARDS = 1 << 40
-"""A rank's content number is the prefix's number plus the rank times this constant."""
+"""A rank's offset is its number times this constant. A shard's content number is the number of the
+prefix plus the offset of the shard's rank."""
 
 OVERWRITTEN = SHARDS - 1
 """Content that an engine writes over a request's freed pages before other requests use the pages."""

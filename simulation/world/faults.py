@@ -97,9 +97,9 @@ BASE_RATES: Mapping[Mishap, float] = {
     Mishap.LATE_REPORT: 0.1,
     Mishap.ABORTED_REQUEST: 0.02,
 }
-"""By kind of fault: chance that it strikes at one opportunity (a page read, an order, a report).
+"""By kind of fault: the chance that it strikes at each opportunity (a page read, an order, a report).
 
-A schedule multiplies these rates by factors drawn from its seed.
+These are base rates; a schedule multiplies them by factors drawn from its seed.
 """
 
 GROUP_FAULTS = {
@@ -108,7 +108,8 @@ GROUP_FAULTS = {
     Mishap.UNHEALTHY_RANK: (0.08,),
     Mishap.RESTART: (0.8, 0.5),
 }
-"""Faults that end the epoch, each with the chance that it strikes; RESTART may strike twice.
+"""By fault that ends the epoch: the chances that it strikes, each drawn once for a schedule. RESTART
+has two chances, so it may strike twice.
 
 The schedule continues with new processes on the old stores.
 """

@@ -94,8 +94,8 @@ class Prompts:
         length = self._random.randint(1, 3 * self._page_tokens)
         choices = (1, 1, 2, 2, 3)
         if self._sparse:
-            # Test recurrent states with more branches, often at a page's end: a state is kept only at
-            # some positions, and prompts must part both at and between these positions.
+            # A recurrent state is kept only at some positions. Draw more branches, often at a page's
+            # end, so that prompts diverge both at these positions and between them.
             choices = (1, 2, 2, 3, 3)
             if self._random.random() < 0.6:
                 length += -(start + length) % self._page_tokens

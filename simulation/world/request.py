@@ -84,15 +84,16 @@ class EngineRequest:
     """Whether the cache knows that the request is computing, because a load or backup call has named
     it."""
     unknown: bool = False
-    """Whether a reset came after the request began to compute and before the cache knew of the request.
-    """
+    """Whether the cache was reset after the request began to compute, but before any call named the
+    request."""
     failed: bool = False
     """Whether a copy for the request has failed, after which the cache loads nothing for it."""
     bringing: int = 0
-    """Number of tokens that the request has after its load in flight, or had when it was retracted."""
+    """During a load: number of tokens that the request has when the load ends. After a retraction:
+    number of tokens that it had before."""
     keeps_windows: bool = False
-    """Whether the request also keeps device pages that its windows have passed; a load may leave these
-    pages unfilled."""
+    """Whether the request keeps the device pages that its sliding windows have passed. A load may leave
+    such pages unfilled."""
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
     """By pool: page-table positions whose pages the last load left unfilled."""
     state_comes: bool = False
@@ -102,7 +103,8 @@ class EngineRequest:
     lends_state: bool = False
     """Whether a backup may still be reading the slot in which the model updates the request's state."""
     copies_state: bool = False
-    """Whether the state is to be copied to the last slot of `kept` after this step's forward pass."""
+    """Whether to copy the state, after this step's forward pass, to the slot reserved for it at the end
+    of `kept`."""
     planned: int = 0
     """Number of tokens that will be computed after this step's forward pass; 0 if the pass leaves the
     request out."""

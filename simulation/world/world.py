@@ -34,7 +34,7 @@ TP_SIZES = (1, 2, 4, 8)
 PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
 """TP sizes of producer and consumer, by name, as in `lockstep simulate --pd 2x1`."""
 DRAWN = "drawn"
-"""The value of `--pd` that lets the seed draw one of `PAIRS`."""
+"""The value of `--pd` with which the seed chooses the TP sizes of producer and consumer."""
 
 IDLE_S = 0.002
 """Seconds that an engine may wait for I/O in a step in which it computes nothing."""
@@ -72,8 +72,8 @@ class World:
     role: str = ""
     """This group's role in a pair, from `Side`; empty for a single group."""
     meanwhile_us: int = 0
-    """Maximum time in microseconds that the other group's steps take between two steps of this group.
-    """
+    """Maximum time in microseconds that passes between two steps of this group while the other group
+    steps."""
 
     @property
     def page_tokens(self) -> int:

@@ -93,7 +93,7 @@ def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
 def test_what_others_write_into_a_new_directory_meanwhile_stays(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The benchmark keeps other processes' files, and store directories that these processes use."""
+    """The benchmark removes no files of other processes, and no store directories that they use."""
     store, read = tmp_path / "store", BareCalls.read
 
     def read_beside_others(bare: BareCalls, pages: Pages) -> None:

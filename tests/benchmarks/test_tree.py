@@ -94,7 +94,7 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # The prompt adds five nodes. Four branches leave the prompt, each at the end of a node, so that
-    # each branch adds only one node.
+    # The prompt adds five nodes. Four branches start at the ends of these nodes, so that each branch
+    # adds only one more node.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

@@ -79,7 +79,7 @@ def queue_lanes(
     seen: Callable[[int], OperationProgress | None],
     named: Callable[[int], int],
 ) -> list[int]:
-    """Return the expected lanes of a queue, computed from scratch; `line` has its unsettled operations.
+    """Return the expected lanes of a queue, computed from its unsettled operations (`line`).
 
     An operation that the ballot no longer expects counts as ended, because all ranks have ended it.
     """
@@ -115,7 +115,7 @@ class Kept:
     settled: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(Queue, 0))
     queue_index: int = 0
     expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
-    """Progress reported for each operation since the ballot expects it."""
+    """Maps each expected operation to the progress reported for it."""
     names: dict[int, int] = field(default_factory=dict[int, int])
     """Maps a test's operation numbers to current ids: a forgotten operation gets a new id."""
 
@@ -176,7 +176,7 @@ class Kept:
             self.expected[progress.operation].append(progress)
 
     def assign_slot(self, operation: int, phase: Phase, bound: int) -> None:
-        """Put an operation into a free prefetch slot, or change its phase and bound in its slot."""
+        """Put an operation into a free prefetch slot, or update the slot that it already has."""
         theirs = [at for at, each in self.prefetch_slots.items() if each.operation == operation]
         free = [at for at in range(SHAPE.prefetch_slots) if at not in self.prefetch_slots]
         for at in (theirs or free)[:1]:
@@ -199,7 +199,7 @@ class Kept:
         self.expected.setdefault(operation, [])
 
     def settle(self, queue: Queue) -> None:
-        """Settle the first operation of a queue, whatever progress this rank has seen."""
+        """Settle the first operation of a queue, even if this rank has not reported its end."""
         if self.lines[queue]:
             self.settled[queue], _ = self.lines[queue].pop(0)
             self.ballot.dequeue(queue, self.settled[queue])
@@ -286,7 +286,7 @@ def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Compare each launched vector with lanes from replica and progress; collect the slots in use."""
+    """Compare each launched vector with lanes computed from scratch; collect the slots in use."""
     open_round = RankCache.open_round
     taken: list[int] = []
 

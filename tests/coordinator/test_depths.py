@@ -135,8 +135,8 @@ def schedules(delays: range, moments: range) -> list[Schedule]:
         for deadline in (None, *moments)
         for abort in (None, *moments)
         for quiet in (0, 3)
-        # Keep the deadline and the abort at most one half step apart: otherwise the first of them alone
-        # ends the prefetch.
+        # Of schedules with a deadline and an abort, keep only those with at most one half step between
+        # the two. In all others, the first of the two alone ends the prefetch.
         if deadline is None or abort is None or abs(deadline - abort) <= 1
     ]
 

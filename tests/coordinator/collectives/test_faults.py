@@ -41,14 +41,14 @@ pytestmark = pytest.mark.distributed
 SEED = 7
 
 TRIES = 3
-"""Number of attempts to stop a victim at one point, which it may miss because of other ranks' timing.
-"""
+"""Number of attempts to stop a victim at one point. Other ranks' timing decides whether the victim
+reaches the point."""
 
 NEVER_CAME = ["the victim did not come there in any round"]
 
 AT_ONCE = 4
-"""Number of groups with a stopped rank that run concurrently, because they mostly wait for a deadline.
-"""
+"""Number of groups with a stopped rank that run at the same time. Such groups mostly wait for a
+deadline, so they use little processor time."""
 
 ON_ONE_HOST = [Victim(1, rank, "main", arrives) for rank in (0, 2) for arrives in ("first", "last")]
 """Ranks to kill: the one that created the shared memory, and one that did not."""
@@ -148,7 +148,7 @@ def found_at(
 def first_found(
     points: Sequence[Point], call: Callable[[Point], list[str]], count: int
 ) -> list[str]:
-    """Try points until `count` of them were reached: a victim reaches some points only by chance."""
+    """Try points until the victim has reached `count` of them; it reaches some only by chance."""
     told = ((point, call(point)) for point in points)
     reached = list(islice(((point, wrong) for point, wrong in told if wrong != NEVER_CAME), count))
     lacking = [f"only {len(reached)} points were come to"] * (len(reached) < count)

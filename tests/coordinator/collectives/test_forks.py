@@ -129,7 +129,7 @@ def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
 
 
 def beginnings(said: list[str]) -> list[str]:
-    """Cut each outcome to the length of the expected error text, for a comparison."""
+    """Return the start of each outcome, as long as the expected error text."""
     return [each[: len(REFUSED)] for each in said]
 
 

@@ -108,7 +108,7 @@ ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 + 1
 def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) -> None:
     """Section 7: torch is the reference, and every other transport returns the same vector.
 
-    Lengths: odd, many memory pages, and above torch's limit for gathering.
+    The lengths include odd ones, one of many memory pages, and one above torch's limit for gathering.
     """
     hold_to(tmp_path, 2, {LANES: 100, 1: 50, 25: 50, 6157: 50, ABOVE_GATHERED: 10})
 

@@ -210,7 +210,10 @@ def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:
-    """Let rank 0 write its lanes, and perhaps die, right after rank 1 found that they are missing."""
+    """Let rank 1 look for rank 0's lanes; right after that, rank 0 writes them.
+
+    Then rank 0 ends at once if `then` is "dies".
+    """
     collective: Any = over_shared_memory(group)
     if not group.rank:
         group.gather(b"looked", PATIENCE_S)
@@ -309,7 +312,7 @@ def interrupt_a_launch(
 
     def go_on() -> None:
         if collective.rank:
-            # The round that was running when the other rank was interrupted completes normally.
+            # The round that was in flight when the other rank was interrupted completes normally.
             rounds.close()
         open_one()
         rounds.close()

@@ -84,7 +84,7 @@ def outcomes_of(
     *,
     other_has_come: bool = False,
 ) -> Counter[type]:
-    """Run a program once for each of its instructions, at which a handler closes its collective.
+    """Run a program repeatedly: in run n, a handler closes the collective at instruction n.
 
     Return the count of each error type with which the program ended; the key is `NoneType` if it
     returned. The handler raises `error` if given. Errors raised are appended to `kept`.

@@ -204,13 +204,13 @@ def die_before_a_gathering(collective: Collective, hold: Hold) -> str:
 
 
 class SilentStore:
-    """A torch store whose server process is stopped: it accepts writes, and reads get no answer."""
+    """A torch store whose server process is stopped: writes succeed, and reads block."""
 
     def __init__(self, answers: threading.Event) -> None:
         self._answers = answers
 
     def set(self, key: str, value: str) -> None:
-        """Accept the value, as the operating system's socket buffer would."""
+        """Succeed without a server, because a socket's send buffer accepts the value."""
 
     def check(self, keys: list[str]) -> bool:
         """Block until the store's process is continued."""
@@ -267,7 +267,7 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return the number of torch groups kept after rank 0 left in a round, and after 20 new groups."""
+    """Return two counts of torch groups: after rank 0 has left a round, and after 20 more groups."""
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))

@@ -102,7 +102,10 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
 def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     rank: int, writer: int, named: int, tmp_path: Path
 ) -> None:
-    """If a host leader's cell is damaged, all hosts raise one error, its own host one round earlier."""
+    """If a host leader's cell is damaged, all hosts raise the same error.
+
+    The leader's own host raises the error one round before the other hosts.
+    """
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"

@@ -145,7 +145,7 @@ def test_without_host_memory_a_request_that_makes_room_begins_again() -> None:
 
 
 def fail_every_third(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> tuple[Pages, Pages]:
-    """Make the copies of every third operation fail when they begin."""
+    """Fail the copies of every third operation before any page is copied."""
     if job.operation % 3 == 0:
         raise OSError("the cable was out")
     return page_pairs(job, transfer, pools)

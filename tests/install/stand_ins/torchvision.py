@@ -41,7 +41,7 @@ class _Package(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds every module below one package."""
+    """Finds a placeholder for every module below one package."""
 
     def __init__(self, package: str) -> None:
         self._prefix = f"{package}."

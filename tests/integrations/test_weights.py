@@ -34,7 +34,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 def again(digests: FileDigests) -> FileDigests:
-    """Return digests with the same record file, as a process started later would open them."""
+    """Open the same record file again, as a process started later would."""
     return FileDigests(digests.record, clock_ns=later)
 
 

@@ -76,7 +76,7 @@ class Session:
 
 
 def without_agreed_time(session: Session) -> bool:
-    """Return whether the session would expire by a clock far in the future."""
+    """Stand-in for SGLang's check of a session, with a clock at which every timeout has expired."""
     return session.timeout is not None
 
 

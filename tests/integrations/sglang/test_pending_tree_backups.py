@@ -82,7 +82,7 @@ def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:
 
 
 def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> None:
-    """Back up a prefix whose slots begin at `first`; SGLang's tree holds the prefix by lock `lock`."""
+    """Back up a prefix whose slots begin at `first`; lock `lock` keeps them in SGLang's tree."""
 
     def program(rank: RankBelow) -> None:
         pages = rank.slots.pages_of(rank.rows(len(tokens), first))

@@ -27,7 +27,7 @@ def change(
 def in_session(
     below: RanksBelow, *versions: str | None, taken: WeightsUpdate = WeightsUpdate.ALL
 ) -> None:
-    """Update the weights on all ranks in one session, with one change for each version."""
+    """In one update session, change the weights on all ranks once for each given version."""
     below.every(lambda rank: rank.weights.begin_session())
     for version in versions:
         change(below, version, taken=taken)

@@ -1,7 +1,4 @@
-"""One store serves vLLM and SGLang: each continues from pages that the other wrote (rule R16).
-
-`test_pages.py` shows that a page has the same bytes under both.
-"""
+"""One store serves vLLM and SGLang: each continues from pages that the other wrote (rule R16)."""
 
 from collections.abc import Sequence
 from pathlib import Path

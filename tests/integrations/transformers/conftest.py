@@ -18,8 +18,9 @@ collect_ignore = (
         "test_tensor_parallel.py",
     ]
 )
-"""Test modules that are not collected without Transformers. `test_generate_settings.py` is not
-listed, so that it fails."""
+"""Test modules that are not collected if Transformers or Accelerate is missing.
+`test_generate_settings.py` is always collected: one of its tests fails if a package is missing, so that
+the gap is noticed."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

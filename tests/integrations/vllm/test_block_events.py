@@ -88,7 +88,7 @@ def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
 
 
 def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had() -> None:
-    """A reset sends removal events for all blocks, so that routers do not expect them here."""
+    """A reset announces the removal of all blocks, because later requests cannot hit them."""
     with scripted() as engine:
         request = engine.serve(PROMPT)
         engine.told()
@@ -134,7 +134,10 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """After a reset, no event names an older page, even one that a request holds: no match finds it."""
+    """After a reset, no event names an older page, because no request can match it.
+
+    This includes pages that a request still holds.
+    """
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -163,7 +166,7 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
-    """A namespace must not keep images' pixels in memory, because it may serve many images."""
+    """A remembered namespace must not keep an image's pixels in memory."""
     events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
     pixels = ref(image)
 

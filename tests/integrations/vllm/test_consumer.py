@@ -45,7 +45,7 @@ class Waiting:
         return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
-        """Run a pass `after_s` after the wake-up; without `after_s`, before agreed time moves on."""
+        """Run a scheduler pass `after_s` after the wake-up, or without a change of agreed time."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
@@ -95,7 +95,7 @@ def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiti
 
 
 def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:
-    """The patience includes the time of a lookup, so an unresponsive host is queried only once."""
+    """A lookup's time counts towards the patience, so an unresponsive host is queried only once."""
     waiting.passes(0)
     waiting.passes(1)
 

@@ -189,10 +189,10 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
 
 
 def may_differ(model: Model, phase: PhaseResult) -> int:
-    """Return the number of requests whose last bits may differ, as they may without a connector.
+    """Return the number of requests whose output may differ in its last bits.
 
-    A preempted request recomputes its output tokens as part of its prompt, which changes a state's
-    bits.
+    A preempted request recomputes its output tokens as part of its prompt. This changes a state's bits,
+    even without a connector.
     """
     return phase.preemptions if "long_prefill_token_threshold" in model.engine else 0
 

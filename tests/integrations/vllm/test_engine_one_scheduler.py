@@ -139,7 +139,7 @@ def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
 def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """Pages whole in both stores hit, although one store lost pages and the other has corrupt pages."""
+    """One store lost pages, and the other has corrupt pages: pages whole in both are hits."""
     for path in objects(tmp_path, 1)[::2]:
         path.unlink()
     for path in objects(tmp_path, 0)[1::8]:

@@ -153,7 +153,7 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
 
 
 def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:
-    """Under vLLM 0.32's runner V2, backups start with the next step, because the drafter runs last."""
+    """Under vLLM 0.32's runner V2, backups wait for the next step: the drafter writes its KV last."""
     ranks = DecidedRanksInTurn(1)
     worker, [executor] = half(ranks, drafts_last=True), ranks.executors
     ranks.scheduler_cache.back_up("r", TOKENS, range(2))

@@ -20,7 +20,7 @@ OUTPUT_TOKENS = 24
 def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
     group: Group, tmp_path: Path
 ) -> None:
-    """Outputs are exact over twenty sleeps under load, and again when the pages are loaded later."""
+    """Outputs are exact while the engine sleeps twenty times under load, and in a warm run later."""
     phases = [
         Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
         Phase(PROMPTS, "warm", OUTPUT_TOKENS),

@@ -37,8 +37,8 @@ GROUPS = (
 )
 PROMPT = list(range(4 * PAGE_TOKENS))
 TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
-"""For each group, the blocks of the four pages. Block 0 stands for a block that left the window, or for
-a state that was not kept."""
+"""Block tables of a request of four pages, one table for each group. Block 0 stands for a block that
+left the window, or for a state that was not kept."""
 PASSING = {12: 1, 13: 1, 14: 1, 34: 1}
 
 

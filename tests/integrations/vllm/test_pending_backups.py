@@ -46,7 +46,7 @@ class Pressed:
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
-        """Complete all I/O in four passes; return the blocks that are backed up in these passes."""
+        """Complete all I/O in four passes; return the blocks backed up meanwhile."""
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)

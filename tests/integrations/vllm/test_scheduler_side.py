@@ -70,7 +70,10 @@ def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """A preempted `kv_consumer` request may load again. Only its second match shows the preemption."""
+    """A preempted `kv_consumer` request may load again.
+
+    The scheduler side learns of the preemption only when the engine matches the request again.
+    """
     ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
@@ -105,7 +108,7 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages: int) -> None:
-    """An engine may load less than its match, as vLLM 0.33 does without auxiliary outputs."""
+    """An engine may load only some of the pages of its match, as vLLM 0.33 sometimes does."""
     ranks, side, request = promised()
 
     side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
@@ -205,7 +208,7 @@ def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_ba
 
 
 def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
-    """If a request's adapter may have changed, its KV is of unknown weights and is not backed up."""
+    """If a request's adapter may have changed, the request's KV is not backed up."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
@@ -403,7 +406,7 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
 
 
 def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
-    """If a pass cannot begin, it and the next pass raise; neither counts as an agreed step."""
+    """If a pass cannot begin, this pass and the next raise one error; neither is an agreed step."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
     ranks.executors[0].ill = "a thread has died"

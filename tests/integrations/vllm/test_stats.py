@@ -1,4 +1,4 @@
-"""The statistics passed to vLLM add up to the cache's counts, to the token."""
+"""The statistics passed to vLLM add up exactly to the cache's token counts."""
 
 import json
 import random

@@ -81,7 +81,10 @@ def answer(engine: ScriptedEngine) -> None:
 
 
 def backed_up(engine: ScriptedEngine, name: str) -> int:
-    """Compute a request whose first block was in vLLM's prefix cache; return the pages backed up."""
+    """Compute a request after a hit of one block in vLLM's prefix cache.
+
+    Return the number of pages that are backed up.
+    """
     [side], [memory] = engine.sides, engine.ranks.memories
     request, blocks = Sent(list(PROMPTS[0]), name), range(PROMPT_PAGES)
     side.arrived(request)
@@ -201,7 +204,10 @@ def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> N
 
 
 def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others() -> None:
-    """KV that follows vLLM's blocks of old weights is not backed up until vLLM drops the blocks."""
+    """After a hit in vLLM's blocks of old weights, new KV is not backed up.
+
+    Backups begin again once vLLM has dropped these blocks.
+    """
     engine = engine_of(1)
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"a": 1})
     engine.name("step-1")
@@ -215,7 +221,10 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
 
 
 def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
-    """A reported match of 0 may hide half a reused block of old weights; the KV is not backed up."""
+    """If vLLM reuses half a block of old weights, the KV after it is not backed up.
+
+    vLLM reports such a hit as a match of 0.
+    """
     engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
     engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)
@@ -263,7 +272,7 @@ def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_ha
 
 
 def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
-    """If vLLM drops its blocks after the verdict of the pass arrived, the scheduler still notices."""
+    """If vLLM drops its blocks after the pass has its verdict, the scheduler still notices."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     engine.name("step-1")

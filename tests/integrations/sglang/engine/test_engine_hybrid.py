@@ -50,8 +50,8 @@ class Kind:
     plugin: str
     requests: list[Request]
     decoding: int
-    """Number of concurrent requests: too many for the device pools of an engine with the settings
-    `tight`."""
+    """Number of concurrent requests. With the engine settings `tight`, the device pools are too small
+    for all of them."""
     arguments: dict[str, Any]
     tight: dict[str, Any]
     """Engine settings that make the device pools small."""

@@ -1,7 +1,7 @@
 """KV that was evicted from SGLang's device is restored from the host byte for byte, or not at all.
 
-The pools are SGLang's, of each kind that is supported: keys and values, latent attention, and latent
-attention with an index. Free slots are overwritten before a load, and every restored element that a
+The tests use SGLang's own pools of each supported kind: keys and values, latent attention, and latent
+attention with an index. Free slots are overwritten before a load. After the load, every element that a
 request uses is compared.
 """
 
@@ -41,7 +41,7 @@ def four_on_the_host(rig: Rig) -> list[list[int]]:
 
 
 def left_for_two(rig: Rig, request: Any) -> int:
-    """Return how many tokens to reserve, so that the pool has room for just two requests like this one.
+    """Return how many of the pool's tokens to reserve, so that two such requests fill the rest.
 
     A request needs its prompt and output tokens, and a page more because its last page may be partial.
     """

@@ -1,8 +1,8 @@
 """Recurrent states evicted from SGLang's device are restored exactly, with their tokens, or not at all.
 
-Tree, pools and allocators are SGLang's, for each shape of states. With pages of one token, SGLang keeps
-a request's own state at the end of its computed tokens. With larger pages, SGLang tracks the state in
-separate slots.
+The tests use SGLang's own tree, pools and allocators, with each supported shape of states. With pages
+of one token, SGLang keeps a request's own state at the end of its computed tokens. With larger pages,
+SGLang tracks the state in separate slots.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
 
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
-    """Slots held by copies are freed in time, because SGLang raises if it finds no free slot."""
+    """If copies hold all slots, they are ended first: SGLang raises if it finds no free slot."""
     with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle

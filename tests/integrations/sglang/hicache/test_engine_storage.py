@@ -14,7 +14,10 @@ POOLS = "tests.kit.sglang.hicache_pools"
 
 
 def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run a new process; return, by layout, the results of calls, the pages read and pages written."""
+    """Run the program in a new process; return its results for each layout.
+
+    The results are the answers of its calls, and its numbers of pages read and written.
+    """
     found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
     return found
 

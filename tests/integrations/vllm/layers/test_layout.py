@@ -48,7 +48,10 @@ def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bflo
 def described(
     kv_caches: dict[str, torch.Tensor], spec: FullAttentionSpec | None = None, *backends: str
 ) -> EngineLayout:
-    """Return the layout of layers with the named backends; the last name holds for all other layers."""
+    """Return the layout of layers with these attention backends.
+
+    If there are more layers than names, the remaining layers use the last backend.
+    """
     alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
     layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}

@@ -18,7 +18,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 INPUTS = [drawn(2, size, ROWS) for size in (KEYS, KEYS, VALUES)]
-"""Convolution inputs of the whole model in two blocks: those for queries, for keys and for values."""
+"""Convolution inputs of the whole model for two blocks, in the order queries, keys, values."""
 RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 

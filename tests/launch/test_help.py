@@ -14,7 +14,7 @@ Words = tuple[str, ...]
 
 
 def commands_below(found: App, path: Words = ()) -> Iterator[tuple[Words, bool]]:
-    """Yield every command's words, and whether the command has subcommands."""
+    """Yield each command as its words (e.g. `store`, `ls`), and whether it has subcommands."""
     below = {name: each for name in found if not name.startswith("-") for each in [found[name]]}
     yield path, bool(below)
     for name, each in below.items():

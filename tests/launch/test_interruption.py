@@ -79,7 +79,7 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
 def test_an_interruption_that_python_ignores_is_raised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python ignores exceptions in destructors and callbacks; an interruption there is raised again."""
+    """Python ignores an interruption raised in a destructor or callback, so it is raised again."""
 
     class Destroyed:
         def __del__(self) -> None:

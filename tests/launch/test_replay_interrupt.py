@@ -45,7 +45,7 @@ def begin(
 ) -> Running:
     """Start a replay that would run for minutes, and return once the replay writes to its store.
 
-    With `ranks_only`, return once rank processes exist; these are still importing modules then.
+    With `ranks_only`, return earlier: once the rank processes exist, while they still import modules.
     """
     trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
     start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)

@@ -178,7 +178,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
     serve(raw(b"HTTP/1.0 500 "))
     history.look()
     (silent, *_) = findings(history.windows()[0])
-    # This answer of the rank has more requested tokens and fewer hits than its answer before.
+    # The rank answers again, with more requested tokens but fewer hit tokens than before.
     serve(exposed(1, rounds=8, asked_tokens=1000, hit_tokens=500))
     history.look()
     back = history.windows()

@@ -37,10 +37,10 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """Return the hits of an ideal LRU store for `pages_max` pages that evicts ends of prompts first.
+    """Return the hits of an ideal LRU store for `pages_max` pages, which evicts prompts' ends first.
 
-    A real store must have at least as many hits as an ideal store of the smallest size that a sweep
-    leaves.
+    After a sweep, a real store is filled to its low watermark. It must have at least as many hits as an
+    ideal store of that size.
     """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0

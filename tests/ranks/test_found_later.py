@@ -108,7 +108,10 @@ def write_all(cache: Cache) -> None:
 
 
 def edited(model: str) -> Callable[[list[int]], list[int]]:
-    """Return a function that changes two tokens of a prompt for the next run, or none with states."""
+    """Return a function that changes the last two tokens of a prompt for the next run.
+
+    For a model with states, the function changes nothing.
+    """
     return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
 
 

@@ -212,8 +212,8 @@ def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
 
     tight_rank.executor.carry_out(fetches)
     began = [second.next_entered() for _ in range(2)]
-    # Orders start in sequence, so once the lookup is answered, the earlier fetches with room have
-    # called the store.
+    # Orders start in sequence. Once the lookup is answered, all earlier fetches within the byte bound
+    # have therefore called the store.
     happened(tight_rank.executor, [look_up], includes(Answered(6, 0)))
     assert second.bytes_running == 2 * PAGE_BYTES
     hung.let_go()

@@ -67,9 +67,10 @@ UNITED = {
 """Layouts with several units per page. The units of a page follow each other, and a unit has all
 columns of its heads."""
 KERNEL_CYCLES = 200_000_000
-"""Cycles for a kernel that sleeps about 0.1 s, so that a copy that does not wait reads wrong bytes."""
+"""Cycles for which a kernel sleeps, about 0.1 s. A copy that does not wait for the kernel reads wrong
+bytes."""
 
-# Casts, because torch has no annotations for these names. `_sleep` is private; torch's tests use it.
+# The casts add types that torch's annotations lack. `_sleep` is private, but torch's own tests use it.
 new_stream = cast("Callable[[], torch.cuda.Stream]", torch.cuda.Stream)
 new_event = cast("Callable[[], torch.cuda.Event]", torch.cuda.Event)
 sleep_on_the_device = cast(
@@ -446,7 +447,7 @@ def test_neighbouring_pages_are_copied_together() -> None:
 
 
 FORCED = {"copy engine": 0, "kernel": 1 << 60}
-"""Minimum bytes of a run of host pages that the copy engine moves; the kernel moves shorter runs."""
+"""Minimum size in bytes of a run of host pages for the copy engine. The kernel moves shorter runs."""
 SCATTERED = LAYOUTS | UNITED | {f"{size} bytes": plain_layout(size) for size in (8 << 10, 3 << 20)}
 
 
@@ -473,7 +474,7 @@ def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
     monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
     monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
 
-    # The gaps between host pages in this order prevent any merge of two copies.
+    # Host pages in this order have gaps between them, so no two copies can be merged.
     there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
 
     by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0

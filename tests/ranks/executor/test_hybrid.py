@@ -66,7 +66,7 @@ def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:
-    """Return a lookup's need for `count` pages of a pool, from position `first` on."""
+    """Return a `Need` of `count` pages of a pool, from position `first` on, for a lookup."""
     return Need(pool, first, keys(count, first), span)
 
 

@@ -15,7 +15,10 @@ PAGES_MAX = 12
 
 @st.composite
 def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
-    """Draw a need that starts near the floor; some keys are empty, and some pages are on the host."""
+    """Draw a pool's need that starts near the floor.
+
+    Some of its keys are empty, and some of its pages may be in host memory.
+    """
     keys = draw(st.lists(st.sampled_from([b"", b"key", b"key", b"key"]), max_size=PAGES_MAX))
     lowest = 0 if span is not None else floor
     first = draw(st.integers(min_value=lowest, max_value=floor + 2))
@@ -25,7 +28,7 @@ def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
 
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
-    """Draw a lookup, and for each of its needs the store's answers by key; some answers are missing."""
+    """Draw a lookup, and the store's answers for each of its needs; the last answers may be missing."""
     floor = draw(st.integers(min_value=0, max_value=4))
     spans = draw(st.lists(st.integers(min_value=1, max_value=5), max_size=2))
     all_needs = [draw(needs(KV_POOL, floor, None))]

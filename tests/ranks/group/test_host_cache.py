@@ -281,7 +281,10 @@ def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
 
 
 def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
-    """Rule R10: pages of a quarantined copy are not pending frees, or an engine would wait forever."""
+    """Rule R10: pages of a quarantined copy do not count as pending frees.
+
+    If they did, an engine would wait for them forever.
+    """
     ranks = HostRanksInTurn()
     backup = begin_backup(ranks)
     assert not ranks.every(lambda cache: cache.release("r"))

@@ -90,7 +90,7 @@ def cache_of(kind: type[RankCache]) -> RankCache:
 
 
 def changed_by(kind: type[RankCache], name: str, parameter: str, odd: object) -> str:
-    """Pass an odd value to a call; return the state change of a refused call, or an empty string."""
+    """Pass an odd value to a call; return how a refused call changed the state, or an empty string."""
     cache = cache_of(kind)
     call: Callable[..., Any] = getattr(cache, name)
     by_place: list[object] = []

@@ -135,7 +135,8 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
     ranks.scheduler_cache.deliver(ranks.work(ranks.schedule()))
     ranks.scheduler_cache.begin_step()
 
-    # Both backups completed in a round without a verdict, so only the repeated round reports them.
+    # The round in which both backups completed had no verdict. The repeated round therefore reports
+    # them.
     assert missed == (2, True)
     assert (
         ranks.scheduler_cache.inspection.rounds,
@@ -319,7 +320,7 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
 def test_a_log_level_reaches_the_scheduler_the_workers_and_the_engine_s_handler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Like vLLM's, this logging handler drops records below a level of its own.
+    # Like vLLM's handler, this logging handler has its own level, and drops records below that level.
     log, handler = logging.getLogger("lockstep"), logging.NullHandler(logging.INFO)
     log.addHandler(handler)
     control = socket_in(tmp_path)

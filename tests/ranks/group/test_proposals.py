@@ -49,7 +49,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 
 def voted(*staged: StagedLanes) -> Proposed | None:
-    """Return the proposal in a round's verdict; each rank staged one of the values in that round."""
+    """Let each rank stage one of the values in a round; return the proposal in the round's verdict."""
     shape = BallotShape(world_size=len(staged), prefetch_slots=1)
     layout = LaneLayout(epoch=1, round=1, state_digest=1, prefetch_slots=PrefetchSlots(1).freeze())
     vectors = [

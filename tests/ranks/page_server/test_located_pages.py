@@ -73,7 +73,7 @@ def located(reader: RawReader, asked: LocateRequest) -> tuple[LocateReply, bytes
 
 
 def is_served(reader: RawReader, group: ServedGroup) -> bool:
-    """Return whether the first page is served once the server has handled all earlier messages."""
+    """Wait until the server has handled all earlier messages; return whether it has the first page."""
     reader.send(ask(group, 1))
     message, _ = reader.receive()
     assert isinstance(message, LookupReply)

@@ -281,7 +281,10 @@ class TestWithdrawing:
 def pages_between_answers(
     reader: RawReader, group: ServedGroup, count: int
 ) -> tuple[list[bytes], int]:
-    """Send a lookup before each receive; return the pages, and the number of lookup replies."""
+    """Receive `count` pages, and send a lookup before each receive.
+
+    Return the pages, and the number of lookup replies that arrived meanwhile.
+    """
     got: list[bytes] = []
     answers = 0
     while len(got) < count:

@@ -1,4 +1,4 @@
-"""Peers without the secret: their data is never used, and they take no slots and few log lines."""
+"""Peers without the secret: their data is not used, they occupy no slots, and log lines are few."""
 
 import socket
 from collections.abc import Callable, Generator

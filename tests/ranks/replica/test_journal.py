@@ -26,7 +26,7 @@ def journal_of(entries: Sequence[Sequence[object]]) -> Journal:
 
 
 def test_a_digest_that_is_read_on_the_way_ends_as_one_that_is_not() -> None:
-    """Reading the digest between entries changes nothing; a rank may read its statistics any time."""
+    """Reading the digest between entries does not change later digests."""
     read = Journal()
     seen = [(read.digest, read.digest)]
     for entry in HISTORY:

@@ -107,7 +107,7 @@ def test_what_another_tenant_or_former_weights_have_is_under_another_key() -> No
 
 @pytest.mark.parametrize("found", range(5))
 def test_what_storage_had_and_does_not_bring_is_lost(found: int) -> None:
-    """Pages that storage has lost count as misses, and pages that storage still returns as hits."""
+    """Pages that storage has lost count as misses, and pages that storage returns count as hits."""
     ranks = HostRanksInTurn()
     serve(ranks, "first", ASKED)
     dropped(ranks)

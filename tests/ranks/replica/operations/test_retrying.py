@@ -141,7 +141,7 @@ def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
 
 
 def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
-    """Regression (sglang#28614): a prompt's rest pinned the prompt's start, so it was never evicted."""
+    """Regression (sglang#28614): a prompt's end pinned its start, so the start was never evicted."""
     ranks = with_a_window(host_pages=4)
     ranks.publish("a", prompt_of(1, 11))
 
@@ -219,7 +219,7 @@ def test_pages_that_leave_memory_unwritten_are_counted() -> None:
 def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
     pages: int, more: int
 ) -> None:
-    """Regression (vllm#57610): too few window pages were written to match a different ending."""
+    """Regression (vllm#57610): too few window pages were written to match a prompt's other ending."""
     ranks = with_a_window()
     ranks.publish("a", prompt_of(1, pages) + [7] * more)
 

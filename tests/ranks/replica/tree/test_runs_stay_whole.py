@@ -144,7 +144,7 @@ def test_the_pages_of_a_run_that_grew_are_its_pages_in_their_order() -> None:
 
 
 def lending(pages: int) -> HostRanksInTurn:
-    """Return a rank to which the engine lent and backed up `pages` pages of a request, one by one."""
+    """Return a rank that has backed up `pages` pages lent by the engine, one page at a time."""
     ranks = HostRanksInTurn(1, host_pages=2 * pages, store=False)
     tokens, lent = np.arange(pages * PAGE_TOKENS, dtype=np.int32), np.arange(pages, dtype=np.int32)
     for page in range(1, pages + 1):

@@ -220,7 +220,7 @@ class _LosesAPage(OwnedDevice):
         free = pool.free
         shared = super().insert(request, tokens, final=final)
         if pool.free > free:
-            # Planted bug: one of the duplicate pages that the insert freed is lost.
+            # Planted bug: the insert frees duplicate pages, and one of them is lost.
             pool.take(1)
         return shared
 

@@ -269,14 +269,14 @@ class Hung(NamedTuple):
     claims: list[int]
     restless: set[int]
     ends: bool
-    """Whether the read completed eventually, after its cancellation."""
+    """Whether the cancelled read completed eventually."""
     content: int
     """Content of the host page (a number) at the end, after any late write."""
     late_writes: int
 
 
 def hung_read(seed: int) -> Hung | None:
-    """Cancel a hanging read; return None if it ended before the quiesce deadline."""
+    """Cancel a hanging read; return its effects, or None if it ended before the quiesce deadline."""
     rank = Rank({Mishap.HUNG_READ: 1.0}, seed)
     rank.executor.carry_out([fetch(0, timeout_s=0.1)])
     rank.clock.advance(200_000)

@@ -16,7 +16,7 @@ from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 from tests.kit.launch.in_process import Run, refusal
 
 SEEDS_MAX = 200
-"""End of the seeds that a test tries. Each bug must be found within ten times as many schedules."""
+"""End of the range of seeds with which a test tries to find a bug."""
 
 FINDINGS = {
     "A": ("belongs to", "the tree offers"),
@@ -60,7 +60,7 @@ def finding(name: str) -> ReportedViolation:
 
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
-    """Name of a revived bug; a module-wide parameter, so that each test process explores few bugs."""
+    """Name of a revived bug. Tests are grouped by bug, so that each test process explores few bugs."""
     return str(request.param)
 
 
@@ -165,7 +165,8 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
 
 def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
     bug = REVIVED_BUGS["C"]
-    # The first seeds run before worker processes start, so the bug must not show in these seeds.
+    # The first seeds run before worker processes start. The bug must not show in these seeds, so the
+    # range starts at 14.
     seeds = range(14, 60)
     alone, together = (
         explore(

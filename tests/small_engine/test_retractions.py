@@ -61,7 +61,7 @@ FAULTS = (
 
 
 def faults(told: Pressed) -> dict[str, object]:
-    """Return the values of a rank's report that must be zero if nothing failed."""
+    """Return the values of a rank's report that are zero in a run without failures."""
     counts = told.counts
     values = (
         counts.pages_corrupt,

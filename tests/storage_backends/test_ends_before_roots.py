@@ -46,7 +46,7 @@ class Prefixes:
     def prompts(self, count: int) -> Iterator[tuple[list[int], int]]:
         """Yield each prompt with the index of its first page to write.
 
-        The index is that of the last page if the pages before it were used recently, else 0.
+        The index is that of the last page if the page before it was used recently, else 0.
         """
         recent: deque[int] = deque(maxlen=3)
         for _ in range(count):

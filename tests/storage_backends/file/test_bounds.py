@@ -86,8 +86,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         fill_places(store, 2, files=6)
         await put(backend, NAME, page(1))
         store.spoil(NAME)
-        # If the quarantine is full, a corrupt file is removed instead, so that its name is free at
-        # once.
+        # If the quarantine is full, the store deletes a corrupt file, so that its name is free at once.
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         make_directory_of(store, 1)
@@ -114,7 +113,7 @@ def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
 
 
 class Impatient(Stop):
-    """A stop signal that is raised after `left` checks."""
+    """A stop signal that becomes due after `left` checks."""
 
     __slots__ = ("left",)
 

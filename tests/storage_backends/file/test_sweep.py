@@ -622,7 +622,7 @@ def test_the_room_of_records_counts_and_is_not_taken_for_room_that_can_be_had(
     sweep(store, SweepLimits(quota_bytes=30 * ROOM))
 
     assert all(path.exists() for path in kept)
-    # Manifests and marks count towards the quota: these take the room of about 13 pages.
+    # Manifests and marks count towards the quota. Those in this store take the room of about 13 pages.
     assert left(store) == list(range(14))
 
 

@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Return a function whose first call writes the object once with each column mask in `others`."""
+    """Return a function that, at its first call, writes the object with each mask in `others`."""
     waiting = list(others)
 
     def write() -> None:
@@ -128,7 +128,7 @@ class TestOvertakenWriters:
 
 
 class SlowLook:
-    """An existence check that queries keys in reverse; after some keys, it calls `happens`."""
+    """An existence check that queries keys in reverse order, and calls `happens` after some keys."""
 
     def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
         self._presence = engine.client.presence

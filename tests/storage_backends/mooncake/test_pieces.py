@@ -23,7 +23,10 @@ class TestSteps:
     def moved(
         self, sizes: Sequence[int], held: Sequence[str] = (), *, pieces: int = 2
     ) -> tuple[list[list[str]], list[int]]:
-        """Move pieces; keys in `held` fail at the deadline. Return keys by call, and codes by key."""
+        """Move pieces; a key in `held` fails at the deadline.
+
+        Return the keys of each call, and a result code for each key.
+        """
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())
 
@@ -76,10 +79,10 @@ class TestLeases:
     def codes(
         self, *rounds: dict[str, int], renewed: int = 0, dropped: bool = False, late: bool = False
     ) -> tuple[list[int], list[list[str]]]:
-        """Read keys `a` and `b` with simulated result codes; return the codes, and the keys by call.
+        """Read keys `a` and `b` with simulated result codes.
 
-        Each dict has the codes of one call by key. The last dict is repeated. A key without an entry
-        gets code 5.
+        Each dict has the codes of one call by key, and later calls repeat the last dict. A key without
+        an entry gets code 5. Return the final codes, and the keys of each call.
         """
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())

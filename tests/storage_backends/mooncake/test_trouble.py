@@ -64,7 +64,10 @@ class Lonely(NamedTuple):
 
 @pytest.fixture(scope="class")
 def lonely() -> Generator[Lonely]:
-    """A store whose client waits 1 s for the only owner; a test resumes the owner after a stop."""
+    """A store with a single owner process, for which its client waits 1 s.
+
+    A test that stops the owner resumes it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in MOONCAKE_TIMEOUTS:
             patch.setenv(name, "1")

@@ -319,5 +319,5 @@ async def asked(keeper: Keeper, count: int) -> bool:
 
 
 async def done_with(keeper: Keeper, count: int) -> bool:
-    """Return whether the reader has acknowledged at least `count` answers as done."""
+    """Return whether the reader has reported that it is done with at least `count` answers."""
     return sum(isinstance(each, Done) for each in keeper.heard) >= count

@@ -125,8 +125,8 @@ async def test_stages_look_for_groups_with_the_same_stages_only(shelf: Shelf) ->
         ours = shardings(rank, 4, 2)
         await ours.look(backend, 1.0, soon())
         found.append(ours.order(KV_POOL))
-    # Rank 0, in the first pipeline stage, finds the mark that a rank of its stage wrote. Rank 2 finds
-    # none.
+    # Rank 0 is in the first pipeline stage, and finds the mark that was written in that stage. Rank 2
+    # is in the second stage, and finds none.
     assert found == [[OWN, 4], [OWN]]
 
 

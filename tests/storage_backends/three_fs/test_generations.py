@@ -39,7 +39,7 @@ def in_another_loop(scenario: Any) -> None:
 
 
 def meanwhile(store: SlotStore, index: WatchedIndex, scenario: Callable[[Any], Any]) -> None:
-    """During the next read, before its confirmation, run a scenario with another backend."""
+    """Run a scenario with another backend during the next read, before the read is confirmed."""
 
     async def with_another() -> None:
         async with opened(store) as other:

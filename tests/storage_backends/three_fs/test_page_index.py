@@ -152,8 +152,8 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert commit(index, 1, one, replaces=old.generation, present=1) is CommitOutcome.DONE
     assert commit(index, 1, two, replaces=old.generation, present=2) is CommitOutcome.STANDS
     assert index.look_up([key(1)]) == [entry(1, one, present=1)]
-    # Two slots are free again: the old entry's and the late writer's. Two reservations therefore evict
-    # nothing.
+    # Two slots are free again: that of the replaced entry, and that of the late writer. Two new
+    # reservations therefore evict nothing.
     assert len(index.reserve(2, LONG_S)) == 2
     assert index.look_up([key(1)]) != [None]
 
@@ -337,8 +337,7 @@ def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reserva
 def test_a_reader_does_not_wait_behind_a_writer_whom_another_process_holds_up(
     full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Write each use to the file at once, instead of after a delay. Another process holds the write
-    # lock.
+    # Each use is due for writing at once, but another process holds the write lock.
     monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
     with writer_held_up(full, tmp_path / "pages.db"):
         found = [

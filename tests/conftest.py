@@ -70,7 +70,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In CI, fail a module that skips itself, because its missing tests would go unnoticed."""
+    """In CI, fail a module that skips itself; otherwise its missing tests would go unnoticed."""
     report = yield
     if report.skipped:
         _fail_in_ci(report)

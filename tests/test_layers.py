@@ -55,8 +55,8 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
     """Return each group of folders that import each other in a cycle, except through `__init__.py`.
 
-    Cycles between sibling folders are returned, too; a sibling counts with all folders below it.
-    Folders at the root are layers, so they are not compared.
+    Cycles between sibling folders are returned, too. Imports by folders below a sibling count as
+    imports by the sibling. Folders at the root are layers, so they are not compared.
     """
     library = {module.path: module for module in modules}
     imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)
@@ -75,7 +75,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
 def siblings(
     one: PurePosixPath, other: PurePosixPath
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Return the topmost folders in which two paths differ, or None if they differ at the root."""
+    """Return two paths up to the first part that differs, or None if they differ at the root."""
     for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
         if here != there:
             up_to = slice(at + 1)

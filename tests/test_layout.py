@@ -252,8 +252,8 @@ def paths_in(text: str) -> set[str]:
     """Return text between backticks, outside code blocks, that looks like a path of the repository."""
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [span.split() for span in re.findall(r"`([^`]+)`", prose)]
-    # In a quoted command, only words with a slash count as paths: other file names are the command's
-    # outputs.
+    # In a quoted command of several words, only a word with a slash counts as a path. Other file names
+    # are the command's outputs.
     words = {word for span in spans for word in span if len(span) == 1 or "/" in word}
     return {word for word in words if PATH.fullmatch(word)}
 

@@ -16,7 +16,7 @@ GRANTED = '#!/bin/sh\necho "$@"\n'
 
 
 def on_a_new_clock(folder: Path, unshare: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with a command as arguments, and with a fake `unshare` of the given text."""
+    """Run the script on a command, with a fake `unshare` program of the given source text."""
     stand_in = folder / "unshare"
     stand_in.write_text(unshare, encoding="utf-8")
     stand_in.chmod(0o755)

@@ -127,7 +127,7 @@ def ways_from(
 
 
 def impure_names(module: Module) -> list[str]:
-    """Return the impure names that a module imports; of nested names, only the longest."""
+    """Return the impure names that a module imports, without names that are prefixes of others."""
     impure = {n for n in absolute_names(module) if any(matches(n, prefix) for prefix in IMPURE)}
     return sorted(n for n in impure if not any(matches(other, n) for other in impure - {n}))
 

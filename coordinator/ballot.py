@@ -166,7 +166,7 @@ class _QueueIndexes:
 
 @dataclass(slots=True)
 class _Expected:
-    """A tracked operation: its progress, and the prefetch slot or queue whose lanes report it."""
+    """A tracked operation: its progress, and its prefetch slot or watermark queue, if any."""
 
     seen: OperationProgress = field(default_factory=OperationProgress)
     prefetch_slot: int | None = None

@@ -222,8 +222,9 @@ class Verdicts:
         votes: list[list[int]] = [
             lanes[at : at + SLOT_LANES].tolist() for at in prefetch_slots * SLOT_LANES
         ]
-        # Lanes of a slot: pages landed (or the shortest restorable length); the ceiling (or the longest
-        # restorable length); a rank past its deadline.
+        # In TRANSFER, a prefetch slot's first two lanes are the pages landed and the most pages that
+        # can land. In QUERY and RESTORABLE, they are the smallest and the largest of the ranks' longest
+        # restorable lengths. The third lane names a rank whose deadline has passed.
         verdicts = [
             self._read_slot(row, vote)
             for row, vote in zip(rows, votes, strict=True)

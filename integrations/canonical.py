@@ -66,8 +66,8 @@ _OUTSIDE = ("_fields", "default_factory")
 and the default factory of a defaultdict."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
-"""Attributes that are not part of a value. For example, the call `OrderedDict[str, int]()` records its
-type arguments in the new object."""
+"""Names of attributes that are not part of an object's value. Python sets `__orig_class__` if an object
+is created with type arguments, as in `OrderedDict[str, int]()`."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:

@@ -34,8 +34,8 @@ class ExplorationReport(TypedDict):
     """Result of an exploration, ready for JSON."""
 
     revived: str | None
-    """Name of the revived bug, or None. With a revived bug, the exploration stops at the first
-    violation."""
+    """Name of the known bug that the exploration reintroduced (revived), or None. With such a bug, the
+    exploration stops at the first violation."""
     schedules: int
     l1: dict[str, int]
     """Number of schedules, by owner of the device pages."""
@@ -79,9 +79,9 @@ def explore(
 ) -> ExplorationReport:
     """Run the schedule of each seed and return the report.
 
-    Each worker process calls `begin` when it starts. With a revived bug, stop at the first seed whose
-    schedule has a violation. A violation does not raise; it is part of the report. Raises `ValueError`
-    for invalid sizes and names.
+    Each worker process calls `begin` when it starts. If a known bug is reintroduced (revived), stop at
+    the first seed whose schedule has a violation. A violation does not raise; it is part of the report.
+    Raises `ValueError` for invalid sizes and names.
     """
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()
@@ -159,9 +159,14 @@ def quiet_log() -> Generator[None]:
 def _run_all(
     exploration: Exploration, seeds: range, processes: int, begin: Callable[[], None] | None
 ) -> Iterator[ScheduleResult]:
-    """Yield the schedules' results in seed order; with a revived bug, stop at the first violation."""
+    """Yield the schedules' results in seed order.
+
+    If the exploration reintroduces a known bug (`revive`), the first result with a violation is the
+    last.
+    """
     run, until_found = partial(_run, exploration=exploration), exploration.revive is not None
-    # Try the first seeds without worker processes, because most revived bugs show in these seeds.
+    # Try the first seeds without worker processes, because most reintroduced bugs violate a rule in
+    # them.
     alone = len(seeds) if processes <= 1 or len(seeds) < _ALONE else _ALONE * until_found
     for seed in seeds[:alone]:
         result = run(seed)

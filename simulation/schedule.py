@@ -360,14 +360,19 @@ class Schedule:
         return epoch
 
     def _come_to_rest(self) -> None:
-        """Release all requests; raise unless operations end, and all pages are written and freed."""
+        """Release all requests, and let the group complete its work.
+
+        Raises `Violated` if an operation does not end (unless it is quarantined), if a page that must
+        be in the store is missing, or if not all pages can be allocated. The last check is left out if
+        the operations in flight are all quarantined.
+        """
         self._workload.drain()
         self._settle()
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # Do not check that all pages can be allocated, because pages of quarantined operations
-            # cannot.
+            # Pages of quarantined operations cannot be allocated, so do not check that all pages can
+            # be.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():
@@ -379,7 +384,7 @@ class Schedule:
         self._settle()
 
     def _settle(self) -> None:
-        """Take steps until only quarantined operations are in flight, then run further checks."""
+        """Take steps until only quarantined operations are in flight, then check the group at rest."""
         seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()

@@ -49,16 +49,17 @@ class _Activity:
     since_s: float
     now_s: float
     unsure: int = 2
-    """Number of rounds whose agreed time may be older than the session's last activity.
+    """Number of further rounds whose agreed time may be older than the session's last activity.
 
-    Until these rounds have completed, each new agreed time becomes `since_s`, so that no session times
-    out early.
+    Until these rounds have completed, each new agreed time is stored in `since_s` as the time of the
+    last activity, so that no session times out early.
     """
 
     def look(self, agreed_s: float) -> None:
-        """Record the agreed time.
+        """Record the agreed time of a round.
 
-        While `unsure` is not 0, a new agreed time is also recorded as the time of the last activity.
+        The first two new agreed times after an activity are also stored as the time of the session's
+        last activity (see `unsure`).
         """
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1

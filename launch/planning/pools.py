@@ -39,7 +39,7 @@ class ModelPools:
 
     @cached_property
     def stored_bytes(self) -> Mapping[str, int]:
-        """By pool: bytes of a page in the store.
+        """By pool: bytes that the objects of one page occupy in the store, including their headers.
 
         A page has one object per rank, or a single object if its content is replicated.
         """

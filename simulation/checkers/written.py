@@ -100,8 +100,8 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
 def _fits(seen: Inspection) -> bool:
     """Return whether each window or state pool on the host has more pages than one match needs.
 
-    A window pool must have room for one page more than a window. Otherwise, the windows of two matches
-    that end on the same tree path evict each other's pages.
+    For a window pool, this means more pages than a window plus one. In a smaller pool, two matches that
+    end at different pages of one tree path can evict the window pages of each other.
     """
     pages = seen.config.pool_pages(HOST)[1:]
     spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])

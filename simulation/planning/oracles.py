@@ -127,8 +127,9 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """By run number: how many of the run's first pages are cached."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of cached runs; the run with the latest next use comes first. An entry is outdated, and is
-    skipped, if `when` has another next use for its run."""
+    """Heap of (-next use, -run number) of cached runs; the run whose next use is latest comes first. An
+    entry is outdated, and is skipped, if `when` has no next use, or a different one, for the entry's
+    run."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):

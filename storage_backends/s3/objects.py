@@ -93,7 +93,11 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless `read_only`; store in `removed` whether each name is free."""
+        """Remove the objects, unless the store is `read_only`.
+
+        Stores in `removed`, for each name, whether no object exists under that name afterwards. Stores
+        False if the name is invalid or a request fails.
+        """
 
         async def one(number: int) -> bool:
             path = path_of(names[number])

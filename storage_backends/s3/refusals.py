@@ -1,6 +1,6 @@
 """Summarises each error of the S3 client in one line, with its cause.
 
-The client hides the cause of an error in a long line about its retries, or in pages of text about its
+The client hides the cause of an error in a long line about its retries, or in many lines about its
 internal state. This module extracts the server's status and code, or the reason why no answer came.
 """
 
@@ -100,7 +100,7 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, because errors of the client span pages."""
+    """Return the first line of an error's message, because the S3 client's messages have many lines."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

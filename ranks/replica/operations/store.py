@@ -128,16 +128,18 @@ class Store:
     def note_read(self, node: Node, component: int) -> None:
         """Record that a node's pages of a component were read from the store.
 
-        The record counts as old from the start. The store may soon evict its earlier pages of the
-        prefix, because they were not read and their last use was not renewed.
+        The record counts as old from the start. Pages before the node in the prefix may not have been
+        read, so their last use in the store was not renewed, and the store may soon evict them.
         """
         self._note(node, component, _LONG_AGO)
 
     def invalidate_stored(self, node: Node) -> bool:
-        """Invalidate an old record that the store has a node's pages; return whether it was old.
+        """Invalidate a node's record that the store has its pages, if the record is old.
 
-        A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
-        pages are therefore persisted again at their next use.
+        Returns whether the record was invalidated. A record is old if its store time is `RENEWED_S`
+        seconds or many page writes ago (see `RENEWED_PART`). By then the store may have evicted the
+        pages, because a store does not see hits in memory. Pages without a record are persisted again
+        at their next use.
         """
         at = self._seen(node)
         if at is None:

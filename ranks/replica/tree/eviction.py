@@ -34,7 +34,8 @@ class _Line(Generic[NodeT]):
 
 
 _Late: TypeAlias = tuple[int, int, int, NodeT]
-"""A heap entry of a node that entered with an old last use: grade, last use, order of entry, node."""
+"""Heap entry of a node that entered the queue with an older last use than the newest node of its grade.
+The fields are grade, last use, order of entry, and node."""
 
 STALE_SPARE = 64
 """The heap is compacted when it has more than this number of stale entries, plus one for every four
@@ -57,8 +58,8 @@ class EvictionQueue(Generic[NodeT]):
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
         self._late: list[_Late[NodeT]] = []
-        """Heap of the nodes that entered with an old last use. An entry is stale unless `_entered`
-        refers to it."""
+        """Heap of the nodes that entered the queue with an older last use than the newest node of their
+        grade. An entry is stale unless `_entered` refers to it."""
         self._late_count = 0
         """The number of heap entries that are not stale."""
         self._entries_made = 0

@@ -304,8 +304,9 @@ class PageAllocator:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Return whether a node and its only child must stay separate.
 
-        They must if the tree keeps them separate (`divided`), if their eviction grades or hit counts
-        differ, or if only one of the two is being saved for eviction.
+        They must if the tree keeps them separate (`divided`), or if their eviction grades or hit counts
+        differ. They must also stay separate if exactly one of them is being backed up before its
+        eviction.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -343,8 +344,8 @@ class PageAllocator:
     def limit(self, limit: NamespaceLimit) -> None:
         """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # Check for merges all nodes that were being saved for eviction, because the limits have
-            # changed.
+            # The new limits may allow merges of nodes that are being backed up before their eviction,
+            # so check these nodes again.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -384,7 +385,7 @@ class PageAllocator:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Keep on a tier those nodes on the path to `node` that are being saved for eviction."""
+        """Keep on a tier the nodes on the path to `node` whose eviction waits for their backup."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None

@@ -46,7 +46,10 @@ class Pressed:
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
-        """Complete all I/O in four passes; return the blocks backed up meanwhile."""
+        """Run four passes, each of which completes all I/O in flight; return the blocks backed up.
+
+        Each tuple has the blocks of one transfer.
+        """
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)

@@ -347,7 +347,10 @@ def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass
 
 
 def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
-    """Pages copied before a request ends are persisted at once: an idle engine takes no more steps."""
+    """Pages that are on the host when their request finishes are persisted at once.
+
+    An idle engine takes no further step in which they could be persisted.
+    """
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -406,7 +409,10 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
 
 
 def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
-    """If a pass cannot begin, this pass and the next raise one error; neither is an agreed step."""
+    """If a pass cannot begin on an unhealthy rank, this pass and the next raise the same error.
+
+    Neither pass counts as a step on which the ranks have agreed.
+    """
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
     ranks.executors[0].ill = "a thread has died"

@@ -1,4 +1,4 @@
-"""A writable store for the contract tests of `peer://`, made of ranks that serve host pages.
+"""A writable store for the contract tests of `peer://`: its objects are host pages that ranks serve.
 
 A write copies the page into the host memory of a real rank and publishes it. A removal withdraws the
 page. A read uses the `peer://` backend under test.
@@ -90,7 +90,7 @@ class HostOfKind:
 
 
 class FedStore:
-    """A store made of ranks, one rank for each `Kind` of page that a test writes."""
+    """A writable test store that keeps its pages on ranks: one rank for each `Kind` of page."""
 
     def __init__(self, *, by_engine: bool = False) -> None:
         """If `by_engine` is True, all reads use transfer engines over TCP."""

@@ -23,7 +23,11 @@ RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 
 def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]:
-    """Return a rank's units of each column, as stored by the engine."""
+    """Return, by page column, the units (heads or groups of channels) that one rank stores.
+
+    `by_input` chooses how the rank stores convolution inputs: input by input, or else channel by
+    channel.
+    """
     inputs = torch.cat([each.chunk(ranks, 1)[rank] for each in INPUTS], 1)
     inputs = (inputs.transpose(1, 2) if by_input else inputs).contiguous()
     recurrence = RECURRENCE.chunk(ranks, 1)[rank].contiguous()
@@ -40,7 +44,7 @@ def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]
 
 
 def joined(ranks: int, *, by_input: bool) -> Mapping[str, torch.Tensor]:
-    """Return a page's columns, joined from the units of all ranks in order."""
+    """Return, by page column, the units of all ranks, joined in the order of the ranks."""
     parts = [of_rank(rank, ranks, by_input=by_input) for rank in range(ranks)]
     return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
 

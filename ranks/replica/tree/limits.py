@@ -50,7 +50,7 @@ class _Limited:
         self._leaving_pages[tier] += node.width
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as being saved for eviction; return whether it was counted."""
+        """Stop counting a node as backed up before its eviction; return whether it was counted."""
         if node not in self.leaving[tier]:
             return False
         self.leaving[tier].remove(node)
@@ -162,18 +162,18 @@ class Limits:
         return was_leaving
 
     def leave(self, node: Node, tier: int) -> None:
-        """Count a node as leaving: it is being saved for eviction because of the namespace's quota."""
+        """Count a node as leaving: it is backed up, then evicted, because of the namespace's quota."""
         limited = self._of(node)
         assert limited is not None
         limited.leave(node, tier)
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as being saved for eviction from a tier; return whether it was."""
+        """Stop counting a node as backed up before an eviction from a tier; return whether it was."""
         limited = self._of(node)
         return limited is not None and self._stay(limited, node, tier)
 
     def was_split(self, upper: Node) -> None:
-        """Mark the upper half of a split node as being saved for eviction if the lower half is."""
+        """Mark the upper half of a split node as backed up before its eviction if the lower half is."""
         limited = self._of(upper)
         (lower,) = upper.children.values()
         for leaving in () if limited is None else limited.leaving:
@@ -181,7 +181,7 @@ class Limits:
                 leaving.add(upper)
 
     def divide(self, upper: Node, lower: Node) -> bool:
-        """Return whether exactly one of two nodes is being saved for eviction."""
+        """Return whether exactly one of two nodes is backed up before its eviction."""
         limited = self._of(upper)
         return limited is not None and any(
             (upper in leaving) is not (lower in leaving) for leaving in limited.leaving

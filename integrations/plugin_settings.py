@@ -29,7 +29,7 @@ class PluginSettings(GroupSettings):
     """Settings of every plug-in; equal on every rank."""
 
     where: ClassVar[str]
-    """Where users write these settings, as named in error messages."""
+    """Name of the place in which users write these settings, for error messages."""
 
     host_memory_gib: Annotated[float, Meta(gt=0, lt=1 << 20)] | None = None
     """Host memory for pages on each rank, in GiB."""

@@ -128,7 +128,7 @@ class SweepLimits(Settings):
                 return "its whole filesystem, which does not report its size"
             free_gib = room.f_bavail * room.f_frsize / (1 << 30)
             return (
-                "half of its filesystem's free space, its own files included;"
+                "half of its filesystem's free space, with its own files counted as free;"
                 f" {free_gib:,.1f} GiB are free"
             )
         gib = self.quota_bytes / (1 << 30)

@@ -129,7 +129,7 @@ def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> No
         (
             "file:///kv/{rank}",
             Status.OK,
-            "half of its filesystem's free space, its own files included; ",
+            "half of its filesystem's free space, with its own files counted as free; ",
         ),
         ("metrics+file:///kv?quota_gib=7", Status.OK, "the store may hold 7.0 GiB (its quota)"),
         ("file:///kv?quota_gib=0", Status.ADVICE, "its whole filesystem"),

@@ -483,7 +483,11 @@ def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> 
     [
         ("quota_gib=1.5&ttl_s=60", SweepLimits(quota_bytes=3 << 29, ttl_s=60.0), "1.5 GiB"),
         ("quota_gib=1e-15", SweepLimits(quota_bytes=1), "0.0 GiB"),
-        ("", SweepLimits(), "half of its filesystem's free space, its own files included; "),
+        (
+            "",
+            SweepLimits(),
+            "half of its filesystem's free space, with its own files counted as free; ",
+        ),
         ("quota_gib=0", SweepLimits(quota_bytes=0), "its whole filesystem"),
     ],
 )

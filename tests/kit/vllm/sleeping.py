@@ -49,8 +49,7 @@ def delay_backups() -> None:
     may_run = threading.Event()
     classes: tuple[Any, ...] = (CpuCopies, WorkerRank, RankExecutor)
     copies, worker, executor = classes
-    copy: Callable[[CpuCopies, CopyJob], None] = copies._copy
-    begin = worker.begin_backups
+    copy, begin = copies._copy, worker.begin_backups
 
     def late(self: CpuCopies, job: CopyJob) -> None:
         if job.direction is Direction.TO_HOST:
@@ -62,8 +61,9 @@ def delay_backups() -> None:
         begin(self)
 
     copies._copy, worker.begin_backups = late, begin_held
-    for owner, name in ((worker, "obey"), (executor, "_fence"), (executor, "close")):
-        setattr(owner, name, _opening(may_run, getattr(owner, name)))
+    worker.apply_dispatch = _opening(may_run, worker.apply_dispatch)
+    executor._fence = _opening(may_run, executor._fence)
+    executor.close = _opening(may_run, executor.close)
 
 
 def _opening(may_run: threading.Event, method: Callable[..., Any]) -> Callable[..., Any]:

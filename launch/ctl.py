@@ -202,7 +202,7 @@ def attach(
 ) -> None:
     """Attach a store, once every rank has opened it."""
     uri = sys.stdin.read().strip() if store == "-" else store
-    check_store(uri, only_read=True)
+    check_store(uri, only_read=True, name="STORE")
     _tell(_asked(socket, "attach", store=uri), as_json, "attached")
 
 
@@ -224,6 +224,8 @@ def weights(
     as_json: Json = False,
 ) -> None:
     """Set the weights version; pages of other versions no longer match."""
+    if not version:
+        raise ConfigError("VERSION is empty; give the name of the new weights")
     _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
 
 

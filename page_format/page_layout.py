@@ -67,6 +67,15 @@ class Column:
             raise ConfigError(f"column {self.name!r}: unknown dtype {self.dtype!r}; known: {known}")
 
 
+_WANTED: dict[Any, str] = {
+    int: "a whole number",
+    str: "text in UTF-8",
+    bool: "true or false",
+    tuple[Column, ...]: "a tuple of Column",
+}
+"""The expected value of a field by the field's type, for error messages."""
+
+
 def _check_fields(settings: Any, whose: str = "") -> None:
     """Convert fields to their types; raise `ConfigError` for a wrong value.
 
@@ -78,13 +87,11 @@ def _check_fields(settings: Any, whose: str = "") -> None:
             # Accept numpy and torch scalars. Arrays that are not exactly one number stay as they are.
             with suppress(TypeError, RuntimeError):
                 value = index(value)
-        wanted = each.type.__name__ if isinstance(each.type, type) else each.type
         try:
             object.__setattr__(settings, each.name, msgspec.convert(value, each.type))
             str(value).encode()
         except (msgspec.ValidationError, UnicodeEncodeError):
-            kind = "text in UTF-8" if each.type is str else f"of type {wanted}"
-            told = f"{whose}{each.name} is {value!r:.100}, must be {kind}"
+            told = f"{whose}{each.name} is {value!r:.100}, must be {_WANTED[each.type]}"
             raise ConfigError(told) from None
         if each.type is int and value < 1:
             raise ConfigError(f"{whose}{each.name} is {value}, must be 1 or more")

@@ -139,27 +139,30 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_not_a_path(uri: str) -> None:
-    """Raise `ConfigError` if --store is a bare path; the message has the right URI."""
+def check_not_a_path(uri: str, *, name: str = "--store") -> None:
+    """Raise `ConfigError` if a store's URI is a bare path; the message has the right URI."""
     if not uri:
-        raise ConfigError("--store is empty; give a URI, for example file:///var/kv")
+        raise ConfigError(f"{name} is empty; give a URI, for example file:///var/kv")
     if ":" not in uri:
         raise ConfigError(
-            f"--store is {without_secrets(uri)!r}, which is not a URI; for a directory write"
+            f"{name} is {without_secrets(uri)!r}, which is not a URI; for a directory write"
             f" file://{quote(str(Path(uri).absolute()), errors='surrogatepass')}"
         )
 
 
-def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
-    """Return the capabilities of the --store; raise `ConfigError` if the store cannot be used."""
-    check_not_a_path(uri)
+def check_store(uri: str, *, only_read: bool = False, name: str = "--store") -> Capabilities:
+    """Return a store's capabilities; raise `ConfigError` if the store cannot be used.
+
+    `name` is the option or argument that has the URI.
+    """
+    check_not_a_path(uri, name=name)
     try:
         # Check the store of rank 0 only, because the URIs of the ranks differ only in the rank number.
         capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
-        raise ConfigError(f"--store: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error
     if not (capabilities.writes or only_read):
         raise ConfigError(
-            f"--store is {without_secrets(uri)!r}, which is read-only; give a writable store"
+            f"{name} is {without_secrets(uri)!r}, which is read-only; give a writable store"
         )
     return capabilities

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
 from urllib.parse import quote, urlencode
 
 import torch
@@ -61,8 +62,13 @@ _POOL_SIZE = re.compile(r"(components\[\d+\]\.)?(device|host)_pages")
 def new_group(config: RankCacheConfig) -> Collective:
     """Create a group of all ranks with the configured transport.
 
-    Collective over the ranks of `torch.distributed`.
+    Collective over the ranks of `torch.distributed`. Raises `ConfigError` if `config` is no
+    configuration.
     """
+    if not isinstance(cast("object", config), RankCacheConfig):
+        raise ConfigError(
+            f"the configuration is {config!r:.100}, must be a CacheConfig or HostCacheConfig"
+        )
     return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
 
 

@@ -234,7 +234,9 @@ def test_a_group_of_another_version_is_named_as_such(lockstep: Run, group: Group
         (["drop", "{socket}", "t", "--all"], "name the namespace to drop, or give --all"),
         (["log-level", "{socket}", "loud"], 'Choose from: "debug", "info", "warning", "error"'),
         (["unpin", "{socket}", "p", "b"], "unknown argument b (see `lockstep ctl unpin --help`)"),
-        (["attach", "{socket}", "nowhere"], "store is 'nowhere', which is not a URI"),
+        (["attach", "{socket}", "nowhere"], "STORE is 'nowhere', which is not a URI"),
+        (["attach", "{socket}", "file://kv"], "STORE: store 'file://kv' names a host"),
+        (["weights", "{socket}", ""], "VERSION is empty; give the name of the new weights"),
         (["pin", "{socket}", "p", "--tokens", "a,b"], "--tokens must be comma-separated token ids"),
     ],
 )

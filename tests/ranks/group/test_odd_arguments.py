@@ -112,6 +112,12 @@ def changed_by(kind: type[RankCache], name: str, parameter: str, odd: object) ->
     return ""
 
 
+@pytest.mark.parametrize("kind", [Cache, HostCache])
+def test_a_cache_is_not_opened_without_a_configuration(kind: Any) -> None:
+    with pytest.raises(ConfigError, match="the configuration is None, must be a CacheConfig or"):
+        kind.open(None, {})
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "parameter"),
     [*calls_of(Cache), *calls_of(HostCache)],

@@ -23,7 +23,7 @@ class Hanging(MemoryBackend):
 
     def __init__(self) -> None:
         super().__init__(Shelf())
-        self.asked = threading.Event()
+        self.called = threading.Event()
         self.let_go = threading.Event()
         self.opens = True
 
@@ -41,7 +41,7 @@ class Hanging(MemoryBackend):
         return [ReadOutcome.TIMED_OUT] * len(reads)
 
     async def _hang(self) -> None:
-        self.asked.set()
+        self.called.set()
         await asyncio.get_running_loop().run_in_executor(None, self.let_go.wait)
 
 
@@ -126,7 +126,7 @@ def test_close_waits_for_calls_that_run(store: BlockingStore, backend: Hanging) 
         target=lambda: answers.append(store.call(lambda backend: backend.read([], deadline=by), by))
     )
     caller.start()
-    assert backend.asked.wait(10)
+    assert backend.called.wait(10)
     closer = threading.Thread(target=store.close)
     closer.start()
 

@@ -183,10 +183,10 @@ def worth_in_the_order_of_hashes() -> str:
 
 
 def test_the_seed_of_a_process_for_hashes_changes_nothing() -> None:
-    asked = f"from {__name__} import worth_in_the_order_of_hashes as f; print(f(), end='')"
+    program = f"from {__name__} import worth_in_the_order_of_hashes as f; print(f(), end='')"
     # The subprocess's hash seed differs from this process's, which is random.
     found = subprocess.run(
-        [sys.executable, "-c", asked],
+        [sys.executable, "-c", program],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
         capture_output=True,
         check=True,

@@ -192,8 +192,8 @@ def test_what_is_not_all_content_has_no_digest(content: object) -> None:
 
 
 def test_a_name_that_has_stood_for_two_contents_is_not_trusted_again() -> None:
-    told: list[str] = []
-    names = ItemNames(lambda: told.append("told"))
+    warnings: list[str] = []
+    names = ItemNames(lambda: warnings.append("told"))
     logo, other = cat(0, 8), cat(0, 8, b"dog")
     names.note([logo])
     before = names.trusted([logo]), names.trusted([other])
@@ -202,7 +202,7 @@ def test_a_name_that_has_stood_for_two_contents_is_not_trusted_again() -> None:
     names.note([logo])
 
     assert before == (True, False)
-    assert (names.trusted([logo]), names.trusted([other]), told) == (False, False, ["told"])
+    assert (names.trusted([logo]), names.trusted([other]), warnings) == (False, False, ["told"])
 
 
 def test_a_name_of_an_unknown_content_is_not_trusted() -> None:

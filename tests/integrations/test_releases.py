@@ -58,13 +58,13 @@ def test_a_release_of_the_extra_s_bounds_is_taken(
 def test_a_release_beyond_the_extra_s_bounds_is_refused_by_name_with_the_way_to_try_it(
     engine: str, releases: Sequence[str], found: str
 ) -> None:
-    said = (
+    message = (
         f"{engine} {found} is installed, but Lockstep's plug-in supports {engine}"
         f' {" and ".join(releases)}; install one of these, or set "unsupported_engine": "try" in'
         " settings"
     )
 
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         require(engine, found, releases, UnsupportedEngine.REFUSE)
     assert not bounds_of(engine).specifier.contains(found)
 

@@ -22,10 +22,10 @@ class Cache:
     """Stand-in for Lockstep's cache, which records each call: its name and its arguments."""
 
     def __init__(self, controls: object) -> None:
-        self.lockstep, self.told = controls, list[tuple[Any, ...]]()
+        self.lockstep, self.calls = controls, list[tuple[Any, ...]]()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given, **named: self.told.append((name, *given, *named.values()))
+        return lambda *given, **named: self.calls.append((name, *given, *named.values()))
 
     def check_prefetch_progress(self, handle: str) -> bool:
         return handle != "not yet"
@@ -35,7 +35,7 @@ class Scheduler:
     def __init__(self, controls: object = None) -> None:
         self.idle = False
         self.tree_cache = Cache(controls)
-        self.told = self.tree_cache.told
+        self.calls = self.tree_cache.calls
 
     def flush_cache(self) -> bool:
         return True
@@ -235,13 +235,13 @@ def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
     scheduler = Scheduler()
 
     def update(updater: Any, request: Any) -> Any:
-        scheduler.told.append(("update",))
+        scheduler.calls.append(("update",))
         return SimpleNamespace(success=success, message=message)
 
     outcome = hooks.around_update(update, SimpleNamespace(scheduler=scheduler), request_)
 
     assert outcome.success is success
-    assert scheduler.told == [("weights_may_change",), ("update",), ("weights_changed", *told)]
+    assert scheduler.calls == [("weights_may_change",), ("update",), ("weights_changed", *told)]
 
 
 @pytest.mark.parametrize(("is_open", "told"), [(False, [("weights_session_begins",)]), (True, [])])
@@ -252,11 +252,11 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
     updater = SimpleNamespace(scheduler=scheduler, _session=object() if is_open else None)
 
     def begin(updater: Any, request: Any) -> None:
-        assert scheduler.told == told
+        assert scheduler.calls == told
         updater._session = object()
 
     def end(updater: Any, request: Any) -> None:
-        scheduler.told.append(("end",))
+        scheduler.calls.append(("end",))
         updater._session = None
 
     hooks.around_session_begin(begin, updater, None)
@@ -265,7 +265,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
     # the end.
     hooks.around_session_end(end, updater, None)
 
-    assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]
+    assert scheduler.calls == [*told, ("end",), ("weights_session_ends",), ("end",)]
 
 
 def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() -> None:
@@ -288,7 +288,7 @@ def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_i
     hooks.after_order(None, policy, ["first", "second"], "running batch", processed_tokens=3)
     hooks.before_visit(adder, "first", has_chunked_req=False)
 
-    assert scheduler.told == [("will_visit", ["first", "second"]), ("visits", "room", 1)]
+    assert scheduler.calls == [("will_visit", ["first", "second"]), ("visits", "room", 1)]
 
 
 def test_whom_sglang_preempts_is_queued_in_one_order_and_nobody_is_for_one_that_waits() -> None:
@@ -300,12 +300,12 @@ def test_whom_sglang_preempts_is_queued_in_one_order_and_nobody_is_for_one_that_
         adder.preempt_list.extend(others)
         return True
 
-    told = [
+    results = [
         hooks.around_preemption(preempt, adder, SimpleNamespace(cache_request_handle=each))
         for each in ("not yet", "ready")
     ]
 
-    assert told == [False, True]
+    assert results == [False, True]
     assert [each.rid for each in adder.preempt_list] == ["z", "a", "b", "c"]
 
 
@@ -321,7 +321,7 @@ def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     outcome = hooks.around_update_in_session(lambda *_: refused, updater, request)
 
     assert outcome is refused
-    assert len(scheduler.told) == told
+    assert len(scheduler.calls) == told
 
 
 def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None:
@@ -332,8 +332,8 @@ def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None
     hooks.on_idle(scheduler)
     hooks.after_adapter_load(object(), scheduler, None)
 
-    told = [name for name, *_ in scheduler.told]
-    assert told == ["settle", "settle", "engine_idles", "adapters_were_loaded"]
+    names = [name for name, *_ in scheduler.calls]
+    assert names == ["settle", "settle", "engine_idles", "adapters_were_loaded"]
 
 
 def files(streamer: object) -> str:
@@ -352,12 +352,12 @@ def test_a_batch_is_compared_before_it_is_computed_and_one_that_fails_is_told_of
     controls = Cache(None)
 
     def fail(scheduler: Any, batch: Any, *more: Any) -> Any:
-        assert (controls.told, more) == ([("batch_is_next", "batch")], (7,))
+        assert (controls.calls, more) == ([("batch_is_next", "batch")], (7,))
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         hooks.around_batch(fail, Scheduler(controls), "batch", 7)
-    assert controls.told == [("batch_is_next", "batch"), ("batch_failed",)]
+    assert controls.calls == [("batch_is_next", "batch"), ("batch_failed",)]
 
 
 class Other:
@@ -398,14 +398,14 @@ def test_an_engine_with_another_cache_does_as_ever() -> None:
 
 
 def test_a_request_of_which_less_is_cached_than_when_it_came_is_not_read_again() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def read_again(scheduler: object, request: str) -> bool:
-        asked.append(request)
+        requests.append(request)
         return True
 
     ours, others = Scheduler(), SimpleNamespace(tree_cache=SimpleNamespace())
 
     assert not hooks.around_hit_loss(read_again, ours, "r")
     assert hooks.around_hit_loss(read_again, others, "s")
-    assert asked == ["s"]
+    assert requests == ["s"]

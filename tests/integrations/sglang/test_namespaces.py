@@ -65,8 +65,8 @@ def test_a_rank_that_cannot_read_an_adapter_is_named_with_the_remedy() -> None:
     found = [each.namespaces.of(Sent(lora_id="7f", extra_key="7f")) for each in below.below]
 
     journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
-    told = first_difference(journals) or ""
+    difference = first_difference(journals) or ""
     assert [each is None for each in found] == [False, True]
-    assert "rank 0: engine adapter of a request is files a" in told
-    assert "rank 1: engine adapter of a request is not known on this rank" in told
-    assert "adapter_versions" in told
+    assert "rank 0: engine adapter of a request is files a" in difference
+    assert "rank 1: engine adapter of a request is not known on this rank" in difference
+    assert "adapter_versions" in difference

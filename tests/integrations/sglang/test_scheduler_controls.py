@@ -20,9 +20,9 @@ SAME = [Sent("a", prefix_len=0, extend_end=16)]
 OTHER = [Sent("a", prefix_len=8, extend_end=16)]
 
 
-def error_of(host: HostCache, asked: Callable[[], object]) -> str:
+def error_of(host: HostCache, call: Callable[[], object]) -> str:
     with pytest.raises(GroupError) as found:
-        asked()
+        call()
     assert host.inspection.ended_by is found.value
     return str(found.value)
 
@@ -39,11 +39,11 @@ def test_ranks_that_differ_in_a_batch_are_named_before_any_of_them_computes_it()
         controls.batch_is_next(Computed(SAME))
         return error_of(host, lambda: controls.batch_is_next(batches(host, SAME, OTHER)))
 
-    told = on_every_rank(program)
+    errors = on_every_rank(program)
 
-    assert told[0] == told[1]
-    assert "rank 0: engine batch EXTEND [['a', 0, 16]]" in told[0]
-    assert "rank 1: engine batch EXTEND [['a', 8, 16]]" in told[0]
+    assert errors[0] == errors[1]
+    assert "rank 0: engine batch EXTEND [['a', 0, 16]]" in errors[0]
+    assert "rank 1: engine batch EXTEND [['a', 8, 16]]" in errors[0]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -77,14 +77,14 @@ def test_after_a_failure_every_rank_says_whether_it_computed_what_the_others_did
     caplog.set_level(logging.ERROR, logger="lockstep.integrations.sglang.scheduler_controls")
     on_every_rank(program)
 
-    told = [
+    logs = [
         each.message
         for each in caplog.records
         if each.name == "lockstep.integrations.sglang.scheduler_controls"
     ]
-    assert "rank 0 failed in the batch ('EXTEND', [['a', 0, 16]])" in told
-    assert "rank 1 failed in the batch ('EXTEND', [['a', 8, 16]])" in told
-    assert len([each for each in told if "rank 1: engine batch EXTEND [['a', 8, 16]]" in each]) == 2
+    assert "rank 0 failed in the batch ('EXTEND', [['a', 0, 16]])" in logs
+    assert "rank 1 failed in the batch ('EXTEND', [['a', 8, 16]])" in logs
+    assert len([each for each in logs if "rank 1: engine batch EXTEND [['a', 8, 16]]" in each]) == 2
 
 
 def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
@@ -117,8 +117,8 @@ def test_a_store_is_named_by_its_scheme_from_when_it_is_attached_until_it_is_det
         attached = attach(controls, tmp_path), controls.storage_scheme
         return [before, *attached, controls.detach(), controls.storage_scheme]
 
-    told = f"attached file://{tmp_path}/?durability=none"
-    assert on_every_rank(program) == [["none", (True, told), "file", (True, ""), "none"]] * 2
+    message = f"attached file://{tmp_path}/?durability=none"
+    assert on_every_rank(program) == [["none", (True, message), "file", (True, ""), "none"]] * 2
 
 
 def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -
         well, why = attach(controls, tmp_path, "{rank}")
         return well, why, controls.storage_scheme
 
-    told = on_every_rank(program)
+    results = on_every_rank(program)
 
-    assert [(well, scheme) for well, _, scheme in told] == [(False, "none")] * 2
-    assert all("rank 1" in why for _, why, _ in told), told
+    assert [(well, scheme) for well, _, scheme in results] == [(False, "none")] * 2
+    assert all("rank 1" in why for _, why, _ in results), results
 
 
 def test_what_makes_no_sense_is_refused_without_a_round() -> None:

@@ -112,9 +112,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         check(refused, f"{WHERE}: {tmp_path / name}", why)
 
 
-def refusal(asked: Callable[..., object], *values: Any, **named: Any) -> str:
+def refusal(function: Callable[..., object], *values: Any, **named: Any) -> str:
     with pytest.raises(ConfigError) as refused:
-        asked(*values, **named)
+        function(*values, **named)
     return str(refused.value)
 
 

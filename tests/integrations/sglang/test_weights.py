@@ -53,7 +53,7 @@ def written(below: RanksBelow) -> set[bytes]:
     return {key for order in orders for each in order.transfers for key in each.keys}
 
 
-def asked(below: RanksBelow) -> set[bytes]:
+def queried_keys(below: RanksBelow) -> set[bytes]:
     below.every(lambda rank: rank.arrive("asks", PROMPT))
     orders = [order for each in below.ranks.executors for order in each.take(LookUp)]
     below.every(lambda rank: rank.forget("asks"))
@@ -86,7 +86,7 @@ def test_two_versions_are_written_under_different_keys_and_each_always_under_its
 
     assert [len(each) for each in keys] == [4, 4, 4]
     assert len(set[bytes]().union(*keys)) == 12
-    assert keys[2] <= asked(other)
+    assert keys[2] <= queried_keys(other)
 
 
 def test_weights_without_a_name_hide_everything_and_write_nothing_to_storage() -> None:
@@ -96,7 +96,7 @@ def test_weights_without_a_name_hide_everything_and_write_nothing_to_storage() -
     change(below)
 
     assert found(below) == 0
-    assert asked(below) == set()
+    assert queried_keys(below) == set()
     assert written(below) == set()
     assert found(below) == len(PROMPT)
 
@@ -124,7 +124,7 @@ def test_a_version_after_one_without_a_name_finds_nothing_of_it_and_is_written_a
     change(other, "2")
 
     assert len(keys) == 4
-    assert keys <= asked(other)
+    assert keys <= queried_keys(other)
 
 
 def test_weights_that_come_back_after_one_without_a_name_have_keys_that_mean_them_alone() -> None:
@@ -170,7 +170,7 @@ def test_weights_that_came_in_parts_have_the_one_name_of_all_parts() -> None:
     keys = written(below)
 
     assert len(keys) == 4
-    assert keys <= asked(whole)
+    assert keys <= queried_keys(whole)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
 
     below.every(lambda rank: rank.weights.changed(WeightsUpdate.ALL, Update(), holds_nothing=False))
 
-    told = [each.message for each in caplog.records]
-    assert len(told) == 2
-    assert "weight_version" in told[0]
-    assert "flush" in told[1]
+    messages = [each.message for each in caplog.records]
+    assert len(messages) == 2
+    assert "weight_version" in messages[0]
+    assert "flush" in messages[1]
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_ranks_that_do_not_take_the_same_weights_are_named(
 def test_after_a_clear_nothing_from_before_is_found_and_another_clear_is_another() -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
-    keys, hits = [asked(below)], list[int]()
+    keys, hits = [queried_keys(below)], list[int]()
     for _ in range(2):
         below.every(lambda rank: rank.weights.clear())
-        keys.append(asked(below))
+        keys.append(queried_keys(below))
         hits.append(found(below))
         below.publish("again", PROMPT)
         hits.append(found(below))

@@ -51,17 +51,17 @@ def ask_sglang(folder: Path) -> Said:
     )
 
 
-def read(said: str, kept: Path) -> Said:
-    told = json.loads(said)
+def read(output: str, kept: Path) -> Said:
+    described = json.loads(output)
     return Said(
-        {name: each[0] for name, each in told.items()},
-        {name: each[1] for name, each in told.items()},
+        {name: each[0] for name, each in described.items()},
+        {name: each[1] for name, each in described.items()},
         torch.load(kept),
     )
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
+def descriptions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
     folder = tmp_path_factory.mktemp("described")
     usual = {"dtype": "float32", "page_tokens": 32}
     models = {kind: {"folder": write_model(folder / kind, kind), **usual} for kind in KINDS}
@@ -75,18 +75,18 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
 
 @pytest.mark.parametrize("model", [*KINDS, "yarn", "another theta"])
 def test_both_engines_describe_a_model_alike_with_nothing_left_to_prove(
-    said: tuple[Said, Said], model: str
+    descriptions: tuple[Said, Said], model: str
 ) -> None:
-    one, other = said
+    one, other = descriptions
 
     assert (one.unproven[model], other.unproven[model]) == ([], [])
     assert one.digests[model] == other.digests[model]
 
 
 def test_models_types_pages_and_positions_that_differ_are_told_apart(
-    said: tuple[Said, Said],
+    descriptions: tuple[Said, Said],
 ) -> None:
-    one, other = said
+    one, other = descriptions
 
     assert one.digests == other.digests
     assert len(set(one.digests.values())) == len(one.digests)
@@ -101,14 +101,14 @@ def test_models_types_pages_and_positions_that_differ_are_told_apart(
     ],
 )
 def test_what_engines_compute_in_ways_of_their_own_is_shared_by_neither(
-    said: tuple[Said, Said], model: str, named: str
+    descriptions: tuple[Said, Said], model: str, named: str
 ) -> None:
-    assert [each.unproven[model] for each in said] == [[named]] * 2
+    assert [each.unproven[model] for each in descriptions] == [[named]] * 2
 
 
 def test_positions_of_all_kinds_that_are_shared_are_equal_to_the_last_bit(
-    said: tuple[Said, Said],
+    descriptions: tuple[Said, Said],
 ) -> None:
-    one, other = (each.positions for each in said)
+    one, other = (each.positions for each in descriptions)
 
     assert [torch.equal(one[name], other[name]) for name in one] == [True] * 5

@@ -86,8 +86,8 @@ def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_sam
 
     expected, with_past = alone(model, PROMPT), with_own_past(model, PROMPT, REUSED)
     assert [each.near(expected) for each in came] == [True] * 3
-    told = zip(came, [expected, with_past, with_past], strict=True)
-    assert [each.same_bits(one) for each, one in told] == [True] * 3
+    pairs = zip(came, [expected, with_past, with_past], strict=True)
+    assert [each.same_bits(one) for each, one in pairs] == [True] * 3
     assert [each.reused for each in came] == [0, REUSED, REUSED]
 
 
@@ -103,8 +103,8 @@ def test_on_a_gpu_a_past_is_to_the_bit_what_transformers_makes_of_the_same_one(
     came = cold_warm_and_restarted(opened, model, store)
 
     expected, with_past = alone(model, PROMPT), with_own_past(model, PROMPT, REUSED)
-    told = zip(came, [expected, with_past, with_past], strict=True)
-    assert [each.same_bits(one) for each, one in told] == [True] * 3
+    pairs = zip(came, [expected, with_past, with_past], strict=True)
+    assert [each.same_bits(one) for each, one in pairs] == [True] * 3
     assert [each.reused for each in came] == [0, REUSED, REUSED]
 
 
@@ -139,8 +139,8 @@ def test_a_conversation_takes_up_what_it_was_answered(
 
     # The last token of a turn has no KV, so the next turn reuses the whole pages before that token.
     assert [each.reused for each in came] == [0, 96, 144]
-    asked = [each.tokens[:-NEW_TOKENS] for each in came]
-    assert close(model, asked, came) == [True] * 3
+    prompts = [each.tokens[:-NEW_TOKENS] for each in came]
+    assert close(model, prompts, came) == [True] * 3
 
 
 def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:

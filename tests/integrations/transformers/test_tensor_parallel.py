@@ -128,5 +128,5 @@ def test_what_one_rank_s_store_has_lost_or_damaged_both_compute_and_other_prompt
     assert [phase[0].said[0].same_bits(expected) for phase in after] == [True] * 2
     assert [phase[0].said[0].reused < REUSED for phase in after] == [True] * 2
     assert [each.stats["corrupt"] > 0 for each in after[1]] == [False, True]
-    told = "DivergenceError: the ranks differ in"
-    assert [each.error[: len(told)] for each in apart] == [told] * 2
+    prefix = "DivergenceError: the ranks differ in"
+    assert [each.error[: len(prefix)] for each in apart] == [prefix] * 2

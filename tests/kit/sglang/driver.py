@@ -225,14 +225,14 @@ async def _until(condition: Callable[[], bool], within_s: float, what: str) -> N
 
 
 def _read(chunk: dict[str, Any]) -> Answer:
-    told = chunk["meta_info"]
-    finish = told["finish_reason"]
+    meta = chunk["meta_info"]
+    finish = meta["finish_reason"]
     return Answer(
         tokens=list(chunk["output_ids"]),
-        logprobs=[each[0] for each in told.get("output_token_logprobs", ())],
-        cached_tokens=told.get("cached_tokens", 0),
-        cached_by_tier=told.get("cached_tokens_details") or {},
-        retractions=told.get("num_retractions", 0),
+        logprobs=[each[0] for each in meta.get("output_token_logprobs", ())],
+        cached_tokens=meta.get("cached_tokens", 0),
+        cached_by_tier=meta.get("cached_tokens_details") or {},
+        retractions=meta.get("num_retractions", 0),
         finish=finish["type"],
     )
 

@@ -162,5 +162,5 @@ def run(what: str, store: str, layout: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     _, what, folder = sys.argv
-    told = {layout: run(what, f"file://{folder}/{layout}", layout) for layout in LAYOUTS}
-    sys.stdout.write(json.dumps(told) + "\n")
+    results = {layout: run(what, f"file://{folder}/{layout}", layout) for layout in LAYOUTS}
+    sys.stdout.write(json.dumps(results) + "\n")

@@ -61,16 +61,16 @@ def differences(
 
     Tokens must be equal. Log-probabilities may differ by up to `tolerance`.
     """
-    told: list[str] = []
+    lines: list[str] = []
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.tokens != other.tokens:
-            told.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
+            lines.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
             continue
         pairs = zip(one.logprobs, other.logprobs, strict=True)
         apart = max((abs(a - b) for a, b in pairs), default=0.0)
         if apart > tolerance:
-            told.append(f"request {number}: log-probabilities differ by up to {apart:g}")
-    return told
+            lines.append(f"request {number}: log-probabilities differ by up to {apart:g}")
+    return lines
 
 
 def by_tier(answers: Sequence[Answer], tier: str) -> int:

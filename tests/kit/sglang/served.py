@@ -32,12 +32,12 @@ def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[s
 
 def generate(address: str, tokens: Sequence[int]) -> tuple[list[int], int]:
     """Return a server's output tokens for a prompt, and how many prompt tokens were cached."""
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "input_ids": [*tokens],
         "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
     }
     headers = {"Content-Type": "application/json"}
-    request = Request(f"{address}/generate", json.dumps(asked).encode(), headers)  # noqa: S310
+    request = Request(f"{address}/generate", json.dumps(body).encode(), headers)  # noqa: S310
     with urlopen(request, timeout=120) as answer:  # noqa: S310 - on loopback.
-        told = json.load(answer)
-    return told["output_ids"], told["meta_info"]["cached_tokens"]
+        reply = json.load(answer)
+    return reply["output_ids"], reply["meta_info"]["cached_tokens"]

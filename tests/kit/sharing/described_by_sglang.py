@@ -56,6 +56,6 @@ def cache(given: dict[str, Any]) -> torch.Tensor:
 
 if __name__ == "__main__":
     models = json.loads(Path(sys.argv[1]).read_text())
-    told = {name: described(**each) for name, each in models.items()}
+    descriptions = {name: described(**each) for name, each in models.items()}
     torch.save({name: cache(given) for name, given in positions().items()}, sys.argv[2])
-    json.dump(told, sys.stdout)
+    json.dump(descriptions, sys.stdout)

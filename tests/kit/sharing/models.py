@@ -63,11 +63,11 @@ def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
     return {KV_POOL: PageLayout(page_tokens=page_tokens, columns=columns)}
 
 
-def write_model(folder: Path, kind: str = "llama", **said: Any) -> str:
+def write_model(folder: Path, kind: str = "llama", **fields: Any) -> str:
     """Write a model's config.json; return the folder."""
     folder.mkdir()
     # Disable the sliding window, because Mistral's configuration has one by default.
     whole = {"architectures": [KINDS[kind]], "model_type": kind, **SIZES}
-    whole |= {"sliding_window": None, **said}
+    whole |= {"sliding_window": None, **fields}
     (folder / "config.json").write_text(json.dumps(whole))
     return str(folder)

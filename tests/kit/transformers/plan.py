@@ -46,6 +46,6 @@ def write_results(path: Path, results: list[PhaseResult]) -> None:
 
 def read_results(path: Path) -> list[PhaseResult]:
     return [
-        PhaseResult([Said(*each) for each in said], stats, error)
-        for said, stats, error in torch.load(path, weights_only=True)
+        PhaseResult([Said(*each) for each in outputs], stats, error)
+        for outputs, stats, error in torch.load(path, weights_only=True)
     ]

@@ -84,8 +84,8 @@ def test_sglang_s_metrics_tell_of_host_memory_and_copies(engine: RunningEngine) 
     lines = engine.ask("metrics").splitlines()
 
     names = ("hicache_host_used_tokens", "hicache_backup_bytes_total", "load_back_bytes_total")
-    told = [
+    values = [
         [float(each.rpartition(" ")[2]) for each in lines if each.startswith(f"sglang:{name}{{")]
         for name in names
     ]
-    assert [max(each) > 0 for each in told] == [True] * len(names)
+    assert [max(each) > 0 for each in values] == [True] * len(names)

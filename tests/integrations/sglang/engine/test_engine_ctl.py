@@ -22,7 +22,7 @@ def test_an_engine_does_what_it_is_asked_under_load_and_while_it_is_idle(
     socket, store = tmp_path / "s", tmp_path / "kv"
     tokens = list(REQUESTS[0].tokens)
 
-    def asked(what: str, **fields: Any) -> Any:
+    def call(what: str, **fields: Any) -> Any:
         return ask(socket, what, **fields)
 
     with (
@@ -31,17 +31,17 @@ def test_an_engine_does_what_it_is_asked_under_load_and_while_it_is_idle(
     ):
         engine.generate(REQUESTS)
         under_load = threads.submit(engine.generate, REQUESTS)
-        pinned = asked("pin", name="p", tokens=tokens)
-        limited = asked("limit", namespace="*", host_pages=1000)
-        asked("attach", store=store.as_uri())
+        pinned = call("pin", name="p", tokens=tokens)
+        limited = call("limit", namespace="*", host_pages=1000)
+        call("attach", store=store.as_uri())
         answers = under_load.result()
         engine.generate(REQUESTS)
-        flushed = asked("flush")
-        listed = asked("list")
-        asked("detach")
-        asked("unpin", name="p")
-        left = asked("list")
-        steps = asked("stats")["steps"]
+        flushed = call("flush")
+        listed = call("list")
+        call("detach")
+        call("unpin", name="p")
+        left = call("list")
+        steps = call("stats")["steps"]
 
     assert differences(stock_tp2.cold[:12], answers, tolerance=TOLERANCE) == []
     assert (limited, flushed["unwritten"]) == ({"is_known": True}, {})

@@ -17,13 +17,13 @@ REQUESTS = mixed_requests()
 
 def serve(engine: RunningEngine, stock: Stock, iterations: int) -> list[str]:
     """Serve the requests repeatedly, from storage if possible; return the wrong answers."""
-    told: list[str] = []
+    mismatches: list[str] = []
     done = 0
     while done < iterations:
         engine.flush()
-        told += differences(stock.cold, engine.generate(REQUESTS), tolerance=TOLERANCE)
+        mismatches += differences(stock.cold, engine.generate(REQUESTS), tolerance=TOLERANCE)
         done = engine.ranks()[0].iterations
-    return told
+    return mismatches
 
 
 def test_ranks_whose_stores_disagree_stay_alike_for_ten_thousand_iterations(
@@ -33,12 +33,12 @@ def test_ranks_whose_stores_disagree_stay_alike_for_ten_thousand_iterations(
     few = {"host_pages": 200}
     faults = {"store_fails_on_rank": 1}
     with lockstep_engine(tmp_path, model, store=store, extra=few, faults=faults) as engine:
-        told = serve(engine, stock_tp2, ITERATIONS)
+        mismatches = serve(engine, stock_tp2, ITERATIONS)
         reports = engine.ranks()
         stuck = engine.shutdown()
 
     first, second = reports
-    assert told == []
+    assert mismatches == []
     assert stuck == []
     assert first.iterations >= ITERATIONS
     assert first.state["digest"] == second.state["digest"]

@@ -60,8 +60,8 @@ def test_cold_and_warm_from_host_memory(served: Served) -> None:
     tiers = {tier: by_tier([*cold, *warm], tier) for tier in ("device", "host", "storage")}
     assert [each.state["hit_tokens"] for each in counted] == [tiers] * len(counted)
     missed = [sum(each.state["missed_tokens"].values()) for each in counted]
-    asked = [each.state["asked_tokens"] - sum(tiers.values()) for each in counted]
-    assert missed == asked
+    expected = [each.state["asked_tokens"] - sum(tiers.values()) for each in counted]
+    assert missed == expected
 
 
 def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(served: Served) -> None:

@@ -164,10 +164,10 @@ def test_it_is_exact_cold_and_warm_with_one_round_in_each_iteration(served: Serv
     together = served.engine.generate(served.kind.requests)
     after = served.engine.ranks()
 
-    told = [
+    mismatches = [
         differences(served.stock.cold, each, tolerance=TOLERANCE) for each in (cold, warm, together)
     ]
-    assert told == [[], [], []]
+    assert mismatches == [[], [], []]
     assert by_tier(warm, "host") > by_tier(warm, "device")
     assert rounds_beyond_iterations(before, after) == [0, 0]
     assert [set(each.collectives) for each in after] == served.stock.collectives
@@ -220,8 +220,8 @@ def test_in_a_new_process_of_either_tp_size_they_come_from_storage(
         with tight_engine(tmp_path / str(tp), served.model, kind, tp, served.store) as engine:
             found.append(engine.generate(kind.requests, together=False))
 
-    told = [differences(served.stock.cold, each, tolerance=TOLERANCE) for each in found]
-    assert (stuck, told) == ([], [[], []])
+    mismatches = [differences(served.stock.cold, each, tolerance=TOLERANCE) for each in found]
+    assert (stuck, mismatches) == ([], [[], []])
     assert min(by_tier(each, "storage") for each in found) > 0
 
 

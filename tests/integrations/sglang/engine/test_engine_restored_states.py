@@ -162,11 +162,11 @@ def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRi
     rig.evict_states(1)
 
     request = rig.admitted(rig.request([*tokens, *rig.pages(700, 2)]))
-    told = request.prefix_len, request.mamba_branching_seqlen
+    lengths = request.prefix_len, request.mamba_branching_seqlen
     rig.extend(request)
     rig.end(request)
 
-    assert told == (16, 24)
+    assert lengths == (16, 24)
 
 
 def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
@@ -180,10 +180,10 @@ def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state
     rig.evict_states(1)
 
     request = rig.request([*tokens[:16], *rig.pages(700, 2)])
-    told = request.host_hit_length, request.mamba_branching_seqlen
+    lengths = request.host_hit_length, request.mamba_branching_seqlen
     rig.abort(request)
 
-    assert told == (16, 16)
+    assert lengths == (16, 16)
 
 
 def test_a_state_beyond_a_path_s_number_is_on_the_host_and_comes_back() -> None:

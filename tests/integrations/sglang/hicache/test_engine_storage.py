@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 POOLS = "tests.kit.sglang.hicache_pools"
 
 
-def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
+def results_of(what: str, folder: Path) -> dict[str, dict[str, Any]]:
     """Run the program in a new process; return its results for each layout.
 
     The results are the answers of its calls, and its numbers of pages read and written.
@@ -23,8 +23,8 @@ def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_pages_of_one_process_are_read_by_the_next_byte_for_byte(tmp_path: Path) -> None:
-    wrote = told("write", tmp_path)
-    read = told("read", tmp_path)
+    wrote = results_of("write", tmp_path)
+    read = results_of("read", tmp_path)
 
     held = {layout: each["answers"][2:] for layout, each in wrote.items()}
     written = [[True] * 5, [True] * 2]

@@ -68,9 +68,9 @@ def test_an_adapter_whose_weights_are_not_known_is_named_once_and_not_cached(
 
     assert [known.identify("id 1") for _ in range(3)] == [None] * 3
 
-    [told] = caplog.messages
-    assert told.startswith(f"requests with adapter 'a' are not cached: {doubt}")
-    assert "adapter_versions of the config" in told
+    [message] = caplog.messages
+    assert message.startswith(f"requests with adapter 'a' are not cached: {doubt}")
+    assert "adapter_versions of the config" in message
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHERE = "the extra config"
 
 
-def told(resolved: Resolved, digests: FileDigests, version: str | None = None) -> str:
+def weights_key(resolved: Resolved, digests: FileDigests, version: str | None = None) -> str:
     return weights_of(resolved, version, digests, WHERE)
 
 
@@ -66,7 +66,7 @@ def test_what_is_operational_is_not_in_the_key() -> None:
 
 def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_that_use_one() -> None:
     default: dict[str, Any] = {"lora__lora_target_modules": None}
-    told = [
+    options = [
         adapter_options(each)
         for each in (
             engine(**default),
@@ -76,8 +76,8 @@ def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_tha
         )
     ]
 
-    assert len({*told}) == len(told)
-    assert adapter_options(engine(lora__max_loras_per_batch=3, **default)) == told[0]
+    assert len({*options}) == len(options)
+    assert adapter_options(engine(lora__max_loras_per_batch=3, **default)) == options[0]
 
 
 def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_what(
@@ -100,7 +100,9 @@ def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_start
 ) -> None:
     running = engine(model__load_format="dummy").reloaded(str(weights), "auto")
 
-    assert told(running, digests) == told(engine(model__model_path=str(weights)), digests)
+    assert weights_key(running, digests) == weights_key(
+        engine(model__model_path=str(weights)), digests
+    )
 
 
 def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
@@ -110,7 +112,7 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
         model__weight_cache_mode="client",
     )
 
-    assert told(resolved, digests, version="7") == "version 7"
+    assert weights_key(resolved, digests, version="7") == "version 7"
 
 
 def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
@@ -124,7 +126,7 @@ def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDige
         for revision in "ab"
     ]
 
-    assert len({told(each, digests) for each in engines}) == 3
+    assert len({weights_key(each, digests) for each in engines}) == 3
 
 
 def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
@@ -138,7 +140,7 @@ def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
     for path, text in zip(scales, ("1.0", "1.0", "2.0"), strict=True):
         path.write_text(text)
 
-    one, same, other = (told(each, digests) for each in engines)
+    one, same, other = (weights_key(each, digests) for each in engines)
 
     assert one == same != other
     assert len({counted(each) for each in engines}) == 1
@@ -150,13 +152,13 @@ def test_a_file_that_cannot_be_read_is_refused_by_the_name_of_its_field(
     resolved = engine(model__model_path=str(weights), spec__uno_lora_path="/nowhere")
 
     with pytest.raises(ConfigError, match=r"uno_lora_path /nowhere cannot be read.*; give"):
-        told(resolved, digests)
+        weights_key(resolved, digests)
 
 
 def test_dummy_weights_are_what_each_rank_draws(digests: FileDigests) -> None:
     one, two = (engine(model__load_format="dummy", parallel__tp_size=ranks) for ranks in (1, 2))
 
-    assert told(one, digests) != told(two, digests)
+    assert weights_key(one, digests) != weights_key(two, digests)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_weights_that_nobody_can_tell_apart_need_a_version(
     resolved: Resolved, digests: FileDigests
 ) -> None:
     with pytest.raises(ConfigError, match=r"give weights_version in the extra config"):
-        told(resolved, digests)
+        weights_key(resolved, digests)
 
 
 def test_an_sglang_without_a_field_that_tells_weights_apart_is_refused(
@@ -184,4 +186,4 @@ def test_an_sglang_without_a_field_that_tells_weights_apart_is_refused(
     resolved = Resolved("0.6", {"model": {}}, Model(), {}, {})
 
     with pytest.raises(ConfigError, match=r"SGLang 0\.6 has no weight_cache_mode among its model"):
-        told(resolved, digests)
+        weights_key(resolved, digests)

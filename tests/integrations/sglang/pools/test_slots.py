@@ -43,15 +43,15 @@ def test_attention_has_what_is_short_evicted() -> None:
     slots = AttentionSlots(allocator, PAGE)
     held = allocator.alloc(2 * PAGE)
     assert held is not None
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     def make_room(tokens: int, window_tokens: int, states: int) -> None:
-        asked.append((tokens, window_tokens))
+        requested.append((tokens, window_tokens))
         allocator.free(held)
 
     reserved = slots.reserve(2 * PAGE, 0, make_room)
 
-    assert asked == [(PAGE, 0)]
+    assert requested == [(PAGE, 0)]
     assert reserved is not None
 
 
@@ -85,16 +85,16 @@ def test_of_each_pool_what_is_short_is_evicted() -> None:
     allocator, slots = windowed(full_pages=4, window_pages=4)
     prefix = allocator.give(3 * PAGE)
     allocator.free_windows(prefix[:PAGE])
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     def make_room(tokens: int, window_tokens: int, states: int) -> None:
-        asked.append((tokens, window_tokens))
+        requested.append((tokens, window_tokens))
         allocator.free_windows(prefix[PAGE:])
         allocator.full_attn_allocator.free(prefix)
 
     reserved = slots.reserve(4 * PAGE, 3 * PAGE, make_room)
 
-    assert asked == [(3 * PAGE, PAGE)]
+    assert requested == [(3 * PAGE, PAGE)]
     assert reserved is not None
 
 

@@ -84,14 +84,14 @@ def test_a_state_is_evicted_where_none_is_free() -> None:
     _, slots = stateful(rows)
     held = rows.mamba_allocator.alloc(2)
     assert held is not None
-    asked: list[tuple[int, int, int]] = []
+    requested: list[tuple[int, int, int]] = []
 
     def make_room(tokens: int, window_tokens: int, states: int) -> None:
-        asked.append((tokens, window_tokens, states))
+        requested.append((tokens, window_tokens, states))
         rows.mamba_allocator.free(held)
 
     assert slots.reserve(PAGE, 0, make_room) is not None
-    assert asked == [(0, 0, 1)]
+    assert requested == [(0, 0, 1)]
 
 
 def test_a_load_that_one_pool_has_no_room_for_takes_nothing_of_the_other() -> None:

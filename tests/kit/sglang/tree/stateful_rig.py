@@ -193,9 +193,9 @@ def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[Sta
     SGLang keeps at most `states_per_path` states on one path of its tree; -1 means no limit.
     """
     here.begin()
-    told = here.of("sglang.srt.runtime_context", "get_exec")().mamba
+    mamba = here.of("sglang.srt.runtime_context", "get_exec")().mamba
     with (
-        told.override(mamba_max_states_per_path=states_per_path),
+        mamba.override(mamba_max_states_per_path=states_per_path),
         Rigs(rig=StatefulRig, **settings) as rigs,
     ):
         [rig] = rigs.ranks

@@ -75,18 +75,18 @@ class KvDescription:
         cls, model: PretrainedConfig, dtype: object, layouts: Mapping[str, PageLayout]
     ) -> "KvDescription":
         """Describe a model's KV; `dtype` is the compute dtype, `layouts` has page layouts by pool."""
-        said = described(model)
+        fields = described(model)
         pages = [
             [pool, layout.page_tokens, [[each.name, each.dtype] for each in layout.columns]]
             for pool, layout in sorted(layouts.items())
         ]
         unproven = [
             *_unproven_pages(layouts),
-            *_unproven_positions(said),
-            *_unproven_layers(said),
-            *(name for name in _UNPROVEN if said.get(name)),
+            *_unproven_positions(fields),
+            *_unproven_layers(fields),
+            *(name for name in _UNPROVEN if fields.get(name)),
         ]
-        found = canonical([said, dtype, pages], "model description")
+        found = canonical([fields, dtype, pages], "model description")
         return cls(digest(found), tuple(unproven))
 
 
@@ -121,16 +121,16 @@ def _unproven_pages(layouts: Mapping[str, PageLayout]) -> Iterator[str]:
             yield f"the pool {pool!r} of {', '.join(names)}"
 
 
-def _unproven_layers(said: Mapping[str, object]) -> Iterator[str]:
-    kinds = set(cast("list[str]", said.get("layer_types") or ()))
+def _unproven_layers(fields: Mapping[str, object]) -> Iterator[str]:
+    kinds = set(cast("list[str]", fields.get("layer_types") or ()))
     if beside := kinds - _WHOLE:
         yield f"layers of kind {', '.join(sorted(beside))}"
-    elif not kinds and said.get("sliding_window") and said.get("use_sliding_window", True):
+    elif not kinds and fields.get("sliding_window") and fields.get("use_sliding_window", True):
         yield "sliding_window"
 
 
-def _unproven_positions(said: Mapping[str, object]) -> Iterator[str]:
-    parameters = cast("Mapping[str, object]", said.get("rope_parameters") or {})
+def _unproven_positions(fields: Mapping[str, object]) -> Iterator[str]:
+    parameters = cast("Mapping[str, object]", fields.get("rope_parameters") or {})
     inner: list[Any] = [each for each in parameters.values() if isinstance(each, Mapping)]
     for each in cast("list[Mapping[str, object]]", inner or [parameters]):
         kind = str(each.get("rope_type", "default"))

@@ -101,8 +101,8 @@ class Matches:
         `key` may be one token too long: SGLang matches all tokens when it sorts the queue, but leaves
         one token to compute when it admits the request.
         """
-        asked: Any = request
-        limit: int = asked._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001
+        untyped: Any = request
+        limit: int = untyped._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001
         unit = self.slots.page_tokens
         return min(len(key), limit) // unit * unit
 

@@ -29,13 +29,13 @@ class CopyCounters:
     """Increases SGLang's own counters by the bytes that Lockstep has copied between device and host."""
 
     host: HostCache
-    told: BytesMoved = field(default_factory=BytesMoved)
+    reported: BytesMoved = field(default_factory=BytesMoved)
 
     def tell(self, collector: Any) -> None:
         """Increase SGLang's radix-cache counters by the bytes copied since the last call."""
-        moved, told = self.host.inspection.executor.counts().bytes_moved, self.told
-        if moved == told:
+        moved, reported = self.host.inspection.executor.counts().bytes_moved, self.reported
+        if moved == reported:
             return
-        collector.increment_backup_num_bytes(moved.l1_to_l2 - told.l1_to_l2)
-        collector.increment_load_back_num_bytes(moved.l2_to_l1 - told.l2_to_l1)
-        self.told = moved
+        collector.increment_backup_num_bytes(moved.l1_to_l2 - reported.l1_to_l2)
+        collector.increment_load_back_num_bytes(moved.l2_to_l1 - reported.l2_to_l1)
+        self.reported = moved

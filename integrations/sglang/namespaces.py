@@ -46,7 +46,7 @@ class Namespaces:
             )
         )
         """Detects hashes that SGLang uses for multimodal items of different content."""
-        self._told = False
+        self._warned = False
         """Whether the warning about multimodal items of unknown content was already logged."""
         self.weights = ""
         """Name of the weights since the last weight update; empty while the engine has its startup
@@ -83,8 +83,8 @@ class Namespaces:
         if request.multimodal_inputs is not None:
             contents = [each.content.hex() for each in found.items] if known and found else []
             self._host.digest_facts("items of a request are", *contents or ["unknown"])
-        if found is None and not self._told:
-            self._told = True
+        if found is None and not self._warned:
+            self._warned = True
             _log.warning(
                 "requests with images or other items are not cached on the host if this rank lacks"
                 " the items' encoder input or cannot identify their tokens"

@@ -97,9 +97,9 @@ class SchedulerControls:
             )
         except ConfigError as error:
             return False, str(error)
-        told = self._decide(lambda: self._host.attach_store(uri))
-        if told:
-            return False, told
+        refusal = self._decide(lambda: self._host.attach_store(uri))
+        if refusal:
+            return False, refusal
         self.storage_scheme = parse_uri(uri).scheme
         return True, f"attached {without_secrets(uri)}"
 
@@ -108,9 +108,9 @@ class SchedulerControls:
 
         After a failure, the message tells the operator the reason.
         """
-        told = self._decide(self._host.detach_store)
-        if told:
-            return False, told
+        refusal = self._decide(self._host.detach_store)
+        if refusal:
+            return False, refusal
         self.storage_scheme = "none"
         return True, ""
 

@@ -129,7 +129,7 @@ class BlockEvents:
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
-        self._heard: list[Stored | Removed | Reset] = []
+        self._queued: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, HashedRequest] = OrderedDict()
         """Maps a namespace to the hashed fields of its requests, in order of use; the least recently
         used one is first."""
@@ -154,9 +154,9 @@ class BlockEvents:
         for event in events:
             if isinstance(event, Stored | Removed):
                 if event.pool == KV_POOL and event.tier is not Tier.DEVICE:
-                    self._heard.append(event)
+                    self._queued.append(event)
             elif isinstance(event, Reset):
-                self._heard.append(event)
+                self._queued.append(event)
 
     def saw(
         self,
@@ -191,8 +191,8 @@ class BlockEvents:
 
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
         """Yield the changes of published pages since the last call, in the order of the events."""
-        heard, self._heard = self._heard, []
-        for event in heard:
+        queued, self._queued = self._queued, []
+        for event in queued:
             if isinstance(event, Reset):
                 yield from self._reset(seed)
             elif isinstance(event, Removed):

@@ -103,7 +103,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._one_scheduler = has_one_scheduler_process(vllm_config.parallel_config)
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
-        self._told: list[bytes] = []
+        self._handshakes: list[bytes] = []
         """Handshake messages from the workers, encoded: each describes the rank that the worker has
         opened."""
         self._result: PassResult | None = None
@@ -215,14 +215,16 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if not self._one_scheduler:
             return
-        told = sorted(each.opened for each in metadata.values() if isinstance(each, OpenedRank))
-        if told == self._told:
+        handshakes = sorted(
+            each.opened for each in metadata.values() if isinstance(each, OpenedRank)
+        )
+        if handshakes == self._handshakes:
             return
-        if self._told:
+        if self._handshakes:
             raise ConfigError("the workers have reopened their caches; restart the engine")
-        self._told = told
+        self._handshakes = handshakes
         self._scheduler = open_for_workers(
-            self._config, self._lending, self._settings, told, self._events
+            self._config, self._lending, self._settings, handshakes, self._events
         )
         self._watching = PluginTelemetry(self._scheduler, self._settings.store)
 
@@ -314,8 +316,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
         In one-scheduler mode, workers send their own statistics together with their ballots.
         """
-        told = None if self._watching is None else self._watching.told()
-        return None if told is None else LockstepStats(data=told)
+        report = None if self._watching is None else self._watching.told()
+        return None if report is None else LockstepStats(data=report)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -405,10 +407,10 @@ def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> Non
         return
 
     @wraps(set_version)
-    def told(core: Any, weight_version: str) -> None:
+    def wrapper(core: Any, weight_version: str) -> None:
         set_version(core, weight_version)
         connector = core.scheduler.connector
         if isinstance(connector, LockstepConnector):
             tell(connector, weight_version)
 
-    engine.set_weight_version = told
+    engine.set_weight_version = wrapper

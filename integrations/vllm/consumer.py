@@ -53,7 +53,7 @@ class PrefillConsumer:
         """
         self._cache = cache
         self._loads = loads
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
         self._useless = LoggedError(log)
         self._patience_ms = patience_s * 1000
 
@@ -72,8 +72,8 @@ class PrefillConsumer:
         if handoff is None or not handoff.tokens:
             return None
         why = self._nothing_to_take(handoff)
-        if why and why not in self._told:
-            self._told.add(why)
+        if why and why not in self._logged_reasons:
+            self._logged_reasons.add(why)
             where = handoff.source or "a store"
             log.warning("a request's pages cannot be read from %s: %s", where, why)
         return None if why else AwaitedRequest(handoff)

@@ -87,9 +87,9 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
         name = f"{kind.value}.{ordinal}" if ordinal else kind.value
         pools.append(PoolGroup(name, number, kind, group.kv_cache_spec.block_size, span))
     if len({each.block_tokens for each in pools}) > 1:
-        told = ", ".join(f"{each.block_tokens} for {each.name}" for each in pools)
+        sizes = ", ".join(f"{each.block_tokens} for {each.name}" for each in pools)
         raise ConfigError(
-            f"the model's layer groups have blocks of different sizes ({told} tokens), but"
+            f"the model's layer groups have blocks of different sizes ({sizes} tokens), but"
             " LockstepConnector needs one size; run it without the connector"
         )
     main = [each for each in pools if each.name == KV_POOL]

@@ -80,14 +80,14 @@ class KVEvents:
 
     def take(self, cache: RankCache) -> list[KVCacheEvent]:
         """Return vLLM's KV events for the changes since the last call."""
-        told = self._events.take(lambda each: _seed(cache, each))
+        changes = self._events.take(lambda each: _seed(cache, each))
         return [
             self._stored(each) if isinstance(each, PagesStored) else self._removed(each)
-            for each in told
+            for each in changes
         ]
 
-    def _stored(self, told: PagesStored) -> BlockStored:
-        first, pages = told.pages[0], told.pages
+    def _stored(self, change: PagesStored) -> BlockStored:
+        first, pages = change.pages[0], change.pages
         adapter, before = first.origin.lora_request, first.before
         return BlockStored(
             block_hashes=[_external(each) for page in pages for each in page.hashes],
@@ -95,20 +95,20 @@ class KVEvents:
             token_ids=[token for page in pages for token in page.tokens],
             block_size=self._block_tokens,
             lora_id=None if adapter is None else adapter.lora_int_id,
-            medium=_MEDIUMS[told.tier],
+            medium=_MEDIUMS[change.tier],
             lora_name=None if adapter is None else adapter.lora_name,
             extra_keys=to_event_extra_keys([each for page in pages for each in page.extra]),
             group_idx=self._group,
             kv_cache_spec_kind=self._kind,
-            locality=self._localities[told.tier],
+            locality=self._localities[change.tier],
         )
 
-    def _removed(self, told: PagesRemoved) -> BlockRemoved:
+    def _removed(self, change: PagesRemoved) -> BlockRemoved:
         return BlockRemoved(
-            block_hashes=[_external(each) for each in told.hashes],
-            medium=_MEDIUMS[told.tier],
+            block_hashes=[_external(each) for each in change.hashes],
+            medium=_MEDIUMS[change.tier],
             group_idx=self._group,
-            locality=self._localities[told.tier],
+            locality=self._localities[change.tier],
         )
 
 

@@ -72,8 +72,8 @@ def settings_of(
     drafting = config.speculative_config
     if drafting is not None:
         draft = drafting.draft_model_config
-        said = None if draft is None else described(draft.hf_config)
-        found.append(Setting("draft", "draft", said, MISSING))
+        draft_fields = None if draft is None else described(draft.hf_config)
+        found.append(Setting("draft", "draft", draft_fields, MISSING))
     return KeyedEngineSettings(
         "vLLM", engine_version, RELEASES, found, PACKAGE, EXCLUSIONS, _resolved(config)
     )

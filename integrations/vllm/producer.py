@@ -50,7 +50,7 @@ class PrefillProducer:
         self._served: deque[tuple[int, str]] = deque()
         """(deadline in agreed milliseconds, name) of each request for which no more pages will arrive;
         earliest first."""
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
         """Return the handoff for a finished request's response; None if no engine will continue it."""
@@ -58,8 +58,8 @@ class PrefillProducer:
             return None
         source = self._cache.serving_uri
         why = self._nothing_to_give(tracked, source)
-        if why and why not in self._told:
-            self._told.add(why)
+        if why and why not in self._logged_reasons:
+            self._logged_reasons.add(why)
             log.warning(
                 "another engine will continue a request, but must compute its prompt: %s", why
             )

@@ -45,7 +45,7 @@ class RequestIdentities:
         """Maps ids to resumable requests. A client may add multimodal items to a resumable request at
         any time."""
         self._count = 0
-        self._told = False
+        self._warned = False
         """Whether the warning about multimodal items of unknown content was already logged."""
 
     def track(self, request: VllmRequest) -> TrackedRequest | None:
@@ -97,8 +97,8 @@ class RequestIdentities:
         )
 
     def _tell_once(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _log.warning(
                 "requests with images or other items are not cached, because the scheduler cannot"
                 " read their content: mm_processor_cache_type is 'shm', embeddings come from other"

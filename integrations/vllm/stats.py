@@ -77,19 +77,21 @@ class StatsFeed:
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
     ) -> Told:
         """Return a report of the changes in these families; a sample's first label is the rank."""
-        told: Told = {}
+        report: Told = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
             for labels, value in samples:
                 where = family.name, ",".join(labels)
                 gone.discard(where)
-                self._tell(told, where, family.type, value)
+                self._tell(report, where, family.type, value)
         for where in gone:
             # Report 0 for a gauge that had a sample in the last report and has none now.
-            self._tell(told, where, Type.GAUGE, 0)
-        return told
+            self._tell(report, where, Type.GAUGE, 0)
+        return report
 
-    def _tell(self, told: Told, where: tuple[str, str], of: Type, value: float | Histogram) -> None:
+    def _tell(
+        self, report: Told, where: tuple[str, str], of: Type, value: float | Histogram
+    ) -> None:
         before = self._before.get(where)
         if value == before:
             return
@@ -100,7 +102,7 @@ class StatsFeed:
             added = [new.sum_s, *new.counts]
         elif of is Type.COUNTER and before is not None:
             added = value - before
-        told.setdefault(where[0], {})[where[1]] = added
+        report.setdefault(where[0], {})[where[1]] = added
 
 
 def add(one: Told, other: Told) -> Told:
@@ -119,12 +121,12 @@ def add(one: Told, other: Told) -> Told:
     return both
 
 
-def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
+def spread(histogram: list[Number]) -> Iterator[tuple[float, int]]:
     """Yield observations as (value, count) that give a histogram the reported sum and bucket counts.
 
     All values of one bucket are equal.
     """
-    sum_s, counts = float(told[0]), [int(each) for each in told[1:]]
+    sum_s, counts = float(histogram[0]), [int(each) for each in histogram[1:]]
     lows = (0.0, *BOUNDS_S)
     highs = (*BOUNDS_S, max(sum_s, BOUNDS_S[-1]))
     least = sum(count * low for count, low in zip(counts, lows, strict=True))
@@ -135,11 +137,11 @@ def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
             yield min(high, low + share * (high - low)), count
 
 
-def line(told: Told) -> dict[str, Number]:
+def line(report: Told) -> dict[str, Number]:
     """Return a line about a report for vLLM's log; values of rare events are left out if they are 0."""
 
     def total(name: str, *labels: str) -> Number:
-        found: dict[str, Number] = told.get(name, {})
+        found: dict[str, Number] = report.get(name, {})
         begins = [*labels]
         return sum(
             value
@@ -147,7 +149,7 @@ def line(told: Told) -> dict[str, Number]:
             if joined.split(",")[1 : 1 + len(labels)] == begins
         )
 
-    said: dict[str, Number] = {
+    entries: dict[str, Number] = {
         "requested tokens": total("asked_tokens"),
         "hit on device": total("hit_tokens", "device"),
         "hit in host memory": total("hit_tokens", "host"),
@@ -172,8 +174,8 @@ def line(told: Told) -> dict[str, Number]:
             )
         },
     }
-    said |= {name: value for name, value in seldom.items() if value}
-    steps = [*told.get("step_seconds", {}).values()]
+    entries |= {name: value for name, value in seldom.items() if value}
+    steps = [*report.get("step_seconds", {}).values()]
     if taken := sum(sum(each[1:]) for each in steps):
-        said["us a step"] = round(sum(each[0] for each in steps) / taken * 1e6, 1)
-    return said
+        entries["us a step"] = round(sum(each[0] for each in steps) / taken * 1e6, 1)
+    return entries

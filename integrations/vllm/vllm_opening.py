@@ -109,11 +109,13 @@ def open_for_workers(
     config: EngineConfig,
     lending: LentBlocks,
     parsed: ConnectorSettings,
-    told: Iterable[bytes],
+    messages: Iterable[bytes],
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's side in one-scheduler mode; `told` has each worker's opening message."""
-    cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
+    """Return the scheduler's side in one-scheduler mode; `messages` are the workers' openings."""
+    cache = decide(
+        map(OPENINGS.decode, messages), listener=None if events is None else events.listen
+    )
     return _side(cache, config, lending, parsed, events)
 
 

@@ -102,14 +102,14 @@ class RemoteScheduler:
         """Whether the last step's backups are still to be started, because they had to wait for the
         drafter's KV."""
         self._counts_due_s = 0.0
-        self._obeyed: PassMetadata | None = None
+        self._applied: PassMetadata | None = None
 
     def apply_metadata(self, metadata: PassMetadata) -> None:
         # Carry out each step's metadata only once. vLLM may pass it twice: before blocks are
         # overwritten, and before the forward pass.
-        if metadata is not self._obeyed:
+        if metadata is not self._applied:
             self._begin_late_backups()
-            self._obeyed = metadata
+            self._applied = metadata
             self._rank.apply_dispatch(metadata.dispatch)
 
     def begin_loads(self) -> None:
@@ -134,7 +134,7 @@ class RemoteScheduler:
     def _counts(self) -> dict[int, ExecutorCounts]:
         """Return this rank's counters if they are due or the step computes nothing; otherwise {}."""
         now = time.monotonic()
-        if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
+        if now < self._counts_due_s and (self._applied is None or self._applied.computes):
             return {}
         self._counts_due_s = now + TOLD_EVERY_S
         return {self._rank.rank: self._rank.executor.counts()}

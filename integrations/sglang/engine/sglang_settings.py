@@ -177,9 +177,9 @@ def store_to_attach(
     # Do not accept `@path` here, because the file could differ between ranks.
     extra = _parsed(WHERE, given or "{}")
     store = read_settings(_AttachSettings, _ours(extra), WHERE).store
-    for name, (asked, started) in policies.items():
-        if asked not in {None, started}:
-            raise ConfigError(f"{name} is {asked!r}, must stay {started!r} as at startup")
+    for name, (requested, started) in policies.items():
+        if requested not in {None, started}:
+            raise ConfigError(f"{name} is {requested!r}, must stay {started!r} as at startup")
     return store
 
 

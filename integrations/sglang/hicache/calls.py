@@ -121,10 +121,10 @@ class HiCacheCalls:
             return pool in self._pools and self._pools[pool].names.of([key])[0] in there
 
         try:
-            asked = names_asked(keys, transfers)
+            queried_keys = names_asked(keys, transfers)
             names = [
                 name
-                for pool, of_pool in asked.items()
+                for pool, of_pool in queried_keys.items()
                 if pool in self._pools
                 for name in self._pools[pool].names.of(of_pool)
             ]
@@ -263,8 +263,8 @@ class HiCacheCalls:
         if not bad:
             return
         counts = Counter(each.name for each in bad)
-        said = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-        self._complain(verb, f"{said} of {len(outcomes)} pages")
+        summary = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        self._complain(verb, f"{summary} of {len(outcomes)} pages")
 
     def _remember(self, verb: str, pages: int, page_bytes: int, took_s: float) -> None:
         if not self._config.enable_storage_metrics or not pages:

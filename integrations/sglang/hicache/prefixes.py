@@ -35,13 +35,15 @@ class LookupResult(NamedTuple):
 
 def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> dict[str, list[str]]:
     """Return the page keys to look up in the store, by pool name and without duplicates."""
-    asked = {KV: list(dict.fromkeys(keys))}
+    queried_keys = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:
         of_pool = keys
         if transfer.hit_policy == BLOCK_GROUPS:
             of_pool = [key for group in _groups(keys, transfer) for key in group]
-        asked[transfer.name] = list(dict.fromkeys([*asked.get(transfer.name, []), *of_pool]))
-    return asked
+        queried_keys[transfer.name] = list(
+            dict.fromkeys([*queried_keys.get(transfer.name, []), *of_pool])
+        )
+    return queried_keys
 
 
 def restorable_prefixes(

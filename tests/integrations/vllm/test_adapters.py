@@ -40,8 +40,10 @@ def test_an_adapter_whose_weights_change_under_a_running_engine_is_not_trusted(
 
     assert [known.identify(one) for _ in range(2)] == [None, None]
     assert not known.trusted(one)
-    [told] = caplog.messages
-    assert told.startswith("requests with adapter 'a' are not cached: its files were changed while")
+    [message] = caplog.messages
+    assert message.startswith(
+        "requests with adapter 'a' are not cached: its files were changed while"
+    )
 
 
 @pytest.mark.parametrize("other", [("b", 1), ("a", 2)])

@@ -18,10 +18,10 @@ PROMPT = list(range(4 * PAGE_TOKENS))
 LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
 
 
-def hashes(told: PagesStored | PagesRemoved) -> list[bytes]:
-    if isinstance(told, PagesRemoved):
-        return [*told.hashes]
-    return [each for page in told.pages for each in page.hashes]
+def hashes(change: PagesStored | PagesRemoved) -> list[bytes]:
+    if isinstance(change, PagesRemoved):
+        return [*change.hashes]
+    return [each for page in change.pages for each in page.hashes]
 
 
 def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> set[bytes]:
@@ -49,12 +49,12 @@ def test_pages_that_another_engine_has_written_are_told_once_a_request_brings_th
     with scripted(f"file://{tmp_path}") as restarted:
         request = restarted.serve(LONGER)
 
-        told = restarted.told()
+        changes = restarted.told()
 
     assert restarted.sources == [{"disk": len(PROMPT)}]
-    first, *_ = told
+    first, *_ = changes
     assert hashes(first) == chain(restarted, request)[:4]
-    assert held(told) == held(told, Tier.STORAGE) == {*chain(restarted, request)}
+    assert held(changes) == held(changes, Tier.STORAGE) == {*chain(restarted, request)}
 
 
 def test_salts_and_images_are_hashed_as_the_engine_hashes_them() -> None:
@@ -66,10 +66,10 @@ def test_salts_and_images_are_hashed_as_the_engine_hashes_them() -> None:
             engine.serve(PROMPT, mm_features=[image]),
         ]
 
-        told = engine.told()
+        changes = engine.told()
 
     chains = [chain(engine, each) for each in requests]
-    assert [hashes(each) for each in told] == chains
+    assert [hashes(each) for each in changes] == chains
     assert len({each for hashed in chains for each in hashed}) == 3 * 4 - 1
 
 
@@ -78,11 +78,11 @@ def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
         engine.serve(PROMPT)
         second = engine.serve([50 + each for each in PROMPT])
 
-        told = engine.told()
+        changes = engine.told()
         cached = engine.cache.stats().pools[KV_POOL][Tier.HOST].cached
 
-    known = held(told)
-    assert any(isinstance(each, PagesRemoved) for each in told)
+    known = held(changes)
+    assert any(isinstance(each, PagesRemoved) for each in changes)
     assert {*chain(engine, second)} <= known
     assert len(known) == cached
 
@@ -97,11 +97,11 @@ def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had(
         engine.events.listen([Reset(0, None)])
         taken_back = engine.told()
         engine.serve(PROMPT)
-        told = engine.told()
+        changes = engine.told()
 
     assert [type(each) for each in taken_back] == [PagesRemoved]
-    assert hashes(taken_back[0]) == chain(engine, request) == hashes(told[0])
-    assert isinstance(told[0], PagesStored)
+    assert hashes(taken_back[0]) == chain(engine, request) == hashes(changes[0])
+    assert isinstance(changes[0], PagesStored)
 
 
 def test_what_a_request_computes_that_waited_while_the_weights_changed_is_told() -> None:
@@ -123,9 +123,9 @@ def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
 
     # A page of eight tokens has two vLLM blocks, so its event lists two hashes.
     events.listen([Stored(Tier.HOST, KV_POOL, 2, Cause.BACKED_UP, b"", (b"1", b"2"), tokens)])
-    [told] = events.take(str.encode)
+    [change] = events.take(str.encode)
 
-    assert hashes(told) == hasher.chain(request)
+    assert hashes(change) == hasher.chain(request)
 
 
 def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:

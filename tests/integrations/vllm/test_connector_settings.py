@@ -93,9 +93,9 @@ def test_what_is_wrong_is_refused_with_its_key(extra: dict[str, Any], named: str
     ],
 )
 def test_every_key_is_explained_on_the_page_on_vllm(key: str) -> None:
-    said = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 
-    rows = [each for each in said.splitlines() if each.startswith("| `")]
+    rows = [each for each in page.splitlines() if each.startswith("| `")]
 
     assert any(f"`{key}`" in each.split(" | ")[0] for each in rows)
 

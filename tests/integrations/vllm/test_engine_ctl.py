@@ -24,12 +24,12 @@ PROMPTS = [list(each.tokens) for each in mixed_prompts(12)]
 class Users:
     def __init__(self, address: str, model: Path) -> None:
         self._address = address
-        self._asked = {"model": str(model), "max_tokens": 8, "temperature": 0}
+        self._common_fields = {"model": str(model), "max_tokens": 8, "temperature": 0}
         self._end = threading.Event()
         self.answered = self.cached_tokens = 0
 
     def ask(self, tokens: list[int]) -> str:
-        answer = complete(self._address, self._asked | {"prompt": tokens})
+        answer = complete(self._address, self._common_fields | {"prompt": tokens})
         self.answered += 1
         details: dict[str, int] = answer["usage"]["prompt_tokens_details"] or {}
         self.cached_tokens += details.get("cached_tokens", 0)
@@ -61,7 +61,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
     model, socket, store = tmp_path / "model", tmp_path / "s", tmp_path / "kv"
     make_model(model)
 
-    def asked(what: str, **fields: Any) -> Any:
+    def command(what: str, **fields: Any) -> Any:
         return ask(socket, what, **fields)
 
     kept: dict[str, Any] = {"ranks": 2, "store": store.as_uri()}
@@ -69,35 +69,35 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
         users = Users(address, model)
         alone = [users.ask(each) for each in PROMPTS]
         with users.asking():
-            pinned = asked("pin", name="p", tokens=PROMPTS[0])
-            limited = asked("limit", namespace="*", host_pages=1000)
-            flushed = asked("flush")
-            asked("detach")
-            detached = asked("list")["store"]
-            asked("attach", store=store.as_uri())
-            listed = asked("list")
-            asked("log-level", level="info")
-            steps = asked("stats")["steps"]
+            pinned = command("pin", name="p", tokens=PROMPTS[0])
+            limited = command("limit", namespace="*", host_pages=1000)
+            flushed = command("flush")
+            command("detach")
+            detached = command("list")["store"]
+            command("attach", store=store.as_uri())
+            listed = command("list")
+            command("log-level", level="info")
+            steps = command("stats")["steps"]
         # The engine keeps stepping until no write to the store is in flight.
-        wait_for(lambda: asked("stats")["in_flight"] == {}, "an idle engine")
+        wait_for(lambda: command("stats")["in_flight"] == {}, "an idle engine")
         with pytest.raises(LockstepError, match="queued: the engine is idle"):
-            asked("unpin", name="p")
+            command("unpin", name="p")
         again = [users.ask(each) for each in PROMPTS]
         with users.asking():
-            unpinned = asked("list")["pins"]
+            unpinned = command("list")["pins"]
 
     with served(model, tmp_path / "restarted", **kept) as address:
         others = Users(address, model)
         restarted = [others.ask(each) for each in PROMPTS]
 
-    said = (tmp_path / "log").read_text(encoding="utf-8")
+    log = (tmp_path / "log").read_text(encoding="utf-8")
     assert again == restarted == alone
     assert (
         others.cached_tokens
         == sum((len(each) - 1) // BLOCK_TOKENS for each in PROMPTS) * BLOCK_TOKENS
     )
     # The scheduler and both workers log the changed level, in vLLM's format.
-    assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", said)) == 3
+    assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", log)) == 3
     assert (limited, flushed["unwritten"]) == ({"is_known": True}, {})
     assert pinned["tokens"] > 0
     assert (listed["pins"]["p"]["tokens"], unpinned) == (pinned["tokens"], {})

@@ -28,11 +28,11 @@ def test_the_naive_connector_answers_wrongly_and_lockstep_rightly_and_says_why(
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = finished.stdout.splitlines()
     verdicts = (("naive", "WRONG"), ("lockstep", "right"), ("without", "right"))
-    told = {
+    matches = {
         connector: [verdict in line for line in lines if line.startswith(connector)]
         for connector, verdict in verdicts
     }
-    assert told == {connector: [True, True] for connector, _ in verdicts}, finished.stdout
+    assert matches == {connector: [True, True] for connector, _ in verdicts}, finished.stdout
     [why] = [line for line in lines if "lacks page" in line]
     assert re.search(r"rank 1 lacks page [0-8] of request", why)
     assert not list(tmp_path.iterdir())

@@ -132,7 +132,7 @@ def alone(runs: Mapping[str, RankResult]) -> list[Output]:
     return runs["alone"].phase("cold").outputs
 
 
-def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
+def differences_in(expected: list[Output], result: RankResult, name: str) -> list[str]:
     return differences(expected, result.phase(name).outputs)
 
 
@@ -146,11 +146,11 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
 ) -> None:
     reference, roomy = alone(runs), runs["roomy"]
 
-    assert told(reference, roomy, "cold") == []
-    assert told(reference, roomy, "warm") == []
-    assert told(reference, roomy, "of a tenant") == []
-    assert told(reference[::2], roomy, "half of them aborted") == []
-    assert told(reference, roomy, "warm after aborts") == []
+    assert differences_in(reference, roomy, "cold") == []
+    assert differences_in(reference, roomy, "warm") == []
+    assert differences_in(reference, roomy, "of a tenant") == []
+    assert differences_in(reference[::2], roomy, "half of them aborted") == []
+    assert differences_in(reference, roomy, "warm after aborts") == []
     cold, warm = share(model, roomy, "cold"), share(model, roomy, "warm")
     assert warm > max(0.4, 2 * cold)
     # Hits of concurrent requests in vLLM's prefix cache depend on the order of their computation.
@@ -164,7 +164,7 @@ def test_after_a_restart_pages_of_every_group_come_from_storage(
 ) -> None:
     restarted = runs["restarted"]
 
-    assert told(alone(runs), restarted, "from storage") == []
+    assert differences_in(alone(runs), restarted, "from storage") == []
     assert share(model, restarted, "from storage") > 0.4
 
 
@@ -176,7 +176,7 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
 
     references = {"cold": "cold", "evicted": "cold", "crowd": "crowd"}
     differing = {
-        name: told(without.phase(reference).outputs, tight, name)
+        name: differences_in(without.phase(reference).outputs, tight, name)
         for name, reference in references.items()
     }
     assert {
@@ -203,7 +203,7 @@ def test_poison_beside_full_attention_shows_where_it_is_trusted(
 ) -> None:
     poisoned = runs["poisoned"]
 
-    assert len(told(alone(runs), poisoned, "from storage")) > COUNT // 4
+    assert len(differences_in(alone(runs), poisoned, "from storage")) > COUNT // 4
     assert poisoned.stats["pages_corrupt"] == 0
 
 

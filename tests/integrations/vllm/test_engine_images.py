@@ -22,14 +22,14 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
 ) -> None:
     make_llava(tmp_path / "model")
 
-    def asked(store: str) -> list[tuple[int, list[int]]]:
+    def answers_with(store: str) -> list[tuple[int, list[int]]]:
         answers = tmp_path / "answers"
         program = Program("tests.kit.vllm.asked_of_images", (tmp_path / "model", store, answers))
         run_together([program], tmp_path, within_s=280).check()
         found: list[tuple[int, list[int]]] = json.loads(answers.read_text())
         return found
 
-    alone, cached = asked(""), asked(f"file://{tmp_path}/store")
+    alone, cached = answers_with(""), answers_with(f"file://{tmp_path}/store")
 
     expected = [tokens for _, tokens in alone]
     # Without Lockstep, vLLM wrongly answers this request with the image that first had the uuid.

@@ -18,7 +18,7 @@ PROMPTS = mixed_prompts(12)
 def test_requests_go_from_prefill_to_decode_through_a_proxy(tmp_path: Path) -> None:
     model = tmp_path / "model"
     make_model(model)
-    asked = [
+    requests = [
         {"model": str(model), "prompt": each.tokens, "max_tokens": 8, "temperature": 0}
         for each in PROMPTS
     ]
@@ -31,8 +31,8 @@ def test_requests_go_from_prefill_to_decode_through_a_proxy(tmp_path: Path) -> N
         )
         proxy = stack.enter_context(pd_proxy(prefill, decode))
 
-        texts = [ask(proxy, each)["choices"][0]["text"] for each in asked]
-        alone = [ask(prefill, each)["choices"][0]["text"] for each in asked]
+        texts = [ask(proxy, each)["choices"][0]["text"] for each in requests]
+        alone = [ask(prefill, each)["choices"][0]["text"] for each in requests]
         had = tokens_from_peers(decode)
 
     assert texts == alone

@@ -49,8 +49,8 @@ def test_what_is_wrong_is_the_last_line_before_any_process_is_started(
     configurations.append(SERVED | {"kv_transfer_config": lockstep_connector()})
     (tmp_path / "configurations.json").write_text(json.dumps(configurations))
 
-    said = said_by("tests.kit.vllm.refused", tmp_path, model, tmp_path / "configurations.json")
-    *refused, served = json.loads(said)
+    output = said_by("tests.kit.vllm.refused", tmp_path, model, tmp_path / "configurations.json")
+    *refused, served = json.loads(output)
 
     assert served == ""
     expected = [why for _, why in (*EXTRA, *ARGUMENTS)]
@@ -66,11 +66,11 @@ def test_ranks_that_torchrun_starts_end_with_one_line_each_and_a_status(group: G
     plan = Plan(model=group.model, phases=SHORT, connector=connector)
 
     finished = group.start_by_torchrun(plan)
-    told = [line for line in finished.stderr.splitlines() if line.startswith("Lockstep: ")]
+    lines = [line for line in finished.stderr.splitlines() if line.startswith("Lockstep: ")]
 
     assert finished.returncode != 0
     assert "oading weights" not in finished.stdout + finished.stderr
-    assert told, finished.stderr[-2000:]
+    assert lines, finished.stderr[-2000:]
     assert all(
-        "kv_connector_extra_config: there is no key 'stroe'; known: " in each for each in told
+        "kv_connector_extra_config: there is no key 'stroe'; known: " in each for each in lines
     )

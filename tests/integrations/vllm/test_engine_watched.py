@@ -73,8 +73,8 @@ def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen)
     assert sum(hits.values()) == seen.metrics[own]
     assert hits == counted
     assert seen.metrics[restored] == counted["host"] + counted["storage"]
-    asked = seen.metrics[f"lockstep_asked_tokens_total {LABELS}('rank', '0')]"]
-    assert asked == seen.stats["replica"]["asked_tokens"]
+    requested = seen.metrics[f"lockstep_asked_tokens_total {LABELS}('rank', '0')]"]
+    assert requested == seen.stats["replica"]["asked_tokens"]
     steps = seen.metrics[f"lockstep_step_seconds_count {LABELS}('rank', '0')]"]
     assert steps == seen.stats["steps"]
 

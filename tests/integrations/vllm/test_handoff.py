@@ -53,14 +53,14 @@ def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> i
     return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
 
 
-def asked(engine: ScriptedEngine, request: Sent) -> int | None:
+def hit_tokens(engine: ScriptedEngine, request: Sent) -> int | None:
     found = engine.side.hit(request, 0)
     engine.rest()
     return found
 
 
 def answered(engine: ScriptedEngine, request: Sent) -> int:
-    while (found := asked(engine, request)) is None:
+    while (found := hit_tokens(engine, request)) is None:
         pass
     return found
 
@@ -102,7 +102,7 @@ def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     }
     sent.kv_transfer_params = promised
     decode.side.arrived(sent)
-    early = [asked(decode, sent) for _ in range(3)]
+    early = [hit_tokens(decode, sent) for _ in range(3)]
     computed(prefill)
 
     assert early == [None] * 3
@@ -217,7 +217,7 @@ def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_comput
     sent = Sent(TOKENS, kv_transfer_params=params)
     decode.side.arrived(sent)
 
-    assert asked(decode, sent) == 0
+    assert hit_tokens(decode, sent) == 0
     assert computed(prefill) is None
     assert "the weights have not been named" in caplog.text
 

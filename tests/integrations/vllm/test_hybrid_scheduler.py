@@ -145,11 +145,11 @@ def test_after_a_load_that_failed_the_engine_is_offered_what_storage_still_has()
     scripted.load(request)
 
     scripted.executor.fail()
-    told = [scripted.pass_by() for _ in range(3)]
+    results = [scripted.pass_by() for _ in range(3)]
 
-    assert ("again",) in [each.failed for each in told]
-    [asked] = scripted.executor.given(LookUp)
-    assert len(asked.needs[0].keys) == 4
+    assert ("again",) in [each.failed for each in results]
+    [lookup] = scripted.executor.given(LookUp)
+    assert len(lookup.needs[0].keys) == 4
     assert scripted.side.hit(request, 0) is None
     for _ in range(4):
         scripted.executor.obey(lambda key: True)
@@ -168,9 +168,9 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
     scripted.load(request)
 
     scripted.executor.fail()
-    told = [scripted.pass_by() for _ in range(3)]
+    results = [scripted.pass_by() for _ in range(3)]
 
-    assert ("again",) in [each.failed for each in told]
+    assert ("again",) in [each.failed for each in results]
     assert scripted.side.hit(request, 0) == 0
     assert scripted.executor.given(LookUp) == []
 

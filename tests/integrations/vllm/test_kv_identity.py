@@ -78,7 +78,7 @@ def test_what_is_operational_is_not_in_the_key() -> None:
 
 
 def test_variables_that_the_engine_reads_are_in_the_key_but_for_operational_ones() -> None:
-    told: list[dict[str, object]] = [
+    environments: list[dict[str, object]] = [
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "0"},
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "1"},
         {"K_SCALE_CONSTANT": 200, "VLLM_KV_CACHE_LAYOUT": "NHD"},
@@ -86,7 +86,9 @@ def test_variables_that_the_engine_reads_are_in_the_key_but_for_operational_ones
         {"K_SCALE_CONSTANT": 200, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": True},
     ]
 
-    one, same, ordered, other, shuffled = (counted(Engine(), environment=each) for each in told)
+    one, same, ordered, other, shuffled = (
+        counted(Engine(), environment=each) for each in environments
+    )
 
     assert one == same == ordered
     assert len({one, other, shuffled}) == 3

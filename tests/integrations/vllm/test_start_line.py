@@ -15,9 +15,9 @@ def test_a_model_of_one_kind_of_layers_is_said_in_one_line() -> None:
         model="m", layout=layout(32), host_pages=8192, store="s3://me:secret@kv/pages"
     )
 
-    said = start_line(config, {"kv": 8192}, 2, "shm")
+    line = start_line(config, {"kv": 8192}, 2, "shm")
 
-    assert said == (
+    assert line == (
         "Lockstep caches 131072 tokens in 8.00 GiB of host memory on each of 2 ranks:"
         " kv: 32 layers, 8192 pages of 16 tokens, 65536 bytes a token;"
         " store s3://***@kv/pages, pipeline depth 1, rounds over shm"
@@ -31,8 +31,8 @@ def test_each_pool_of_a_hybrid_model_is_named_with_what_it_costs() -> None:
     )
     config = HostCacheConfig(model="m", layout=layout(8), host_pages=64, components=(window, state))
 
-    said = start_line(config, {"kv": 64, "window": 100, "state": 10}, 1, "one process")
+    line = start_line(config, {"kv": 64, "window": 100, "state": 10}, 1, "one process")
 
-    assert "caches 1024 tokens in" in said
-    assert "; window: 24 layers, a window of 1024, 100 pages of 16 tokens, 98304 bytes a" in said
-    assert "; state: 8 layers, 10 states, one for 512 tokens, 32768 bytes each; no store" in said
+    assert "caches 1024 tokens in" in line
+    assert "; window: 24 layers, a window of 1024, 100 pages of 16 tokens, 98304 bytes a" in line
+    assert "; state: 8 layers, 10 states, one for 512 tokens, 32768 bytes each; no store" in line

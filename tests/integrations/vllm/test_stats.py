@@ -49,26 +49,26 @@ def counters(stats: CacheStats) -> Told:
     }
 
 
-def of_counters(told: Told) -> Told:
-    return {name: each for name, each in told.items() if ALL[name].type is Type.COUNTER}
+def of_counters(report: Told) -> Told:
+    return {name: each for name, each in report.items() if ALL[name].type is Type.COUNTER}
 
 
-def without(told: Told, name: str) -> Told:
-    return {each: values for each, values in told.items() if values and each != name}
+def without(report: Told, name: str) -> Told:
+    return {each: values for each, values in report.items() if values and each != name}
 
 
 def test_all_that_is_told_adds_up_to_what_the_cache_has_counted(tmp_path: Path) -> None:
-    told: Told = {}
+    total: Told = {}
     with scripted(f"file://{tmp_path}") as engine:
         for tokens in (PROMPT, LONGER, PROMPT, list(range(500, 520)), LONGER):
             engine.serve(tokens)
-            told = add(told, engine.watching.told() or {})
+            total = add(total, engine.watching.told() or {})
         stats = engine.cache.stats()
 
     assert stats.replica.hit_tokens["host"] == 4 * PAGE_TOKENS * 2 + 6 * PAGE_TOKENS
-    restored = of_counters(told).pop("restored_tokens")
+    restored = of_counters(total).pop("restored_tokens")
     assert restored == {"0,saved": stats.replica.hit_tokens["host"], "0,failed": 0, "0,dropped": 0}
-    assert without(of_counters(told), "restored_tokens") == without(counters(stats), "")
+    assert without(of_counters(total), "restored_tokens") == without(counters(stats), "")
 
 
 def test_hits_are_split_by_where_they_came_from_as_the_cache_splits_them(tmp_path: Path) -> None:
@@ -146,15 +146,15 @@ def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_o
     cache.deliver(None, {0: counts[1]})
     cache.deliver(None, counts)
 
-    told = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
+    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
     window = Window(GroupSample(0.0, {0: numbers_in(exposed_by(cache))}))
     stats = cache.stats()
 
-    assert told["corrupt_pages"] == {"0": 0, "1": 1}
-    assert told["storage_late_calls"] == {"0": 2, "1": 2}
-    moved = told["moved_bytes"]
+    assert report["corrupt_pages"] == {"0": 0, "1": 1}
+    assert report["storage_late_calls"] == {"0": 2, "1": 2}
+    moved = report["moved_bytes"]
     assert (moved["0,device,host"], moved["1,device,host"]) == (100_000, 100_001)
-    assert line(told)["MB device to host"] == pytest.approx(0.2)
+    assert line(report)["MB device to host"] == pytest.approx(0.2)
     seen = {
         name: [window.is_at(name, rank=rank) for rank in ("0", "1")]
         for name in ("moved_bytes_total", "corrupt_pages_total", "copy_seconds_count")
@@ -180,11 +180,11 @@ def test_the_scheduler_s_port_has_each_metric_that_the_dashboard_and_the_alerts_
 def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place() -> None:
     cache = deciding(1)
 
-    told = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
+    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
 
-    assert told["asked_tokens"] == {"0": 0}
-    assert told["restored_tokens"]["0,saved"] == 0
-    assert {*told} & {each.name for each in EXECUTOR_FAMILIES} == set()
+    assert report["asked_tokens"] == {"0": 0}
+    assert report["restored_tokens"]["0,saved"] == 0
+    assert {*report} & {each.name for each in EXECUTOR_FAMILIES} == set()
 
 
 def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
@@ -192,10 +192,10 @@ def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
     one: Told = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
     other: Told = {"rounds": {"0": 4}, "namespaces": {"0": 2}, "step_seconds": {"0": buckets}}
 
-    told = add(one, other)
+    total = add(one, other)
 
-    assert (told["rounds"], told["namespaces"]) == ({"0": 7}, {"0": 2})
-    assert told["step_seconds"]["0"][0] == pytest.approx(2.0)
+    assert (total["rounds"], total["namespaces"]) == ({"0": 7}, {"0": 2})
+    assert total["step_seconds"]["0"][0] == pytest.approx(2.0)
     assert one["rounds"] == {"0": 3}
 
 
@@ -221,18 +221,18 @@ def test_a_histogram_that_is_told_by_its_counts_is_rebuilt_with_its_counts_and_i
     true, rebuilt = Latencies(), Latencies()
     for _ in range(generator.randint(1, 60)):
         true.add(generator.choice([generator.random() ** 6 * 100, 0.0, 1e-5, 5e-3, 80.0]))
-    told = true.histogram()
+    histogram = true.histogram()
 
-    for value, times in spread([told.sum_s, *told.counts]):
+    for value, times in spread([histogram.sum_s, *histogram.counts]):
         for _ in range(times):
             rebuilt.add(value)
 
-    assert rebuilt.histogram().counts == told.counts
-    assert rebuilt.histogram().sum_s == pytest.approx(told.sum_s, rel=1e-6, abs=1e-8)
+    assert rebuilt.histogram().counts == histogram.counts
+    assert rebuilt.histogram().sum_s == pytest.approx(histogram.sum_s, rel=1e-6, abs=1e-8)
 
 
 def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() -> None:
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "asked_tokens": {"0": 100},
         "hit_tokens": {"0,host": 60, "0,storage": 20},
         "restored_tokens": {"0,saved": 64, "0,failed": 16},
@@ -241,7 +241,7 @@ def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() 
         "step_seconds": {"0": [0.0005, 10, *(0 for _ in range(21))]},
     }
 
-    assert line(told) == {
+    assert line(report) == {
         "requested tokens": 100,
         "hit on device": 0,
         "hit in host memory": 60,
@@ -255,6 +255,6 @@ def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() 
 
 
 def test_the_page_on_vllm_explains_what_is_told_beside_the_cache_s_own_metrics() -> None:
-    said = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 
-    assert RESTORED.full_name in said
+    assert RESTORED.full_name in page

@@ -73,7 +73,7 @@ def main() -> None:
         **connector,
     )
     sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    told: list[tuple[int, list[int]]] = []
+    results: list[tuple[int, list[int]]] = []
     for seeds, uuid in REQUESTS:
         assert llm.reset_prefix_cache()
         tokens = [*SYSTEM, *(each for _ in seeds for each in (IMAGE_TOKEN, *QUESTION))]
@@ -84,6 +84,6 @@ def main() -> None:
         prompt |= {"multi_modal_uuids": {"image": [uuid]}} if uuid else {}
         generate: Any = llm.generate
         [answer] = generate([prompt], sampling, use_tqdm=False)
-        told.append((answer.num_cached_tokens, [*answer.outputs[0].token_ids]))
-    Path(answers).write_text(json.dumps(told))
+        results.append((answer.num_cached_tokens, [*answer.outputs[0].token_ids]))
+    Path(answers).write_text(json.dumps(results))
     llm.llm_engine.engine_core.shutdown()

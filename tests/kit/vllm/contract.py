@@ -75,7 +75,7 @@ SINCE_0_33 = frozenset({"unregister_kv_caches"})
 
 def unlike(ours: type[Any]) -> list[str]:
     """Return a line for each connector method that vLLM lacks or declares with other arguments."""
-    told: list[str] = []
+    lines: list[str] = []
     base: Any = ours.__mro__[1]
     for name, method in vars(ours).items():
         if name.startswith("_") or not inspect.isfunction(method):
@@ -84,23 +84,23 @@ def unlike(ours: type[Any]) -> list[str]:
         theirs: list[Any] = [getattr(each, name) for each in bases if hasattr(each, name)]
         if not theirs:
             if name not in SINCE_0_33 or is_release(vllm.__version__, ["0.33"]):
-                told.append(f"{base.__name__} has no method {name}")
+                lines.append(f"{base.__name__} has no method {name}")
             continue
         taken = len(inspect.signature(theirs[0]).parameters)
         if len(inspect.signature(method).parameters) != taken:
-            told.append(f"{name} takes {taken} arguments in vLLM")
-    return told
+            lines.append(f"{name} takes {taken} arguments in vLLM")
+    return lines
 
 
 def missing() -> list[str]:
     """Return a line for each attribute or method that vLLM lacks but the plug-in needs."""
-    told: list[str] = []
+    lines: list[str] = []
     for protocol, place in REAL.items():
         module, name = place.split(":")
         real = getattr(import_module(module), name)
         lacking = [each for each in sorted(used(protocol)) if not has(real, each)]
-        told += [f"{place} has no {each}" for each in lacking]
-    return told + unlike(LockstepConnector)
+        lines += [f"{place} has no {each}" for each in lacking]
+    return lines + unlike(LockstepConnector)
 
 
 def main() -> None:

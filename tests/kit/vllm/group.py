@@ -52,8 +52,8 @@ class Group:
         """Run a plan until all ranks have exited; return their exit states and the output folder."""
         folder = self._new_run(plan)
         arguments = [folder / "plan.json", ranks]
-        told = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
-        ended = run_together([Program(RANK, arguments, each) for each in told], folder)
+        environments = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
+        ended = run_together([Program(RANK, arguments, each) for each in environments], folder)
         (folder / "log").write_text(ended.said)
         return ended, folder
 
@@ -108,16 +108,16 @@ def differences(
     depends on its order.
     """
     assert len(expected) == len(found)
-    told: list[str] = []
+    lines: list[str] = []
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.tokens != other.tokens:
-            told.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
+            lines.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
         elif one.logprobs != other.logprobs:
             pairs = zip(one.logprobs, other.logprobs, strict=True)
             largest = max(abs(a - b) for a, b in pairs)
             if largest > rounding:
-                told.append(f"request {number}: log-probabilities differ by up to {largest:g}")
-    return told
+                lines.append(f"request {number}: log-probabilities differ by up to {largest:g}")
+    return lines
 
 
 def assert_exact(
@@ -126,6 +126,8 @@ def assert_exact(
     """Assert that every phase on every rank equals the reference; see `differences`."""
     for rank, result in enumerate(ranks):
         for phase in result.phases:
-            told = differences(reference, phase.outputs, rounding=rounding)
-            assert told == [], f"rank {rank}, {phase.name}: {len(told)} requests differ: {told[:5]}"
+            lines = differences(reference, phase.outputs, rounding=rounding)
+            assert lines == [], (
+                f"rank {rank}, {phase.name}: {len(lines)} requests differ: {lines[:5]}"
+            )
     assert len({result.stats["digest"] for result in ranks if result.stats}) <= 1

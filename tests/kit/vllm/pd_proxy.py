@@ -23,10 +23,10 @@ def pd_proxy(prefill: str, decode: str) -> Generator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             first = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-            computed = ask(prefill, asked | first)
-            answer = ask(decode, asked | {"kv_transfer_params": computed["kv_transfer_params"]})
+            computed = ask(prefill, request | first)
+            answer = ask(decode, request | {"kv_transfer_params": computed["kv_transfer_params"]})
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())

@@ -101,11 +101,11 @@ class Served:
 
     def tell_of_workers(self, **changed: Any) -> None:
         """Send each worker's handshake to the scheduler, with the fields in `changed` replaced."""
-        told = [
+        handshakes = [
             OpenedRank(OPENINGS.encode(structs.replace(each, **changed))) for each in self._opened
         ]
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
-            {(0, rank): each for rank, each in enumerate(told)}
+            {(0, rank): each for rank, each in enumerate(handshakes)}
         )
 
     @property
@@ -150,7 +150,7 @@ class Served:
             folded = worker.vote()
             ballots += [] if folded is None else [Ballots(folded)]
         names = list(scheduled.num_scheduled_tokens)
-        told = KVConnectorOutput(
+        connector_output = KVConnectorOutput(
             finished_sending=set(metadata.result.freed),
             finished_recving=set(metadata.result.loaded),
             failed_recving=set(metadata.result.failed),
@@ -161,7 +161,7 @@ class Served:
             names,
             {name: at for at, name in enumerate(names)},
             sampled_token_ids=sampled,
-            kv_connector_output=told,
+            kv_connector_output=connector_output,
         )
         for outputs in self.scheduler.update_from_output(scheduled, output).values():
             for each in outputs.outputs:

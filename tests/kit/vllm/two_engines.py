@@ -117,9 +117,9 @@ def _generate(
         )
         for each in params
     ]
-    asked = [{"prompt_token_ids": list(each.tokens)} for each in prompts]
+    requests = [{"prompt_token_ids": list(each.tokens)} for each in prompts]
     generate: Any = llm.generate
-    found: list[Any] = generate(asked, sampling, use_tqdm=False)
+    found: list[Any] = generate(requests, sampling, use_tqdm=False)
     return found
 
 

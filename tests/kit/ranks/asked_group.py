@@ -40,10 +40,10 @@ class AskedGroup:
         self._ranks = [self._threads.submit(self._run, group, rank) for rank in range(ranks)]
         self._steps.result(OPENS_S)
 
-    def ask(self, what: str, **asked: Any) -> Any:
+    def ask(self, what: str, **fields: Any) -> Any:
         """Send a control request from another thread, as an operator's process would."""
         assert self._config.control is not None
-        return ask(self._config.control.path, what, **asked)
+        return ask(self._config.control.path, what, **fields)
 
     def end(self) -> None:
         self._ends.set()
@@ -83,10 +83,10 @@ def socket_in(folder: Path) -> Control:
     return Control(path=str(folder / "s"))
 
 
-def asked_of(step: Callable[[], None], control: Control, what: str, **asked: Any) -> Any:
+def asked_of(step: Callable[[], None], control: Control, what: str, **fields: Any) -> Any:
     """Send a control request and step the group with `step` until the reply comes; return the reply."""
     with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(ask, control.path, what, **asked)
+        asking = threads.submit(ask, control.path, what, **fields)
         while not asking.done():
             step()
         return asking.result()

@@ -105,8 +105,8 @@ class ToldExecutor:
         self.begun_after.append(len(self.orders))
 
     def progress(self) -> list[Progress]:
-        said, self.said = self.said, []
-        return said
+        progress, self.said = self.said, []
+        return progress
 
     def wait(self, timeout_s: float) -> None:
         self.waited_s += timeout_s

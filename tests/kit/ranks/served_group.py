@@ -51,9 +51,9 @@ class ServedGroup:
 
     def ask(self, work: Callable[[Cache], T]) -> T:
         """Run `work` on every rank; return its result, which must be equal on all ranks."""
-        said = list(self._threads.map(work, self.caches))
-        assert all(each == said[0] for each in said), said
-        return said[0]
+        answers = list(self._threads.map(work, self.caches))
+        assert all(each == answers[0] for each in answers), answers
+        return answers[0]
 
     def until(self, work: Callable[[Cache], bool]) -> None:
         """Step every rank until `work` returns True; all ranks must need the same number of steps."""

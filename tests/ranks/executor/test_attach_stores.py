@@ -75,7 +75,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
         each.close()
 
 
-def told(caches: Sequence[Cache], uri: str) -> "list[Future[None]]":
+def attach_store(caches: Sequence[Cache], uri: str) -> "list[Future[None]]":
     return [cache.attach_store(uri) for cache in caches]
 
 
@@ -87,7 +87,7 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
     assert running.serve("before", 3) == 0
     assert running.ask(lambda cache: cache.store_state()) is StoreState.DETACHED
 
-    outcomes = told(running.caches[::-1], uri)
+    outcomes = attach_store(running.caches[::-1], uri)
     running.until_state(StoreState.ATTACHED)
     assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
     assert running.serve("after", 5) == 3 * PAGE_TOKENS
@@ -103,7 +103,7 @@ def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engi
 
     with pytest.raises(ConfigError, match="unknown scheme 'fle'"):
         running.caches[0].attach_store("fle:///x")
-    told(running.caches, "memory://attached-after-all")
+    attach_store(running.caches, "memory://attached-after-all")
     running.until_state(StoreState.ATTACHED)
 
 
@@ -127,12 +127,12 @@ def test_a_scheme_of_another_package_is_loaded_in_the_background(
 
     monkeypatch.setattr("importlib.metadata.entry_points", installed)
     running = engine()
-    outcomes = told(running.caches, "tape://x")
+    outcomes = attach_store(running.caches, "tape://x")
     running.until(lambda cache: outcomes[cache.rank].done())
 
     assert set(threads) == {"lockstep-storage"}
-    said = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
-    assert any("no such tape" in each for each in said)
+    errors = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
+    assert any("no such tape" in each for each in errors)
 
 
 def test_neither_logs_nor_refusals_repeat_a_store_s_secrets(
@@ -141,12 +141,12 @@ def test_neither_logs_nor_refusals_repeat_a_store_s_secrets(
     caplog.set_level("INFO", "lockstep")
     running = engine()
     uri = "peer://127.0.0.1:1?secret=s3kr1t-s3kr1t-s3kr1t"
-    outcomes = told(running.caches, uri)
+    outcomes = attach_store(running.caches, uri)
     with pytest.raises(UsageError) as refused:
         running.caches[0].attach_store("memory://another")
     running.until(lambda cache: outcomes[cache.rank].done())
-    said = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
+    errors = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
 
-    assert any("secret=***" in each for each in said)
+    assert any("secret=***" in each for each in errors)
     assert "is withdrawn" in caplog.text
-    assert "s3kr1t" not in " ".join([*said, caplog.text, str(refused.value)])
+    assert "s3kr1t" not in " ".join([*errors, caplog.text, str(refused.value)])

@@ -24,10 +24,10 @@ def test_a_thread_that_cannot_even_begin_says_so_too() -> None:
 
 
 def test_what_follows_a_thread_hears_of_its_end_also_when_it_dies() -> None:
-    told = threading.Event()
-    thread: CopyThread[int] = CopyThread("copies", refuse, at_end=told.set)
+    ended = threading.Event()
+    thread: CopyThread[int] = CopyThread("copies", refuse, at_end=ended.set)
 
     thread.put(1)
 
-    assert told.wait(PATIENCE_S)
+    assert ended.wait(PATIENCE_S)
     assert thread.join(PATIENCE_S)

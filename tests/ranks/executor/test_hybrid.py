@@ -70,7 +70,7 @@ def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> N
     return Need(pool, first, keys(count, first), span)
 
 
-def asked(store: HeldStore, pool: str) -> list[int]:
+def queried_keys(store: HeldStore, pool: str) -> list[int]:
     return [int(name.key, 16) for name in store.asked if name.pool == pool]
 
 
@@ -185,9 +185,9 @@ def test_a_lookup_asks_other_pools_only_for_what_a_restorable_length_could_need(
 
     happened(executor, [order], bool)
 
-    assert asked(store, KV_POOL) == list(range(20))
-    assert asked(store, "window") == [2, 3, 5, 7]
-    assert asked(store, "state") == [4, 5, 6, 7]
+    assert queried_keys(store, KV_POOL) == list(range(20))
+    assert queried_keys(store, "window") == [2, 3, 5, 7]
+    assert queried_keys(store, "state") == [4, 5, 6, 7]
 
 
 def test_a_key_that_could_not_be_read_before_is_not_asked_for_and_nothing_behind_it(
@@ -201,7 +201,7 @@ def test_a_key_that_could_not_be_read_before_is_not_asked_for_and_nothing_behind
     order = LookUp(2, 0, (Need(KV_POOL, 0, (*known[:3], b"", *known[4:])),), LONG_S)
 
     assert happened(executor, [order], bool) == [Answered(2, 3)]
-    assert asked(store, KV_POOL) == [0, 1, 2]
+    assert queried_keys(store, KV_POOL) == [0, 1, 2]
 
 
 def test_a_lookup_goes_on_with_the_next_call_where_all_keys_are_there(start: Start) -> None:

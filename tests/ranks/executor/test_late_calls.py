@@ -58,6 +58,6 @@ def test_a_key_that_hangs_hides_nothing_before_it_and_the_late_call_is_counted_a
     late = executor.counts().storage_late
     assert late.calls == 1
     assert late.waited_s > SOON_S / 2
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert said[0].startswith("the store times out; calls without an answer in time: 1, ")
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert messages[0].startswith("the store times out; calls without an answer in time: 1, ")

@@ -42,9 +42,9 @@ def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
 
 def there(need: Need, has: Sequence[bool], position: int) -> bool:
     """Return whether one page of one pool is in the store or in host memory."""
-    told = {need.first + index: each for index, each in enumerate(has)}
+    found = {need.first + index: each for index, each in enumerate(has)}
     named = {need.first + index: key for index, key in enumerate(need.keys)}
-    return position in need.on_host or bool(told.get(position) and named.get(position))
+    return position in need.on_host or bool(found.get(position) and named.get(position))
 
 
 def can_end(order: LookUp, present: Present, end: int) -> bool:

@@ -60,12 +60,12 @@ class RecordingStore(MemoryBackend):
 
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
-        self.asked: list[ObjectName] = []
+        self.queried_names: list[ObjectName] = []
         self.read_names: list[ObjectName] = []
         self.written: list[ObjectName] = []
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        self.asked += names
+        self.queried_names += names
         return await super().exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -302,13 +302,13 @@ def test_a_store_without_other_groups_is_asked_for_nothing_but_their_marks(
 
     assert (missed, found) == ([0, 0], [PAGES, PAGES])
     assert [
-        [name.shard for name in store.asked if name.pool == "sharding"] for store in stores
+        [name.shard for name in store.queried_names if name.pool == "sharding"] for store in stores
     ] == [["stage0of1.tp1", "stage0of1.tp4", "stage0of1.tp8"]] * 2
     own = [
         [ObjectName(NAMESPACE, key.hex(), KV_POOL, LAYOUT.shard(rank, 2).name) for key in KEYS]
         for rank in range(2)
     ]
-    assert [[name for name in store.asked if name.pool == KV_POOL] for store in stores] == [
+    assert [[name for name in store.queried_names if name.pool == KV_POOL] for store in stores] == [
         names * 2 for names in own
     ]
     assert [Counter(store.read_names) for store in stores] == [Counter(names) for names in own]
@@ -323,7 +323,7 @@ def test_groups_whose_pages_are_the_same_on_every_rank_need_no_marks(
 
     assert looked_up(executor) == PAGES
     assert fetched(executor) == pages_of(REPLICATED, 0, 1)
-    assert len(store.asked) == len(store.read_names) == len(shelf.objects) == PAGES
+    assert len(store.queried_names) == len(store.read_names) == len(shelf.objects) == PAGES
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -59,9 +59,9 @@ def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_
     )
     was_idle = loop.is_idle()
     loop.submit([])
-    asked = loop.is_idle()
+    idle_after_submit = loop.is_idle()
     loop.open(PATIENCE_S)
     loop.stop(PATIENCE_S)
 
     assert loop.join(PATIENCE_S)
-    assert (was_idle, asked, loop.is_idle()) == (True, False, True)
+    assert (was_idle, idle_after_submit, loop.is_idle()) == (True, False, True)

@@ -168,14 +168,14 @@ def test_storage_has_nothing_to_do_with_a_namespace_that_is_of_this_life_alone()
 
     place = NO_PERSIST_PREFIX + "anything"
 
-    asked = ranks.every(lambda cache: cache.prefetch("a", PROMPT, place))
+    prefetching = ranks.every(lambda cache: cache.prefetch("a", PROMPT, place))
     ranks.every(lambda cache: cache.back_up("a", PROMPT, range(4), place))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.obey()
     orders = [each for executor in ranks.executors for each in executor.given(Put)]
     ranks.settle()
 
-    assert not asked
+    assert not prefetching
     assert orders == []
     assert ranks.every(lambda cache: cache.match(PROMPT, place)).host_tokens == len(PROMPT)
 

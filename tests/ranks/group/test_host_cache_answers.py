@@ -123,12 +123,12 @@ def test_an_engine_that_stands_still_waits_until_all_ranks_have_decided(
     depth: int, tmp_path: Path
 ) -> None:
     def program(host: HostCache) -> list[object]:
-        told: list[object] = []
+        outcomes: list[object] = []
         attach = partial(host.attach_store, f"file://{tmp_path}")
         for propose in (attach, host.detach_store):
             proposal = propose()
-            told += [host.run_until_decided(proposal), proposal.exception(), host.store_state()]
-        return told
+            outcomes += [host.run_until_decided(proposal), proposal.exception(), host.store_state()]
+        return outcomes
 
     attached, detached = (True, None, StoreState.ATTACHED), (True, None, StoreState.DETACHED)
 

@@ -349,7 +349,9 @@ def test_workers_that_are_missing_are_named() -> None:
 def test_workers_that_were_not_opened_together_are_refused() -> None:
     ranks = DecidedRanksInTurn(1)
     config, replica = ranks.scheduler_cache.config, ranks.scheduler_cache.inspection.config
-    told = [Opened(each, 2, config, replace(replica, life=bytes([each])), "") for each in range(2)]
+    reports = [
+        Opened(each, 2, config, replace(replica, life=bytes([each])), "") for each in range(2)
+    ]
 
     with pytest.raises(ConfigError, match="were not opened together"):
-        decide(told)
+        decide(reports)

@@ -61,12 +61,12 @@ def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
 
 
 def problems(futures: list[Future[Cache]]) -> set[str]:
-    said: set[str] = set()
+    messages: set[str] = set()
     for future in futures:
         with pytest.raises(ConfigError) as raised:
             future.result()
-        said.add(str(raised.value))
-    return said
+        messages.add(str(raised.value))
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def problems(futures: list[Future[Cache]]) -> set[str]:
     ids=["in the path", "in the password"],
 )
 def test_stores_that_differ_are_named_without_their_secrets(store: str, named: str) -> None:
-    (said,) = problems(open_on([replace(CONFIG, store=store.format(rank)) for rank in (0, 1)]))
+    (message,) = problems(open_on([replace(CONFIG, store=store.format(rank)) for rank in (0, 1)]))
 
-    assert said == (
+    assert message == (
         "the ranks were started with different settings: store is"
         f" '3fs:///kv/0?index=redis://***@db/0' on rank 0, {named} on rank 1"
     )
@@ -98,16 +98,16 @@ def test_a_store_that_one_rank_cannot_use_stops_all(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a directory")
 
-    (said,) = problems(open_on([replace(CONFIG, store=f"file://{in_the_way}")] * 2))
+    (message,) = problems(open_on([replace(CONFIG, store=f"file://{in_the_way}")] * 2))
 
-    assert str(in_the_way) in said
+    assert str(in_the_way) in message
 
 
 def test_a_rank_that_fails_in_an_unforeseen_way_is_still_heard_by_the_others() -> None:
     """If a rank fails with any error, such as out of memory, all ranks raise, and none waits."""
-    (said,) = problems(open_on([CONFIG, CONFIG], ["cpu", "mps:0"]))
+    (message,) = problems(open_on([CONFIG, CONFIG], ["cpu", "mps:0"]))
 
-    assert said.startswith("rank 1: ")
+    assert message.startswith("rank 1: ")
 
 
 def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_has() -> None:
@@ -148,9 +148,9 @@ def test_memory_that_the_machine_does_not_have_is_refused_before_it_is_taken_for
     layout = PageLayout(page_tokens=1, columns=(column,))
     large = structs.replace(STATE, layout=layout, device_pages=device_pages, host_pages=host_pages)
 
-    (said,) = problems(open_on([replace(CONFIG, components=(WINDOW, large))] * 2))
+    (message,) = problems(open_on([replace(CONFIG, components=(WINDOW, large))] * 2))
 
-    assert "GiB is available" in said
+    assert "GiB is available" in message
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,6 @@ def test_a_store_that_has_the_model_with_other_components_is_refused_by_the_pool
     store = f"file://{tmp_path}?durability=none"
     executors(open_on([replace(HYBRID, store=store)] * 2))
 
-    (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
+    (message,) = problems(open_on([replace(CONFIG, store=store)] * 2))
 
-    assert "the store keeps the pool 'state', which is not configured here" in said
+    assert "the store keeps the pool 'state', which is not configured here" in message

@@ -135,9 +135,9 @@ def taken(ranks: RanksInTurn, kind: type[OrderT]) -> list[OrderT]:
 
 
 def refusals(outcomes: "Sequence[Future[None]]") -> set[str]:
-    said = [outcome.exception(timeout=0) for outcome in outcomes]
-    assert all(isinstance(each, StorageError) for each in said)
-    return {str(each) for each in said}
+    errors = [outcome.exception(timeout=0) for outcome in outcomes]
+    assert all(isinstance(each, StorageError) for each in errors)
+    return {str(each) for each in errors}
 
 
 def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) -> None:
@@ -175,7 +175,7 @@ def test_what_does_not_become_ready_in_time_is_withdrawn(depth: int) -> None:
         ranks.step()
 
     assert state(ranks) is StoreState.DETACHED
-    assert all("not ready on every rank within 180 s" in said for said in refusals(outcomes))
+    assert all("not ready on every rank within 180 s" in refusal for refusal in refusals(outcomes))
 
 
 def test_a_second_store_is_not_attached_beside_the_first(depth: int) -> None:
@@ -184,7 +184,7 @@ def test_a_second_store_is_not_attached_beside_the_first(depth: int) -> None:
     ready(ranks)
 
     assert state(ranks) is StoreState.ATTACHED
-    assert all(said.endswith("is attached; detach it first") for said in refusals(outcomes))
+    assert all(refusal.endswith("is attached; detach it first") for refusal in refusals(outcomes))
 
 
 def test_the_same_again_joins_what_is_staged_and_something_else_is_refused() -> None:
@@ -267,8 +267,8 @@ class Busy:
         for _ in range(1 + depth):
             ranks.step()
 
-    def both(self, said: Progress) -> None:
-        self.ranks.report(said)
+    def both(self, progress: Progress) -> None:
+        self.ranks.report(progress)
         for _ in range(1 + self.ranks.depth):
             self.ranks.step()
 

@@ -40,18 +40,18 @@ def test_a_pipelined_step_has_two_halves_and_the_round_of_the_step_before_in_the
         cache.step()
         cache.step()
 
-    told = [(type(each).__name__, *structs.astuple(each)[:2]) for each in events[:5]]
+    rows = [(type(each).__name__, *structs.astuple(each)[:2]) for each in events[:5]]
     round_ = next(each for each in events if isinstance(each, RoundHeld))
     second = next(e for e in events if isinstance(e, StepHalf) and e.step == 2)
 
-    assert [each[:2] for each in told] == [
+    assert [each[:2] for each in rows] == [
         ("StepHalf", 1),
         ("StepHalf", 1),
         ("RoundHeld", 1),
         ("StepHalf", 2),
         ("StepHalf", 2),
     ]
-    assert [each[2] for each in told if each[0] == "StepHalf"] == [False, True, False, True]
+    assert [each[2] for each in rows if each[0] == "StepHalf"] == [False, True, False, True]
     assert second.began_s <= round_.awaited_s <= round_.ended_s <= second.ended_s
     assert round_.voted_s < second.began_s
 

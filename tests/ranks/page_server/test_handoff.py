@@ -197,7 +197,7 @@ def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(
             cache.prefetch(NAME, [1] * PAGE_TOKENS, source=source)
         return str(caught.value)
 
-    told = group.ask(refused)
-    assert said in told
-    assert "hush" not in told
+    refusal = group.ask(refused)
+    assert said in refusal
+    assert "hush" not in refusal
     assert not group.ask(lambda cache: cache.inspection.in_flight)

@@ -65,8 +65,8 @@ def locate(count: int, number: int = 7) -> LocateRequest:
     return LocateRequest(number, KV_POOL, layout.name, table, held, keys)
 
 
-def located(reader: RawReader, asked: LocateRequest) -> tuple[LocateReply, bytes]:
-    reader.send(asked)
+def located(reader: RawReader, request: LocateRequest) -> tuple[LocateReply, bytes]:
+    reader.send(request)
     message, headers = reader.receive()
     assert isinstance(message, LocateReply)
     return message, headers

@@ -83,7 +83,7 @@ def ask(group: ServedGroup, count: int) -> LookupRequest:
     return LookupRequest(3, KV_POOL, shard, tuple(key.hex() for key in KEYS[:count]))
 
 
-def told(reader: RawReader, question: LookupRequest) -> bytes:
+def looked_up(reader: RawReader, question: LookupRequest) -> bytes:
     reader.send(question)
     message, _ = reader.receive()
     assert isinstance(message, LookupReply)
@@ -114,11 +114,11 @@ class TestOffers:
         group = serve(SMALL)
         reader = connect(group)
 
-        before = told(reader, ask(group, 3))
+        before = looked_up(reader, ask(group, 3))
         group.serve(KEYS[:2])
-        during = told(reader, ask(group, 3))
+        during = looked_up(reader, ask(group, 3))
         assert ended(group.withdrawn()) == [1]
-        after = told(reader, ask(group, 3))
+        after = looked_up(reader, ask(group, 3))
 
         assert (before, during, after) == (b"\0\0\0", b"\1\1\0", b"\0\0\0")
 
@@ -130,9 +130,9 @@ class TestOffers:
         for at in range(3):
             group.servers[0].serve(1, transfer(KEYS[at : at + 1], (at,)))
 
-        assert told(reader, ask(group, 3)) == b"\1\1\1"
+        assert looked_up(reader, ask(group, 3)) == b"\1\1\1"
         assert ended(group.withdrawn()) == [1]
-        assert told(reader, ask(group, 3)) == b"\0\0\0"
+        assert looked_up(reader, ask(group, 3)) == b"\0\0\0"
 
     def test_the_same_key_in_two_pages_is_read_from_the_one_that_is_still_offered(
         self, serve: Serve, connect: Connect
@@ -156,13 +156,13 @@ class TestOffers:
         reader = connect(group)
         group.serve(KEYS[:2])
         group.objects[0].begin_writes(KV_POOL, [0])
-        before = told(reader, ask(group, 2))
+        before = looked_up(reader, ask(group, 2))
         reader.send(fetch(group, 2))
         states = reader.receive_states(2)
         group.servers[0].serve(2, transfer(KEYS[2:3], (0,)))
 
         assert (before, states) == (b"\0\1", [State.ABSENT, State.WHOLE])
-        assert told(reader, ask(group, 3)) == b"\0\1\1"
+        assert looked_up(reader, ask(group, 3)) == b"\0\1\1"
 
     def test_a_page_that_is_written_while_it_is_hashed_gets_no_checksums(self) -> None:
         objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
@@ -194,7 +194,7 @@ class TestWithdrawing:
         begin(reader, group, 3)
 
         quiet = group.withdrawn()
-        assert told(connect(group), ask(group, 1)) == b"\0"
+        assert looked_up(connect(group), ask(group, 1)) == b"\0"
         assert quiet.empty(), "a page is quiet while it is being sent"
         reader.receive_attached()
 
@@ -210,8 +210,8 @@ class TestWithdrawing:
 
         assert ended(group.withdrawn()) == [1]
         assert reader.is_hung_up_on()
-        (said,) = messages(caplog)
-        assert "is cut off: it still reads what was withdrawn 0.01 s ago" in said
+        (message,) = messages(caplog)
+        assert "is cut off: it still reads what was withdrawn 0.01 s ago" in message
 
     def test_who_reads_under_another_operation_is_not_cut_off(
         self, serve: Serve, connect: Connect
@@ -224,7 +224,7 @@ class TestWithdrawing:
 
         assert ended(group.withdrawn(2)) == [2]
         reader.receive_attached()
-        assert told(reader, ask(group, 1)) == b"\1"
+        assert looked_up(reader, ask(group, 1)) == b"\1"
 
     def test_a_reader_that_takes_nothing_for_long_is_cut_off(
         self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
@@ -321,8 +321,8 @@ class TestReaders:
         begin(reader, group, 3)
 
         reader.send(Forget(7))
-        told_by_then = connect(group)
-        assert told(told_by_then, ask(group, 1)) == b"\1"
+        other_reader = connect(group)
+        assert looked_up(other_reader, ask(group, 1)) == b"\1"
         reader.receive_attached()
         assert reader.receive_states(2) == [State.ABSENT] * 2
         reader.send(fetch(group, 1))
@@ -374,7 +374,7 @@ class TestReaders:
                 rude.sendall(garbage)
                 with raw_reader(group.servers[0].address) as other:
                     other.receive()
-                    assert told(other, ask(group, 1)) == b"\1"
+                    assert looked_up(other, ask(group, 1)) == b"\1"
             assert group.servers[0].trouble() is None
 
     def test_more_readers_than_there_may_be_are_told_so(

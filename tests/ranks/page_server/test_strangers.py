@@ -132,9 +132,9 @@ def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_on
     ):
         assert found(reader, uri) == 0
 
-    (said,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
-    assert f"nothing is read from '{uri}', which counts as missing: " in said
-    assert "Connect call failed" in said
+    (message,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
+    assert f"nothing is read from '{uri}', which counts as missing: " in message
+    assert "Connect call failed" in message
 
 
 def refused(address: str) -> None:
@@ -162,5 +162,5 @@ def test_a_source_with_a_line_in_it_makes_no_line_of_the_log(
     with closing(opened(Peers())) as reader:
         assert found(reader, "peer://x:1\nforged") == 0
 
-    (said,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
-    assert "\n" not in said
+    (message,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
+    assert "\n" not in message

@@ -169,8 +169,8 @@ def test_what_is_read_of_an_enumeration_is_its_member() -> None:
     assert expected.expectations[0].phase is Phase.QUERY
 
 
-def packed(*told: Any) -> bytes:
-    return msgspec.msgpack.encode(["Dispatch", 1, told])
+def packed(*messages: Any) -> bytes:
+    return msgspec.msgpack.encode(["Dispatch", 1, messages])
 
 
 NO_TRANSFERS: list[Any] = []

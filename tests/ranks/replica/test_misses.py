@@ -292,7 +292,7 @@ def test_a_cache_with_device_pages_counts_a_request_whose_load_failed_as_it_comp
 def test_drawn_histories_add_up(seed: int) -> None:
     """Each token of a random prompt is a hit, or a miss with one cause."""
     generator, misses = random.Random(seed), Misses()
-    asked, missed = list[int](), list[MissedTokens]()
+    uncached, missed = list[int](), list[MissedTokens]()
     for _ in range(60):
         tokens = generator.choices((1, 2), k=generator.randint(0, 6 * PAGE_TOKENS))
         data = np.array(tokens, dtype="<i4").tobytes()
@@ -303,12 +303,12 @@ def test_drawn_histories_add_up(seed: int) -> None:
         failed = generator.choice((0, 0, 2))
         place, sought = generator.choice("abc"), Sought(0, keys, generator.random() < 0.3, failed)
         cached = generator.randint(0, len(tokens))
-        asked.append(len(tokens) - cached)
+        uncached.append(len(tokens) - cached)
         by_cause, seen = misses.count(place, data, PAGE_TOKENS, cached, sought)
         missed.append(by_cause)
         misses.asked(seen)
 
-    assert [sum(each) for each in missed] == asked
+    assert [sum(each) for each in missed] == uncached
     assert min(map(min, missed)) == 0
     assert min(map(sum, zip(*missed, strict=True))) > 0
 

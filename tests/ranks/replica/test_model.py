@@ -196,15 +196,15 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
     model: tuple[int | None, int | None],
     sizes: tuple[Sizes, Sizes],
     served: list[tuple[bytes, int, str]],
-    asked: bytes,
+    branch: bytes,
 ) -> None:
-    found = matches_on_the_way(Driven(config(*sizes, *model)), served, asked)
+    found = matches_on_the_way(Driven(config(*sizes, *model)), served, branch)
 
     assert [match for match, _ in found] == [obvious for _, obvious in found]
 
 
 def matches_on_the_way(
-    driven: Driven, served: list[tuple[bytes, int, str]], asked: bytes
+    driven: Driven, served: list[tuple[bytes, int, str]], branch: bytes
 ) -> list[tuple[Match, Match]]:
     """Serve prompts, and match many prompts after each; return pairs (found, expected by the model)."""
     kept: list[str] = []
@@ -221,7 +221,7 @@ def matches_on_the_way(
             driven.replica.release(kept.pop(0))
             check(driven.replica)
         # Match two prompts for each page boundary: one branches off there, and the other ends there.
-        turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
+        turns = [tokens[:at] + branch[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
         ends = [tokens[:at] for at in range(0, len(tokens), PAGE_BYTES)]
         obvious = Obvious(driven)
         found += [

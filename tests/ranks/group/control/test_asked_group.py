@@ -209,13 +209,13 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
     group = InProcessGroup(1)
     cache = Cache.open(config_with(control), group.member(0))
 
-    def asks() -> tuple[str, bool]:
+    def flush() -> tuple[str, bool]:
         with pytest.raises(LockstepError) as ended:
             ask(control.path, "flush")
         return str(ended.value), Path(control.path).exists()
 
     with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(asks)
+        asking = threads.submit(flush)
         wait_for(lambda: bool(group.values), "the request")
         cache.abandon()
 
@@ -232,11 +232,11 @@ def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
 
 def test_a_path_at_which_another_group_listens_is_refused_on_every_rank(tmp_path: Path) -> None:
     first = AskedGroup(config_with(socket_in(tmp_path)))
-    said = refused_by(lambda folder: config_with(socket_in(folder)), tmp_path)
+    refusals = refused_by(lambda folder: config_with(socket_in(folder)), tmp_path)
     listed = first.ask("list")
     first.end()
 
-    assert said == [
+    assert refusals == [
         f"rank 0: another group listens at {tmp_path / 's'}; choose another path for control"
     ]
     assert listed["namespaces"] == {}

@@ -25,12 +25,12 @@ def path(tmp_path: Path) -> Path:
 def echo(path: Path) -> Iterator[Path]:
     """A control port that echoes each request in its answer."""
     port = ControlPort(path)
-    port.serve(lambda asked: {"asked": asked})
+    port.serve(lambda request: {"asked": request})
     yield path
     port.close()
 
 
-def told(path: Path, line: bytes) -> dict[str, object]:
+def reply_to(path: Path, line: bytes) -> dict[str, object]:
     with connected(path, 10.0) as connection:
         connection.sendall(line)
         connection.shutdown(socket.SHUT_WR)
@@ -39,13 +39,13 @@ def told(path: Path, line: bytes) -> dict[str, object]:
 
 
 def test_a_request_is_a_line_of_json_and_so_is_its_answer(echo: Path) -> None:
-    assert told(echo, b'{"ask": "list"}\n') == {"answer": {"asked": {"ask": "list"}}}
+    assert reply_to(echo, b'{"ask": "list"}\n') == {"answer": {"asked": {"ask": "list"}}}
     assert ask(echo, "drop", namespace="t") == {"asked": {"ask": "drop", "namespace": "t"}}
 
 
 @pytest.mark.parametrize("line", [b"", b"drop\n", b"\xff\n", b"[" * 100_000 + b"\n"])
 def test_what_is_no_json_is_refused_and_the_port_goes_on(echo: Path, line: bytes) -> None:
-    answer = told(echo, line)
+    answer = reply_to(echo, line)
 
     assert answer["type"] == "UsageError"
     assert "the request is not a line of JSON" in str(answer["error"])
@@ -63,7 +63,7 @@ def test_a_socket_that_nobody_listens_at_any_more_is_replaced(path: Path) -> Non
         left.listen()
 
     port = ControlPort(path)
-    port.serve(lambda asked: {"new": asked})
+    port.serve(lambda request: {"new": request})
     answer = ask(path, "list")
     port.close()
 
@@ -97,7 +97,7 @@ def test_a_group_that_ends_leaves_the_socket_of_another_one(path: Path) -> None:
     first = ControlPort(path)
     path.unlink()
     second = ControlPort(path)
-    second.serve(lambda asked: {"asked": asked})
+    second.serve(lambda request: {"asked": request})
 
     first.close()
 
@@ -110,7 +110,7 @@ def test_whoever_connects_before_the_group_serves_is_answered_then(path: Path) -
     port = ControlPort(path)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask, path, "list")
-        port.serve(lambda asked: {"late": asked})
+        port.serve(lambda request: {"late": request})
         answer = asking.result(30)
     port.close()
 

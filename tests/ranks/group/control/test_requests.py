@@ -110,77 +110,77 @@ class Asked:
             log.note(self.number, content)
         return self.number
 
-    def ask(self, **asked: object) -> "Future[object]":
+    def ask(self, **request: object) -> "Future[object]":
         assert self.ranks.logs is not None
         expected = self.number + 1
-        answer: Future[object] = self.threads.submit(self.answering.answer, asked)
+        answer: Future[object] = self.threads.submit(self.answering.answer, request)
         assert self.ranks.logs[1].wait(expected, 60.0)
         return answer
 
 
 @pytest.fixture
-def asked() -> Iterator[Asked]:
+def group() -> Iterator[Asked]:
     made = Asked()
     yield made
     made.threads.shutdown()
 
 
-def test_nothing_is_done_before_the_step_in_which_all_ranks_have_the_request(asked: Asked) -> None:
-    asked.ranks.compute("r", list(range(9)))
-    answer = asked.ask(ask="drop", namespace=None)
-    nodes = [each.inspection.prefixes.tree.node_count for each in asked.ranks.caches]
-    asked.ranks.step()
-    asked.ranks.step()
+def test_nothing_is_done_before_the_step_in_which_all_ranks_have_the_request(group: Asked) -> None:
+    group.ranks.compute("r", list(range(9)))
+    answer = group.ask(ask="drop", namespace=None)
+    nodes = [each.inspection.prefixes.tree.node_count for each in group.ranks.caches]
+    group.ranks.step()
+    group.ranks.step()
 
     assert nodes == [1, 1]
     assert answer.result(60) == {"pages": 4, "held": 0}
-    assert asked.ranks.every(lambda cache: cache.inspection.prefixes.tree.node_count) == 0
+    assert group.ranks.every(lambda cache: cache.inspection.prefixes.tree.node_count) == 0
 
 
 def test_a_group_that_computes_is_not_taken_for_idle_however_long_its_step_lasts() -> None:
-    asked = Asked(idle_s=0.001)
-    asked.ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=4))
-    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+    group = Asked(idle_s=0.001)
+    group.ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=4))
+    answer = group.ask(ask="limit", namespace="tenant", host_pages=3)
 
     with pytest.raises(TimeoutError):
         answer.result(0.05)
-    asked.ranks.step()
-    asked.ranks.step()
+    group.ranks.step()
+    group.ranks.step()
     assert answer.result(60) == {"is_known": False}
-    asked.threads.shutdown()
+    group.threads.shutdown()
 
 
 def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
-    asked = Asked(idle_s=0.05)
-    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+    group = Asked(idle_s=0.05)
+    answer = group.ask(ask="limit", namespace="tenant", host_pages=3)
 
     with pytest.raises(LockstepError, match="queued: the engine is idle"):
         answer.result(60)
-    asked.ranks.step()
-    asked.ranks.step()
-    limits = asked.ranks.every(
+    group.ranks.step()
+    group.ranks.step()
+    limits = group.ranks.every(
         lambda cache: [each.namespace for each in cache.inspection.prefixes.allocator.limits.given]
     )
-    asked.threads.shutdown()
+    group.threads.shutdown()
     assert limits == ["tenant"]
 
 
-def test_whoever_waits_is_told_when_the_group_ends(asked: Asked) -> None:
-    answer = asked.ask(ask="unpin", name="p")
-    asked.controls[0].close()
+def test_whoever_waits_is_told_when_the_group_ends(group: Asked) -> None:
+    answer = group.ask(ask="unpin", name="p")
+    group.controls[0].close()
 
     with pytest.raises(LockstepError, match="the group ended before the request was executed"):
         answer.result(60)
 
 
-def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Asked) -> None:
+def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(group: Asked) -> None:
     def fails(proposal: Proposal) -> None:
         raise MemoryError(proposal.store)
 
-    asked.ranks.executors[0].stage = fails  # type: ignore[method-assign]
-    answer = asked.ask(ask="attach", store="memory://")
+    group.ranks.executors[0].stage = fails  # type: ignore[method-assign]
+    answer = group.ask(ask="attach", store="memory://")
     with pytest.raises(MemoryError):
-        asked.ranks.step()
+        group.ranks.step()
 
     with pytest.raises(
         LockstepError, match=r"ended before the request was executed: MemoryError\('memory:"
@@ -188,9 +188,9 @@ def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Aske
         answer.result(60)
 
 
-def answered(ranks: RanksInTurn, answering: ControlReplies, **asked: object) -> Future[object]:
+def answered(ranks: RanksInTurn, answering: ControlReplies, **request: object) -> Future[object]:
     with ThreadPoolExecutor(1) as threads:
-        answer: Future[object] = threads.submit(answering.answer, asked)
+        answer: Future[object] = threads.submit(answering.answer, request)
         while not answer.done():
             ranks.step()
     return answer
@@ -223,27 +223,27 @@ def test_a_forged_request_is_carried_out_by_no_rank_and_whoever_asks_is_told() -
 
 
 def test_whoever_waits_is_told_by_which_error_the_group_has_ended() -> None:
-    asked = Asked(idle_s=0.05)
-    first, second = asked.ranks.caches
+    group = Asked(idle_s=0.05)
+    first, second = group.ranks.caches
     second.abandon()
     first.open_round()
     with pytest.raises(PeerLost):
         first.close_round()
-    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+    answer = group.ask(ask="limit", namespace="tenant", host_pages=3)
 
     with pytest.raises(LockstepError, match="the group has ended: "):
         answer.result(60)
-    asked.threads.shutdown()
+    group.threads.shutdown()
 
 
 def test_what_is_asked_is_logged_without_passwords_and_prompts(
-    asked: Asked, caplog: pytest.LogCaptureFixture
+    group: Asked, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "lockstep")
-    control, ranks = asked.controls[0], asked.ranks
-    asked.submit(REQUESTS.encode((b"12345678", Attach(store="s3://me:hidden@host/bucket"))))
-    asked.submit(REQUESTS.encode((b"12345678", Pin(name="p", tokens=[815, 4711]))))
-    asked.submit(REQUESTS.encode((b"12345678", Limit(namespace="n" * 100_000, host_pages=1))))
+    control, ranks = group.controls[0], group.ranks
+    group.submit(REQUESTS.encode((b"12345678", Attach(store="s3://me:hidden@host/bucket"))))
+    group.submit(REQUESTS.encode((b"12345678", Pin(name="p", tokens=[815, 4711]))))
+    group.submit(REQUESTS.encode((b"12345678", Limit(namespace="n" * 100_000, host_pages=1))))
     ranks.step()
     ranks.step()
 
@@ -254,9 +254,9 @@ def test_what_is_asked_is_logged_without_passwords_and_prompts(
     assert "n" * 201 not in caplog.text
 
 
-def test_the_statistics_of_a_cache_with_something_in_flight_are_json(asked: Asked) -> None:
-    asked.ranks.publish("r", list(range(9)))
+def test_the_statistics_of_a_cache_with_something_in_flight_are_json(group: Asked) -> None:
+    group.ranks.publish("r", list(range(9)))
 
-    told = asked.answering.answer({"ask": "stats"})
+    stats = group.answering.answer({"ask": "stats"})
 
-    assert told["in_flight"] == {"backup": 1}
+    assert stats["in_flight"] == {"backup": 1}

@@ -126,5 +126,5 @@ def test_of_tokens_that_nobody_has_computed_nothing_is_served_though_something_e
 
     others = [token + 1000 for token in PROMPT[:PAGE_TOKENS]]
 
-    told = ranks.every(lambda cache: cache.serve("served", others, ttl_s=60))
-    assert told == 0
+    pages = ranks.every(lambda cache: cache.serve("served", others, ttl_s=60))
+    assert pages == 0

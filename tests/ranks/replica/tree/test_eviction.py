@@ -203,20 +203,20 @@ def on_device(ranks: RanksInTurn, tokens: list[int], namespace: str = "") -> int
 
 
 def test_an_eviction_looks_at_no_more_nodes_than_it_takes_whatever_there_is() -> None:
-    asked: list[int] = []
+    checked: list[int] = []
 
     def ask(leaf: Leaf) -> bool:
-        asked.append(leaf.id)
+        checked.append(leaf.id)
         return True
 
     queue = EvictionQueue(find_policy("lru"), ask)
     for number in range(20_000):
         queue.try_enter(Leaf(id=number, last_access=number))
-    asked.clear()
+    checked.clear()
 
     victims = [queue.next_victim() for _ in range(64)]
 
-    assert [victim.id for victim in victims if victim] == asked == list(range(64))
+    assert [victim.id for victim in victims if victim] == checked == list(range(64))
 
 
 def test_what_enters_late_and_is_used_again_for_ever_takes_no_more_memory() -> None:

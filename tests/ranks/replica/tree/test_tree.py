@@ -48,20 +48,20 @@ def put(prefixes: Prefixes, tokens: bytes) -> Node:
 
 @given(st.lists(prompts, max_size=8), prompts)
 def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
-    put_in: list[bytes], asked: bytes
+    put_in: list[bytes], prompt: bytes
 ) -> None:
     prefixes = new_prefixes()
     for tokens in put_in:
         put(prefixes, tokens)
 
-    nodes, _, pages = prefixes.tree.follow(prefixes.root(TreeIdentity("")), asked)
+    nodes, _, pages = prefixes.tree.follow(prefixes.root(TreeIdentity("")), prompt)
     found = (nodes[-1].end if nodes else 0) + pages
 
     known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
     obvious = max(
         end // PAGE_BYTES
-        for end in range(0, len(asked) + 1, PAGE_BYTES)
-        if not end or asked[:end] in known
+        for end in range(0, len(prompt) + 1, PAGE_BYTES)
+        if not end or prompt[:end] in known
     )
     assert found == obvious
 

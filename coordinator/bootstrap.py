@@ -70,15 +70,15 @@ def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
         for rank, each in enumerate(fingerprints):
             ranks_by_value.setdefault(each.get(name, ("absent", b"")), []).append(rank)
         if len(ranks_by_value) > 1:
-            told: set[str] = set()
-            said: list[str] = []
+            seen: set[str] = set()
+            phrases: list[str] = []
             for (text, _), ranks in ranks_by_value.items():
-                what = "equal except for a secret" if text in told else text
-                said.append(
+                what = "equal except for a secret" if text in seen else text
+                phrases.append(
                     f"{what} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
                 )
-                told.add(text)
-            clauses.append(f"{name} is {', '.join(said)}")
+                seen.add(text)
+            clauses.append(f"{name} is {', '.join(phrases)}")
     return clauses
 
 
@@ -113,17 +113,17 @@ def agree_that_all_are_ready(collective: Collective, problem: str | None, timeou
     differ only in random names and durations are printed once.
     """
     payload = _PROBLEMS.encode(problem)
-    said = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]
+    problems = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]
     words: dict[str, str] = {}
     ranks_by_problem: dict[str, list[int]] = {}
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(problems):
         if each is not None:
             alike = _VARYING.sub("", each)
             words.setdefault(alike, each)
             ranks_by_problem.setdefault(alike, []).append(rank)
     if not ranks_by_problem:
         return
-    if len(ranks_by_problem) == 1 and None not in said:
+    if len(ranks_by_problem) == 1 and None not in problems:
         raise ConfigError(next(iter(words.values())))
     raise ConfigError(
         "; ".join(

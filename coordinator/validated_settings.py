@@ -205,8 +205,8 @@ def _converted(
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )
-        told = "" if hidden else f" is {shown(given)},"
-        raise ConfigError(f"{path}{name}{told} {_remedy(str(error), kind)}") from None
+        value_text = "" if hidden else f" is {shown(given)},"
+        raise ConfigError(f"{path}{name}{value_text} {_remedy(str(error), kind)}") from None
 
 
 def shown(value: object) -> str:
@@ -236,19 +236,19 @@ _WORDS: Final[Mapping[str, str]] = {
 
 def _remedy(message: str, kind: Any) -> str:
     """Translate msgspec's error for a field into the expected value, such as "must be at least 1"."""
-    said, _, at = message.partition(" - at `$")
+    reason, _, at = message.partition(" - at `$")
     values = [str(each) for one in _choices(kind) for each in _values(one)]
     if values:
         return f"must be one of {', '.join(values)}"
     found = re.fullmatch(
-        r"Expected `([a-z |]+)`(?:, got `.*`| ([<>=]+) (.+)| of length >= 1)", said
+        r"Expected `([a-z |]+)`(?:, got `.*`| ([<>=]+) (.+)| of length >= 1)", reason
     )
     if found is None:
-        return f"which is refused: {said}"
+        return f"which is refused: {reason}"
     types, sign, bound = found.groups()
     if sign is not None:
         wanted = f"{_WORDS[sign]} {float(bound):.15g}"
-    elif ", got" in said:
+    elif ", got" in reason:
         words = {**_WORDS, "object": " or ".join(_records(kind)) or _WORDS["object"]}
         wanted = " or ".join(words[each] for each in types.split(" | "))
     else:

@@ -322,16 +322,16 @@ def check_object(raw: memoryview) -> Statement | HeaderFinding:
     """Verify an object (header, payload); return its name, presence bits and shape, or its defect."""
     if len(raw) < HEADER_BYTES:
         return HeaderFinding.SHORT
-    said = read_statement(raw[:HEADER_BYTES])
-    if isinstance(said, HeaderFinding):
-        return said
+    statement = read_statement(raw[:HEADER_BYTES])
+    if isinstance(statement, HeaderFinding):
+        return statement
     payload = raw[HEADER_BYTES:]
-    if len(payload) != said.shape.nbytes:
-        return HeaderFinding.SHORT if len(payload) < said.shape.nbytes else HeaderFinding.LONG
-    sizes = [part.nbytes for part in said.shape.parts]
+    if len(payload) != statement.shape.nbytes:
+        return HeaderFinding.SHORT if len(payload) < statement.shape.nbytes else HeaderFinding.LONG
+    sizes = [part.nbytes for part in statement.shape.parts]
     if part_checksums(sizes, [payload]) != stated_checksums(raw, 0, len(sizes)):
         return HeaderFinding.PAYLOAD
-    return said
+    return statement
 
 
 @lru_cache(maxsize=256)

@@ -91,8 +91,8 @@ def _check_fields(settings: Any, whose: str = "") -> None:
             object.__setattr__(settings, each.name, msgspec.convert(value, each.type))
             str(value).encode()
         except (msgspec.ValidationError, UnicodeEncodeError):
-            told = f"{whose}{each.name} is {value!r:.100}, must be {_WANTED[each.type]}"
-            raise ConfigError(told) from None
+            message = f"{whose}{each.name} is {value!r:.100}, must be {_WANTED[each.type]}"
+            raise ConfigError(message) from None
         if each.type is int and value < 1:
             raise ConfigError(f"{whose}{each.name} is {value}, must be 1 or more")
 

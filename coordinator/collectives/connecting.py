@@ -44,10 +44,10 @@ def connect(
     here = host or HostIdentity.here()
     try:
         payload = _WANTED.encode((wanted, lanes, here))
-        said = [_WANTED.decode(each) for each in group.gather(payload, timeout_s)]
+        configs = [_WANTED.decode(each) for each in group.gather(payload, timeout_s)]
         collective: Collective = group
-        if all(each[:2] == said[0][:2] for each in said):
-            identities = [identity for _, _, identity in said]
+        if all(each[:2] == configs[0][:2] for each in configs):
+            identities = [identity for _, _, identity in configs]
             collective = _connect(group, wanted, identities, lanes=lanes, timeout_s=timeout_s)
     except BaseException:
         group.close()

@@ -53,7 +53,7 @@ class EngineChannel:
         self.world_size = world_size
         self.launches = 0
         self._all = (1 << world_size) - 1
-        self._asked: int | None = None
+        self._pending: int | None = None
         """The number of the round that was launched and not yet waited for; None if there is none."""
         self._arrived: Vector | None = None
         self.asks_again = False
@@ -63,23 +63,23 @@ class EngineChannel:
     @property
     def answered(self) -> bool:
         """Whether no round is pending, or every rank's ballot of the pending round has arrived."""
-        return self._asked is None or self._arrived is not None
+        return self._pending is None or self._arrived is not None
 
     def launch(self, lanes: Vector) -> "EngineChannel":
         """Record that a round is pending. Its header travels with the engine's step message."""
         if self._closed:
             raise PeerLost("the engine channel is closed")
         self.launches += 1
-        self._asked, self._arrived, self.asks_again = int(lanes[ROUND]), None, False
+        self._pending, self._arrived, self.asks_again = int(lanes[ROUND]), None, False
         return self
 
     def deliver(self, ballots: FoldedBallots) -> None:
         """Accept folded ballots that the engine returned; ignore those of a finished round."""
-        if self._asked is None or ballots.round < self._asked or self._arrived is not None:
+        if self._pending is None or ballots.round < self._pending or self._arrived is not None:
             return
-        if ballots.round > self._asked:
+        if ballots.round > self._pending:
             raise InternalError(
-                f"the workers voted in round {ballots.round}, must be round {self._asked}"
+                f"the workers voted in round {ballots.round}, must be round {self._pending}"
             )
         if ballots.ranks == self._all:
             self._arrived, self.asks_again = ballots.lanes, False
@@ -88,12 +88,12 @@ class EngineChannel:
 
     def wait(self, timeout_s: float) -> Vector:  # noqa: ARG002 - nothing is waited for.
         """Return the fold that `deliver` received, without blocking; see `PendingRound`."""
-        arrived, number = self._arrived, self._asked
+        arrived, number = self._arrived, self._pending
         if self._closed:
             raise PeerLost("the engine channel is closed")
         if arrived is None:
             raise CollectiveTimeout(f"the engine has not delivered the ballots of round {number}")
-        self._asked = self._arrived = None
+        self._pending = self._arrived = None
         return arrived
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:  # noqa: ARG002

@@ -163,18 +163,18 @@ class _HostLeaderThread:
     def _carry(self, number: int) -> bool:
         """Exchange one round with the other hosts; return False if no further round will follow."""
         host, lanes = self._host, self._host.cells.lanes
-        said = np.full(lanes + 1, _NOTHING)
+        outgoing = np.full(lanes + 1, _NOTHING)
         folded = self._gather(number)
         if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
                 # Report the ending in a last exchange. Other host leaders may join it later, even after
                 # this thread has exited.
-                said[lanes] = -ended.word
-                self._between.launch(said)
+                outgoing[lanes] = -ended.word
+                self._between.launch(outgoing)
             return False
-        said[:lanes] = folded
-        between = self._between.launch(said)
+        outgoing[:lanes] = folded
+        between = self._between.launch(outgoing)
         while not between.came_back(SLICE_S):
             if self._over(number):
                 return False

@@ -320,12 +320,12 @@ class HostGroup:
         try:
             # The first rank of a host must keep its descriptor open until the others have opened it.
             gathered = group.gather(_MEMORY.encode((os.getpid(), fd)), timeout_s)
-            said = [_MEMORY.decode(each) for each in gathered]
+            pids_and_fds = [_MEMORY.decode(each) for each in gathered]
             try:
                 if futex is not None and problem is None:
-                    fd = fd if group.rank == ranks[0] else _open_memory(*said[ranks[0]])
+                    fd = fd if group.rank == ranks[0] else _open_memory(*pids_and_fds[ranks[0]])
                     host = cls(Cells(fd, writers, lanes, futex), fd, ranks, group.rank)
-                    host.watch({rank: said[rank][0] for rank in ranks})
+                    host.watch({rank: pids_and_fds[rank][0] for rank in ranks})
                     if not host.me:
                         host.cells.stamp()
             except (OSError, ValueError) as error:

@@ -69,8 +69,8 @@ def _machine_available(root: Path) -> int | None:
         lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    said = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return next((int(kib) << 10 for kib in said), None)
+    sizes_kib = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((int(kib) << 10 for kib in sizes_kib), None)
 
 
 def cgroup_available(root: Path = Path("/")) -> int | None:

@@ -51,13 +51,13 @@ class StoreLookUp:
     async def _ask(
         self, need: Need, there: list[bool], indices: Sequence[int], deadline: float
     ) -> None:
-        asked = [
+        queried = [
             index
             for index in indices
             if need.keys[index] and need.first + index not in need.on_host
         ]
-        for first in range(0, len(asked), LOOKUP_KEYS):
-            chunk = asked[first : first + LOOKUP_KEYS]
+        for first in range(0, len(queried), LOOKUP_KEYS):
+            chunk = queried[first : first + LOOKUP_KEYS]
             if need.span is None and chunk[0] > leading(need, there):
                 return
             names = self._objects.names(need.pool, [need.keys[index] for index in chunk])
@@ -81,9 +81,9 @@ class StoreLookUp:
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             for shards in sizes:
-                asked = [index for index in some if not there[index]]
-                if asked:
-                    await self._ask_shards(need, there, asked, shards, deadline)
+                queried = [index for index in some if not there[index]]
+                if queried:
+                    await self._ask_shards(need, there, queried, shards, deadline)
             if need.span is None and not all(there[index] for index in some):
                 return
 
@@ -91,17 +91,17 @@ class StoreLookUp:
         self,
         need: Need,
         there: list[bool],
-        asked: Sequence[int],
+        queried: Sequence[int],
         shards: Sequence[str],
         deadline: float,
     ) -> None:
         """Ask for all of the objects that pages consist of: a page needs all of its parts."""
-        own = self._objects.names(need.pool, [need.keys[index] for index in asked])
+        own = self._objects.names(need.pool, [need.keys[index] for index in queried])
         names = [
             ObjectName(name.namespace, name.key, name.pool, shard)
             for name in own
             for shard in shards
         ]
         answers = await self._backend.exists(names, deadline=deadline)
-        for at, index in enumerate(asked):
+        for at, index in enumerate(queried):
             there[index] = all(answers[at * len(shards) : (at + 1) * len(shards)])

@@ -156,8 +156,8 @@ def _agree_and_open(
             )
             server = _page_server(config, collective, executor)
         if server is not None:
-            told = collective.gather(RANKS.encode(server.rank), timeout_s)
-            server.open([RANKS.decode(each) for each in told])
+            encoded_ranks = collective.gather(RANKS.encode(server.rank), timeout_s)
+            server.open([RANKS.decode(each) for each in encoded_ranks])
     except BaseException:
         if executor is not None:
             executor.close()

@@ -91,7 +91,7 @@ class HostPageServer:
         self._hello = b""
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
-        host, told_port = split_host(reached_at or address)
+        host, given_port = split_host(reached_at or address)
         try:
             self._engine = make_engine(host)
             if self._engine is not None:
@@ -101,8 +101,8 @@ class HostPageServer:
             raise
         self._pages = ServedPages(objects, self.offers, by_engine=self._engine is not None)
         engine = "" if self._engine is None else self._engine.address
-        told = joined_address(host, told_port or port)
-        self.rank = PeerRank(told, self._pages.shards, engine)
+        advertised_address = joined_address(host, given_port or port)
+        self.rank = PeerRank(advertised_address, self._pages.shards, engine)
         """This rank's address and shards, which `open` sends to the other ranks of the group."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()

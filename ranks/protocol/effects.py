@@ -93,10 +93,10 @@ class Outbox:
             self.expectations = []
         if orders:
             self.orders = []
-        told = tuple(expectations), tuple(orders), tuple(events)
+        batch = tuple(expectations), tuple(orders), tuple(events)
         if not rare:
-            return Effects(None, told[0], told[1], (), (), told[2], before)
+            return Effects(None, batch[0], batch[1], (), (), batch[2], before)
         lost, decisions, freed = self.lost, tuple(self.decisions), tuple(self.freed)
         self.lost, self.decisions, self.freed = None, [], []
         requests, self.requests = self.requests, 0
-        return Effects(lost, told[0], told[1], decisions, freed, told[2], before, requests)
+        return Effects(lost, batch[0], batch[1], decisions, freed, batch[2], before, requests)

@@ -54,14 +54,14 @@ class ModelDescription(Settings):
                 free.remove(min(fits, key=lambda pool: len(pool[1])))
                 continue
             columns = of_kind[0][1] if of_kind else None
-            said = f"model {self.model!r} keeps {kept.kind} state in {kept.layers} layers"
+            text = f"model {self.model!r} keeps {kept.kind} state in {kept.layers} layers"
             if columns is None:
                 raise ConfigError(
-                    f"{said} ({', '.join(kept.columns)}), and the cache has no pool for it; add it to"
+                    f"{text} ({', '.join(kept.columns)}), and the cache has no pool for it; add it to"
                     " CacheConfig.components"
                 )
             missing = [name for name in kept.columns if name not in columns]
             raise ConfigError(
-                f"{said}, and its pages have no column {', '.join(map(repr, missing))}; add it to"
+                f"{text}, and its pages have no column {', '.join(map(repr, missing))}; add it to"
                 " the layout of that pool"
             )

@@ -99,10 +99,10 @@ class Attaching:
         elif objection is not None:
             # If the ranks staged different proposals, withdraw all of them; the decision then names no
             # proposal.
-            told, refused = (
+            proposal, refused = (
                 (None, None) if proposed.differs else (proposed.proposal, proposed.refused_rank)
             )
-            self._decide(Decision(told, objection, refused))
+            self._decide(Decision(proposal, objection, refused))
         elif proposed.readiness is Readiness.READY and not self._must_wait(proposed):
             self._decide(Decision(proposed.proposal))
             if change_of(proposed.proposal) is Change.ATTACH:

@@ -76,8 +76,8 @@ class Replica:
         self.prefixes = prefixes = parts.prefixes(basis, parts.allocator)
         self.operation_table = operation_table = parts.operation_table(basis, prefixes.allocator)
         owned = bool(config.device_pages)
-        asks = OwnedRequest if owned else LentRequest
-        self.requests = requests = parts.requests(prefixes, journal, asks)
+        request_type = OwnedRequest if owned else LentRequest
+        self.requests = requests = parts.requests(prefixes, journal, request_type)
         self.store = store = parts.store(basis)
         self.persisting = persisting = parts.persisting(
             basis, prefixes, operation_table, store, requests

@@ -27,18 +27,18 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 """
 
 
-def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
+def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **fields: object) -> Any:
     """Send a control request to the group that listens at `path`; return the result.
 
-    `what` is the kind of control request (docs/admin-api.md), and `asked` are its fields. Any process
-    of the group's user may call this function, but not the engine's thread of rank 0, which would
-    deadlock.
+    `what` is the kind of control request, and `fields` are its fields (docs/admin-api.md). Any
+    process of the group's user may call this function, but not the engine's thread of rank 0, which
+    would deadlock.
 
     Raises the group's error with its text: `UsageError` if the control request is refused,
     `StorageError` if a store could not be opened, `LockstepError` if the ranks did not agree in time.
     Raises `ConfigError` if no group of this user listens at `path`.
     """
-    line = _line_of({**asked, "ask": what})
+    line = _line_of({**fields, "ask": what})
     if timeout_s is None:
         timeout_s = WAITED_S if what in _WAITING else ANSWERED_S
     try:
@@ -55,21 +55,21 @@ def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked:
     try:
         with connected(path, timeout_s) as connection:
             connection.sendall(line)
-            told = _answered(connection, until_s)
+            reply = _answered(connection, until_s)
     except TimeoutError as error:
         raise LockstepError(f"no answer at {path} within {timeout_s:g} s") from error
     except OSError as error:
         raise ConfigError(unreached(path, error)) from error
-    return _answer_in(told, path)
+    return _answer_in(reply, path)
 
 
-def _line_of(asked: dict[str, object]) -> bytes:
+def _line_of(request: dict[str, object]) -> bytes:
     try:
-        line = json.dumps(asked).encode() + b"\n"
+        line = json.dumps(request).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the request cannot be encoded as JSON: {error}") from None
-    if not isinstance(asked["ask"], str):
-        raise UsageError(f"a request is {asked['ask']!r:.80}, must be text")
+    if not isinstance(request["ask"], str):
+        raise UsageError(f"a request is {request['ask']!r:.80}, must be text")
     if len(line) > LINE_BYTES_MAX:
         raise UsageError(f"a request must not exceed {LINE_BYTES_MAX >> 20} MiB")
     return line
@@ -81,8 +81,8 @@ def _answered(connection: socket.socket, until_s: float) -> bytes:
     Returns an incomplete line if the peer closes early. Time and size are bounded, because root may
     connect to the socket of an untrusted user.
     """
-    told = bytearray()
-    while not told.endswith(b"\n") and len(told) <= ANSWER_BYTES_MAX:
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) <= ANSWER_BYTES_MAX:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -90,8 +90,8 @@ def _answered(connection: socket.socket, until_s: float) -> bytes:
         piece = connection.recv(1 << 16)
         if not piece:
             break
-        told += piece
-    return bytes(told)
+        received += piece
+    return bytes(received)
 
 
 def connected(path: Path, timeout_s: float) -> socket.socket:
@@ -137,14 +137,14 @@ class _Told(msgspec.Struct):
     type: str = ""
 
 
-def _answer_in(told: bytes, path: Path) -> Any:
-    if not told.endswith(b"\n"):
+def _answer_in(reply: bytes, path: Path) -> Any:
+    if not reply.endswith(b"\n"):
         raise LockstepError(f"the group at {path} has ended before it answered")
     try:
-        found = msgspec.json.decode(told, type=_Told)
+        found = msgspec.json.decode(reply, type=_Told)
     except ValueError as error:
-        said = f"{error}: it answers {told[:80]!r}"
-        raise UsageError(f"the process that listens at {path} is not a group: {said}") from error
+        detail = f"{error}: it answers {reply[:80]!r}"
+        raise UsageError(f"the process that listens at {path} is not a group: {detail}") from error
     if found.error is None:
         return found.answer
     kind = getattr(errors, found.type, None)

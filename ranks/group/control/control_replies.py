@@ -47,14 +47,14 @@ class ControlReplies:
         self._idle_s = idle_s
         self._refused = refused
 
-    def answer(self, asked: object) -> Answer:
+    def answer(self, parsed: object) -> Answer:
         """Execute a control request, given as parsed JSON, and return its result.
 
         Raises a `LockstepError` whose type and text are sent to the client.
         """
-        if asked == _STATS:
+        if parsed == _STATS:
             return asdict(self._control.cache.stats(rounds=0))
-        request = request_of(asked)
+        request = request_of(parsed)
         if request.ask in self._refused:
             raise UsageError(
                 f"{request.ask} is refused: this group's engine decides on that itself"
@@ -102,13 +102,13 @@ class ControlReplies:
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()
-        waits, told = 2, self._agreed(request)
-        while waits or (_writes_older(told) and time.monotonic() < ends):
-            in_flight = cast("list[int]", told["in_flight"])
+        waits, reply = 2, self._agreed(request)
+        while waits or (_writes_older(reply) and time.monotonic() < ends):
+            in_flight = cast("list[int]", reply["in_flight"])
             operations.update(in_flight)
             self._wait_for(in_flight, ends)
-            waits, told = max(0, waits - 1), self._agreed(request)
-        return {"operations": len(operations), "unwritten": told["unwritten"]}
+            waits, reply = max(0, waits - 1), self._agreed(request)
+        return {"operations": len(operations), "unwritten": reply["unwritten"]}
 
     def _wait_for(self, operations: list[int], ends: float) -> None:
         """Wait until the operations with these ids have finished. Ids are never reused."""
@@ -122,6 +122,8 @@ class ControlReplies:
             time.sleep(POLL_S)
 
 
-def _writes_older(told: Answer) -> bool:
+def _writes_older(reply: Answer) -> bool:
     """Return whether pages cached before the store was attached are still being persisted."""
-    return bool(told["in_flight"]) and Undone.NEW_STORE in cast("dict[str, int]", told["unwritten"])
+    return bool(reply["in_flight"]) and Undone.NEW_STORE in cast(
+        "dict[str, int]", reply["unwritten"]
+    )

@@ -80,13 +80,13 @@ class _Handler(socketserver.StreamRequestHandler):
             line = self.rfile.readline(LINE_BYTES_MAX + 1)
         except OSError:
             return
-        told: Mapping[str, Any]
+        reply: Mapping[str, Any]
         try:
-            told = {"answer": cast("_Server", self.server).answered(_parsed(line))}
+            reply = {"answer": cast("_Server", self.server).answered(_parsed(line))}
         except LockstepError as error:
-            told = {"error": str(error), "type": type(error).__name__}
+            reply = {"error": str(error), "type": type(error).__name__}
         with suppress(OSError):
-            self.wfile.write(json.dumps(told).encode() + b"\n")
+            self.wfile.write(json.dumps(reply).encode() + b"\n")
 
 
 def _identity(path: Path) -> tuple[int, int]:

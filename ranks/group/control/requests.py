@@ -184,16 +184,16 @@ REQUESTS: Final[Codec[tuple[bytes, AnyRequest]]] = Codec(tuple[bytes, AnyRequest
 client."""
 
 
-def request_of(asked: object) -> AnyRequest:
+def request_of(parsed: object) -> AnyRequest:
     """Parse a control request from JSON values; raise a `UsageError` that names the invalid part."""
-    ask = cast("dict[str, Any]", asked).get("ask") if isinstance(asked, dict) else None
+    ask = cast("dict[str, Any]", parsed).get("ask") if isinstance(parsed, dict) else None
     if ask not in KINDS:
         raise UsageError(
             f"a request is a map in which `ask` is stats, or one of {', '.join(KINDS)}; it is"
             f" {ask!r:.80}"
         )
     try:
-        request: AnyRequest = msgspec.convert(asked, AnyRequest)
+        request: AnyRequest = msgspec.convert(parsed, AnyRequest)
         REQUESTS.encode((b"", request))
     except (msgspec.ValidationError, WireError) as error:
         raise UsageError(f"{ask}: {error}") from None

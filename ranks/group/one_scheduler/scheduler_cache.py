@@ -47,16 +47,16 @@ class _Outgoing:
     """Buffer of the scheduler's messages to all workers for their next step, in order."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
-        self.asked: Vote | None = None
+        self.messages: list[Told] = []
+        self.last_vote: Vote | None = None
         """The vote message of the last launched round; None before the first round."""
         self._number = 0
 
     def take(self) -> bytes:
         """Return the buffered messages as one encoded dispatch, and clear the buffer."""
         self._number += 1
-        told, self.told = self.told, []
-        return DISPATCHES.encode(Dispatch(self._number, tuple(told)))
+        messages, self.messages = self.messages, []
+        return DISPATCHES.encode(Dispatch(self._number, tuple(messages)))
 
 
 class _DistantBallot(Ballot):
@@ -70,13 +70,13 @@ class _DistantBallot(Ballot):
         self._outgoing = outgoing
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        self._outgoing.told.append(Expect(tuple(expectations)))
+        self._outgoing.messages.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Buffer a `Vote` message for all workers; return lanes of which only the header is used."""
-        asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
-        self._outgoing.asked = asked
-        self._outgoing.told.append(asked)
+        vote = Vote(layout.epoch, layout.round, layout.state_digest, layout.prefetch_slots.digest)
+        self._outgoing.last_vote = vote
+        self._outgoing.messages.append(vote)
         return super().fill(layout, voter)
 
 
@@ -90,7 +90,7 @@ class _DistantExecutors:
         """Each worker's executor counters as last received, by rank."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        self._outgoing.told.append(CarryOut(tuple(orders)))
+        self._outgoing.messages.append(CarryOut(tuple(orders)))
 
     def begin_copies(self, direction: Direction) -> None:
         """Do nothing: each worker starts copies around its forward pass."""
@@ -99,26 +99,26 @@ class _DistantExecutors:
         return []
 
     def wait(self, timeout_s: float) -> None:
-        self._outgoing.told.append(Rest(timeout_s))
+        self._outgoing.messages.append(Rest(timeout_s))
 
     def trouble(self) -> str | None:
         return None
 
     def stage(self, proposal: Proposal) -> None:
-        self._outgoing.told.append(Prepare(proposal.change, proposal.store))
+        self._outgoing.messages.append(Prepare(proposal.change, proposal.store))
 
     def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - the workers say it.
         return Readiness.STAGED
 
     def unstage(self, proposal: Proposal) -> None:  # noqa: ARG002 - one is staged at most.
-        self._outgoing.told.append(GiveUp())
+        self._outgoing.messages.append(GiveUp())
 
     def serving_address(self) -> str:
         return self._serving_address
 
     def counts(self) -> ExecutorCounts:
-        told = [*self.by_rank.values()]
-        total: ExecutorCounts = added(told) if told else ExecutorCounts()
+        counters = [*self.by_rank.values()]
+        total: ExecutorCounts = added(counters) if counters else ExecutorCounts()
         return total
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class SchedulerCache(HostCache):
         prefetching = self._replica.prefetching
         waited_for = self._replica.operation_table.prefetch_slots_taken + len(prefetching.waiting)
         works = self._replica.operation_table.working.total() > waited_for
-        return bool(self._outgoing.told) or works or self.pending_frees
+        return bool(self._outgoing.messages) or works or self.pending_frees
 
     def begin_step(self) -> None:
         """Apply the last round's verdict if all ballots have returned; execute control requests."""
@@ -173,9 +173,9 @@ class SchedulerCache(HostCache):
             super().begin_step()
         # Count the control requests in the log as received by every rank, because the replica in this
         # process is the only one.
-        asked = 0 if self._requests.log is None else self._requests.log.count
-        if asked > self._replica.hearing.agreed:
-            self._follow(self._replica.agree_on_requests(asked))
+        received = 0 if self._requests.log is None else self._requests.log.count
+        if received > self._replica.hearing.agreed:
+            self._follow(self._replica.agree_on_requests(received))
 
     def _end_step(self, idle_s: float) -> None:
         """Launch a round unless one is pending. The next `dispatch` announces the round to the workers.
@@ -186,13 +186,13 @@ class SchedulerCache(HostCache):
             self._executor.wait(idle_s)
         if not self._rounds.pending:
             super()._end_step(0.0)
-        elif self._channel.asks_again and self._outgoing.asked is not None:
+        elif self._channel.asks_again and self._outgoing.last_vote is not None:
             self._channel.asks_again = False
-            self._outgoing.told.append(self._outgoing.asked)
+            self._outgoing.messages.append(self._outgoing.last_vote)
 
     def log_from(self, level: str) -> None:
         super().log_from(level)
-        self._outgoing.told.append(Log(level))
+        self._outgoing.messages.append(Log(level))
 
     def dispatch(self) -> bytes:
         """Return the message for every worker. Call once per step, after `end_step`."""
@@ -232,13 +232,13 @@ class SchedulerCache(HostCache):
         return done()
 
 
-def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> SchedulerCache:
-    """Create the scheduler's cache from the messages `told`, one from each worker.
+def decide(opened: Iterable[Opened], *, listener: Listener | None = None) -> SchedulerCache:
+    """Create the scheduler's cache from the messages `opened`, one from each worker.
 
     Accepts control requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
     were not opened together, or if the control socket cannot be created.
     """
-    by_rank = {each.rank: each for each in told}
+    by_rank = {each.rank: each for each in opened}
     world_size = max((each.world_size for each in by_rank.values()), default=0)
     missing = [rank for rank in range(world_size) if rank not in by_rank]
     if missing or not by_rank:

@@ -39,7 +39,7 @@ class WorkerRank:
         self.rank = rank
         self._ballot = Ballot(shape, rank)
         self._voting = BallotHeader(rank, executor, self._ballot, clock_ms)
-        self._heard = 0
+        self._last_number = 0
         self._rest_s = 0.0
         self._vote: Vote | None = None
         self._trouble: str | None = None
@@ -51,12 +51,14 @@ class WorkerRank:
         `WireError` for invalid bytes.
         """
         step = DISPATCHES.decode(dispatch)
-        if step.number != self._heard + 1 and self._trouble is None:
-            self._trouble = f"dispatch {step.number} of the scheduler arrived after {self._heard}"
-        self._heard = step.number
+        if step.number != self._last_number + 1 and self._trouble is None:
+            self._trouble = (
+                f"dispatch {step.number} of the scheduler arrived after {self._last_number}"
+            )
+        self._last_number = step.number
         self._rest_s, self._vote = 0.0, None
-        for told in step.told:
-            match told:
+        for message in step.told:
+            match message:
                 case Expect(expectations=expectations):
                     self._ballot.follow(expectations)
                 case CarryOut(orders=orders):
@@ -72,7 +74,7 @@ class WorkerRank:
                 case Rest(at_most_s=at_most_s):
                     self._rest_s = at_most_s
                 case Vote():
-                    self._vote = told
+                    self._vote = message
 
     def begin_loads(self) -> None:
         """Start the copies to the device. Call before launching this step's forward pass."""
@@ -90,14 +92,14 @@ class WorkerRank:
             return None
         progress = self.executor.progress()
         voter = self._voting.vote(progress, trouble=self._trouble)
-        asked = self._vote
+        vote = self._vote
         layout = LaneLayout(
-            epoch=asked.epoch,
-            round=asked.round,
-            state_digest=asked.state_digest,
-            prefetch_slots=PrefetchSlotTable(_NO_ROWS, asked.layout_digest),
+            epoch=vote.epoch,
+            round=vote.round,
+            state_digest=vote.state_digest,
+            prefetch_slots=PrefetchSlotTable(_NO_ROWS, vote.layout_digest),
         )
-        return FoldedBallots(asked.round, 1 << self.rank, self._ballot.fill(layout, voter))
+        return FoldedBallots(vote.round, 1 << self.rank, self._ballot.fill(layout, voter))
 
     def wait_for_copies(self, timeout_s: float) -> None:
         """Block until no copy touches a device page, so that the engine can unmap its pages.

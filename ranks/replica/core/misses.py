@@ -57,7 +57,7 @@ class Misses:
         slots = 1 << (max(SLOTS_MIN, SLOTS_A_PAGE * pages) - 1).bit_length()
         self._slots: Digests = np.zeros(slots, dtype=np.uint64)
         self._mask = np.uint64(slots - 1)
-        self._asked: list[Digests] = []
+        self._missed: list[Digests] = []
         """Digests of the pages that requests have missed since the last verdict."""
         self._computed: list[tuple[object, int]] = []
         """Tree identity and digest of each prefix computed since the last verdict."""
@@ -71,10 +71,10 @@ class Misses:
         The first `cached_tokens` of `tokens` are not missed. The caller passes the digests to `asked`
         once the request computes.
         """
-        asked, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
-        first, last = cached_tokens // page_tokens, asked // page_tokens
+        requested, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
+        first, last = cached_tokens // page_tokens, requested // page_tokens
         if first >= last:
-            return MissedTokens(never_seen=asked - cached_tokens), ()
+            return MissedTokens(never_seen=requested - cached_tokens), ()
         anywhere = _prefix_digests(tokens, first, last, step)
         here = anywhere ^ np.uint64(self._salt(place))
         lost = self._end(_of_keys(sought.keys), sought.first) if sought.keys else 0
@@ -86,7 +86,7 @@ class Misses:
         for end in ends:
             bounds.append(max(bounds[-1], min(end, last) * page_tokens))
         by_cause = [end - start for start, end in pairwise(bounds)]
-        by_cause[-1] += asked - bounds[-1]
+        by_cause[-1] += requested - bounds[-1]
         return MissedTokens(*by_cause), (here, anywhere)
 
     def asked(self, digests: Sequence[Digests]) -> None:
@@ -95,7 +95,7 @@ class Misses:
         Because the table changes only then, requests that arrive together get the same cause for a
         missed page.
         """
-        self._asked += digests
+        self._missed += digests
 
     def computed(self, place: object, digest: int) -> None:
         """Record the digest of a prefix that a request has fully computed."""
@@ -108,9 +108,9 @@ class Misses:
 
     def settle(self) -> None:
         """Add to the table the digests of pages requested or computed since the last verdict."""
-        if self._asked:
-            asked, self._asked = self._asked, []
-            self._add(np.concatenate(asked))
+        if self._missed:
+            missed, self._missed = self._missed, []
+            self._add(np.concatenate(missed))
         if self._computed:
             computed, self._computed = self._computed, []
             both = [(digest, digest ^ self._salt(place)) for place, digest in computed]

@@ -116,16 +116,16 @@ class LentDevice:
         The engine has the first `device_tokens` on the device, including tokens that `load` copied.
         """
         self._requests.digest_tokens("admit", request.id, tokens, device_tokens)
-        unit, asked = self._config.page_tokens, len(tokens) // TOKEN_BYTES
-        cached = min(device_tokens, asked)
+        unit, requested = self._config.page_tokens, len(tokens) // TOKEN_BYTES
+        cached = min(device_tokens, requested)
         first, last = request.loaded
         brought = max(0, min(cached, last * unit) - first * unit)
         first, last = max(first, request.fetched[0]), min(last, request.fetched[1])
         fetched = max(0, min(cached, last * unit) - first * unit)
         missed, seen = self._seen.count(request.place, tokens, unit, cached, request.sought)
         on_device, from_host, source = cached - brought, brought - fetched, request.source
-        told = Hit(request.id, asked, on_device, from_host, fetched, missed, source)
-        self._outbox.events.append(told)
+        hit = Hit(request.id, requested, on_device, from_host, fetched, missed, source)
+        self._outbox.events.append(hit)
         self._seen.asked(seen)
         request.forget_sources()
 

@@ -346,9 +346,9 @@ class OwnedDevice:
         fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
         on_device, from_host = device * unit, (best - device - fetched) * unit
         missed, seen = self._seen.count(request.place, tokens, unit, best * unit, request.sought)
-        stored, asked = fetched * unit, len(tokens) // TOKEN_BYTES
-        told = Hit(request.id, asked, on_device, from_host, stored, missed, request.source)
-        request.counted = told, seen
+        stored, requested = fetched * unit, len(tokens) // TOKEN_BYTES
+        hit = Hit(request.id, requested, on_device, from_host, stored, missed, request.source)
+        request.counted = hit, seen
         if request.waits_for is None:
             self._tell(request)
         stops = self._stops(request, tokens) if self._states else ()
@@ -356,8 +356,8 @@ class OwnedDevice:
 
     def _tell(self, request: OwnedRequest) -> None:
         assert request.counted is not None
-        (told, seen), request.counted = request.counted, None
-        self._outbox.events.append(told)
+        (hit, seen), request.counted = request.counted, None
+        self._outbox.events.append(hit)
         self._seen.asked(seen)
         request.forget_sources()
 

@@ -216,8 +216,8 @@ class Persisting:
             named: tuple[bytes, ...] = ()
             if self._names_pages and not segment.component:
                 after, named = self._prefixes.tree.key_before(segment.node), keys
-            told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
-            self._outbox.events.append(told)
+            event = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
+            self._outbox.events.append(event)
         self.issued -= 1
         self._operation_table.finish(operation, Outcome.COMPLETE)
         self.begin_waiting()

@@ -143,8 +143,8 @@ class ServingPeers:
         if last is not None:
             # `serve` is called in every step, so report only the first time that host memory has no
             # room.
-            tells = request.served_to != last.end
-            self._backing_up.write_through(last, tells=tells, passes=False)
+            is_first = request.served_to != last.end
+            self._backing_up.write_through(last, tells=is_first, passes=False)
             request.served_to = last.end
         return last is not None
 

@@ -138,20 +138,20 @@ class LookupPlanner:
         """
         first = component.needed_from(floor + 1)
         held: set[int] = set()
-        asked: list[bytes] = []
+        queried: list[bytes] = []
         for node in path:
             if node.end <= first:
                 continue
             if node.values[HOST][component.index] is not None:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
-            asked += node_keys[max(0, first - node.start) :]
+            queried += node_keys[max(0, first - node.start) :]
         # Add the keys after the cached path, from the first position that the component needs.
-        asked += keys[max(0, first - (path[-1].end if path else 0)) :]
+        queried += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:
-            asked = [b"" if missed(pool, key) else key for key in asked]
-        return Need(pool, first, tuple(asked), component.span, frozenset(held))
+            queried = [b"" if missed(pool, key) else key for key in queried]
+        return Need(pool, first, tuple(queried), component.span, frozenset(held))
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:

@@ -197,8 +197,8 @@ class Prefetching:
     def looks_up(self, name: str) -> bool:
         """Return whether the lookup of a request's prefetch is still running. Changes nothing."""
         request = self._requests.get(name)
-        asked = None if request is None else self.has_slot(request.prefetch or 0)
-        return asked is not None and asked.phase in _LOOKING
+        operation = None if request is None else self.has_slot(request.prefetch or 0)
+        return operation is not None and operation.phase in _LOOKING
 
     def stop(self, request: Request) -> None:
         """End the request's prefetch, if any; pages that have landed on every rank stay cached."""
@@ -466,5 +466,5 @@ class Prefetching:
     def _lacks(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
         known = [key for _, key in operation.wanted_keys()] or operation.keys
         key = known[page] if page < len(known) else b""
-        told = MissingOnRank(operation.id, operation.request, rank, page, key, reason)
-        self._outbox.events.append(told)
+        event = MissingOnRank(operation.id, operation.request, rank, page, key, reason)
+        self._outbox.events.append(event)

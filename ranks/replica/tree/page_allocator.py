@@ -161,12 +161,12 @@ class PageAllocator:
             queue.enter(node)
             if limited:
                 self.limits.try_enter(node, tier)
-        told = Stored(TIER_NAMES[tier], kind.pool, count, cause)
+        event = Stored(TIER_NAMES[tier], kind.pool, count, cause)
         if self._names_pages and not component:
             keys = tuple(self._tree.keys(node))
             after, tokens = self._tree.key_before(node), bytes(node.tokens)
-            told = told._replace(after=after, keys=keys, tokens=tokens)
-        self._outbox.events.append(told)
+            event = event._replace(after=after, keys=keys, tokens=tokens)
+        self._outbox.events.append(event)
 
     def detach(self, node: Node, tier: int, component: int, leaving: LeavingPages) -> None:
         """Remove a node's pages of a component from a tier, and add them to `leaving`.
@@ -288,10 +288,10 @@ class PageAllocator:
             for component, pages in zip(self.components, runs, strict=True):
                 if pages:
                     keys = () if component.index else tuple(leaving.keys[tier])
-                    told = Removed(
+                    event = Removed(
                         TIER_NAMES[tier], component.pool, len(pages), leaving.cause, keys
                     )
-                    self._outbox.events.append(told)
+                    self._outbox.events.append(event)
 
     def give_back(self, leaving: LeavingPages, tier: int, component: int = 0) -> None:
         """Free the pages in `leaving`; record in the journal which pool needed the eviction."""

@@ -27,9 +27,9 @@ def test_a_failure_is_said_once_with_what_to_do_about_it(
     complaints.log_failure("reads of slots fail", number)
     complaints.log_failure("reads of slots fail", number)
 
-    (said,) = caplog.messages
-    assert said.startswith("store 3fs:///mount/kv: reads of slots fail: ")
-    assert said.endswith(f"; {remedy}")
+    (warning,) = caplog.messages
+    assert warning.startswith("store 3fs:///mount/kv: reads of slots fail: ")
+    assert warning.endswith(f"; {remedy}")
 
 
 def test_while_it_lasts_it_is_said_once_in_a_while_with_a_count(

@@ -34,13 +34,13 @@ class Pipe:
 
     def __init__(self, received: asyncio.StreamReader, sent: asyncio.StreamReader) -> None:
         self._received, self._sent = received, sent
-        self.said = b""
+        self.written = b""
 
     async def read(self, count: int) -> bytes:
         return await self._received.readexactly(count)
 
     async def write(self, data: bytes) -> None:
-        self.said += data
+        self.written += data
         self._sent.feed_data(data)
 
 
@@ -82,7 +82,7 @@ def meet(one: Side, other: Side) -> tuple[list[RefusalReason | None], list[bytes
         there, back = asyncio.StreamReader(), asyncio.StreamReader()
         pipes = Pipe(back, there), Pipe(there, back)
         outcomes = await asyncio.gather(side(one, pipes[0], there), side(other, pipes[1], back))
-        return list(outcomes), [pipe.said for pipe in pipes]
+        return list(outcomes), [pipe.written for pipe in pipes]
 
     return run(both())
 
@@ -102,17 +102,17 @@ def test_sides_with_different_secrets_refuse_each_other(mine: bytes, theirs: byt
 
 
 def test_another_version_is_refused_by_name_before_anything_is_proved() -> None:
-    outcomes, said = meet(connecting(version=2), listening(version=1))
+    outcomes, written = meet(connecting(version=2), listening(version=1))
 
     assert outcomes == [RefusalReason.VERSION, RefusalReason.VERSION]
-    assert {len(each) for each in said} == {GREETING_BYTES}
+    assert {len(each) for each in written} == {GREETING_BYTES}
 
 
 def test_a_connection_for_another_purpose_is_refused() -> None:
-    outcomes, said = meet(connecting(magic=b"LOCKPEER"), listening())
+    outcomes, written = meet(connecting(magic=b"LOCKPEER"), listening())
 
     assert outcomes == [RefusalReason.STRANGER, RefusalReason.STRANGER]
-    assert {len(each) for each in said} == {GREETING_BYTES}
+    assert {len(each) for each in written} == {GREETING_BYTES}
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_both_sides_have_the_same_two_keys_which_no_other_connection_has() -> No
 
 
 def test_what_was_said_once_admits_nobody_again() -> None:
-    _, (said, _) = meet(connecting(), listening())
+    _, (written, _) = meet(connecting(), listening())
 
     async def repeat(pipe: Pipe) -> None:
-        await pipe.write(said)
+        await pipe.write(written)
 
     outcomes, _ = meet(repeat, listening())
 
@@ -198,10 +198,10 @@ def test_a_listener_that_hands_back_the_proof_that_it_was_shown_is_refused() -> 
 
 
 def test_whoever_connects_without_the_secret_is_shown_no_proof() -> None:
-    outcomes, said = meet(claim, listening())
+    outcomes, written = meet(claim, listening())
 
     assert outcomes[1] is RefusalReason.SECRET
-    assert said[1][GREETING_BYTES:] == b"\1" + bytes(PROOF_BYTES)
+    assert written[1][GREETING_BYTES:] == b"\1" + bytes(PROOF_BYTES)
 
 
 @pytest.mark.parametrize(

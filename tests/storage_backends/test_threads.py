@@ -106,14 +106,14 @@ async def test_a_store_that_is_closed_while_it_opens_leaves_nothing_open(
 
 
 def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_once() -> None:
-    begun, go_on, said = threading.Semaphore(0), threading.Event(), list[str]()
+    begun, go_on, at_end_calls = threading.Semaphore(0), threading.Event(), list[str]()
 
     def work() -> int:
         begun.release()
         assert go_on.wait(60)
         return 7
 
-    threads = DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end"))
+    threads = DaemonThreads(2, "lockstep-file", at_end=lambda: at_end_calls.append("end"))
     running = [threads.submit(work) for _ in range(2)]
     assert [begun.acquire(timeout=60) for _ in running] == [True, True]
     queued = threads.submit(work)
@@ -122,11 +122,11 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
     assert queued.cancelled()
     with pytest.raises(RuntimeError, match="are stopping"):
         threads.submit(work)
-    assert (said, ended.done()) == ([], False)
+    assert (at_end_calls, ended.done()) == ([], False)
     go_on.set()
     assert [each.result(60) for each in running] == [7, 7]
     ended.result(60)
-    assert said == ["end"]
+    assert at_end_calls == ["end"]
 
 
 @asynccontextmanager
@@ -167,9 +167,9 @@ async def test_a_call_that_never_began_says_that_the_store_was_closed() -> None:
 
 
 def test_threads_that_never_began_end_at_once() -> None:
-    said = list[str]()
-    DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end")).end().result(0)
-    assert said == ["end"]
+    at_end_calls = list[str]()
+    DaemonThreads(2, "lockstep-file", at_end=lambda: at_end_calls.append("end")).end().result(0)
+    assert at_end_calls == ["end"]
 
 
 async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(

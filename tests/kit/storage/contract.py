@@ -200,7 +200,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
 
     async def test_s6_of_many_writers_at_once_exactly_one_wins(self, store: StoreUnderTest) -> None:
         async with opened(store) as first, opened(store) as second:
-            told = [
+            results = [
                 await asyncio.gather(
                     *(
                         put((first, second)[each % 2], object_name(number), page(each))
@@ -210,8 +210,8 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
                 for number in range(self.races)
             ]
             one_wins = [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
-            assert [sorted(outcomes) for outcomes in told] == [one_wins] * self.races
-            winners = [outcomes.index(WriteOutcome.OK) for outcomes in told]
+            assert [sorted(outcomes) for outcomes in results] == [one_wins] * self.races
+            winners = [outcomes.index(WriteOutcome.OK) for outcomes in results]
             read = [await get(first, object_name(number)) for number in range(self.races)]
             assert read == found(winners)
 

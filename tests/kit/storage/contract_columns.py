@@ -56,18 +56,22 @@ class ColumnsContract:
         async with opened(store) as backend:
             await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
             assert [
-                await get_columns(backend, object_name(1), asked, nbytes) for asked in CHOICES
-            ] == [(ReadOutcome.OK, full_page(asked, nbytes=nbytes)) for asked in CHOICES]
+                await get_columns(backend, object_name(1), wanted, nbytes) for wanted in CHOICES
+            ] == [(ReadOutcome.OK, full_page(wanted, nbytes=nbytes)) for wanted in CHOICES]
 
     async def test_s8_an_object_that_lacks_a_column_is_a_miss_of_its_own_kind(
         self, store: StoreUnderTest
     ) -> None:
-        lacking = [(present, asked) for present in CHOICES for asked in CHOICES if asked & ~present]
+        lacking = [
+            (present, wanted) for present in CHOICES for wanted in CHOICES if wanted & ~present
+        ]
 
         async with opened(store) as backend:
             for present in CHOICES:
                 await put_columns(backend, object_name(present), present)
-            read = [await get_columns(backend, object_name(each), asked) for each, asked in lacking]
+            read = [
+                await get_columns(backend, object_name(each), wanted) for each, wanted in lacking
+            ]
             assert [outcome for outcome, _ in read] == [ReadOutcome.LACKING] * len(lacking)
             assert [await get_columns(backend, object_name(each), each) for each in CHOICES] == [
                 (ReadOutcome.OK, full_page(each)) for each in CHOICES
@@ -84,8 +88,8 @@ class ColumnsContract:
             assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
             assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
             assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
-            assert [await get_columns(lean, name, asked) for asked in (0, 0b101, EVERY)] == [
-                (ReadOutcome.OK, full_page(asked, author=2)) for asked in (0, 0b101, EVERY)
+            assert [await get_columns(lean, name, wanted) for wanted in (0, 0b101, EVERY)] == [
+                (ReadOutcome.OK, full_page(wanted, author=2)) for wanted in (0, 0b101, EVERY)
             ]
 
     async def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
@@ -137,17 +141,17 @@ class ColumnsContract:
         contents = [(ReadOutcome.OK, bytes(full_page(0, author, size))) for author in range(4)]
 
         async with opened(store) as writer, opened(store) as reader:
-            told: list[tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]] = []
+            results: list[tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]] = []
             for name in names:
                 await put_columns(writer, name, 0, 0, size)
                 for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
                     write = put_columns(writer, name, present, author, size)
-                    told.append(
+                    results.append(
                         await seen_during(write, lambda: get_columns(reader, name, 0, size))
                     )
-            assert [outcome for outcome, _ in told] == [WriteOutcome.OK] * 15
+            assert [outcome for outcome, _ in results] == [WriteOutcome.OK] * 15
             either = [set(pair) for pair in pairwise(contents)] * 5
-            assert all(seen <= two for (_, seen), two in zip(told, either, strict=True))
+            assert all(seen <= two for (_, seen), two in zip(results, either, strict=True))
 
     async def test_s8_of_many_writers_at_once_no_column_is_lost(
         self, store: StoreUnderTest
@@ -155,7 +159,7 @@ class ColumnsContract:
         names = [object_name(number) for number in range(self.races)]
 
         async with opened(store) as first, opened(store) as second:
-            told = [
+            results = [
                 await asyncio.gather(
                     *(
                         put_columns((first, second)[each % 2], name, present)
@@ -164,6 +168,6 @@ class ColumnsContract:
                 )
                 for name in names
             ]
-            assert set(chain.from_iterable(told)) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
-            read = [await get_columns(first, name, asked) for name in names for asked in CHOICES]
-            assert read == [(ReadOutcome.OK, full_page(asked)) for asked in CHOICES] * self.races
+            assert set(chain.from_iterable(results)) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
+            read = [await get_columns(first, name, wanted) for name in names for wanted in CHOICES]
+            assert read == [(ReadOutcome.OK, full_page(wanted)) for wanted in CHOICES] * self.races

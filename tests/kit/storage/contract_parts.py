@@ -91,12 +91,12 @@ class PartsContract:
         self, store: StoreUnderTest
     ) -> None:
         sizes = (4 * KIB, 0, 4 * KIB)
-        asked = [(0, 2), (0, 1, 2), (1,), (0, 1), (0,), (2,)] * 2
+        requested = [(0, 2), (0, 1, 2), (1,), (0, 1), (0,), (2,)] * 2
 
         async with opened(store) as backend:
             await put(backend, object_name(1), page(1, sum(sizes)), shape_of(sizes))
-            read = [await get(backend, object_name(1), shape_of(sizes, held)) for held in asked]
-            assert read == [(ReadOutcome.OK, parts_of_page(sizes, held)) for held in asked]
+            read = [await get(backend, object_name(1), shape_of(sizes, held)) for held in requested]
+            assert read == [(ReadOutcome.OK, parts_of_page(sizes, held)) for held in requested]
 
     async def test_s8_one_call_reads_other_parts_of_each_object(
         self, store: StoreUnderTest
@@ -188,11 +188,11 @@ class PartsContract:
             await put(backend, object_name(3, "window"), page(3))
             await put(backend, object_name(4), page(4))
             assert await backend.remove([object_name(4)], deadline=soon()) == [True]
-            told = await listed_if_it_can(backend)
+            stored = await listed_if_it_can(backend)
             expected = written if backend.capabilities.lists else {}
-            assert {each.name: each.shape.parts for each in told} == expected
-            assert len(told) == len(expected)
-            assert all(each.shape.is_whole for each in told)
-            assert all(each.age_s is None or each.age_s >= 0 for each in told)
-            read = [await get(backend, each.name, each.shape) for each in told]
+            assert {each.name: each.shape.parts for each in stored} == expected
+            assert len(stored) == len(expected)
+            assert all(each.shape.is_whole for each in stored)
+            assert all(each.age_s is None or each.age_s >= 0 for each in stored)
+            read = [await get(backend, each.name, each.shape) for each in stored]
             assert {outcome for outcome, _ in read} <= {ReadOutcome.OK}

@@ -95,7 +95,7 @@ def write(files: ObjectFiles, number: int, shape: ObjectShape, content: bytes) -
     return outcome is WriteOutcome.OK
 
 
-def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> None:
+def be_a_writer(root: Path, durability: Durability, first: int, write_end: int) -> None:
     """Make each kind of change to the store, and report every change that the store has confirmed."""
     files = ObjectFiles(root, durability, direct=False)
     files.open()
@@ -107,12 +107,12 @@ def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> No
             assert write(files, number, *content_of(number))
         if what == REMOVED:
             assert files.remove(object_name(number))
-        os.write(tell, f"{number}\n".encode())
+        os.write(write_end, f"{number}\n".encode())
     number = first + UNITED
     for present in (1, 2):
         content = bytes(full_page(present, 1, SMALL))
         assert write(files, number, columns(present, SMALL), content)
-    os.write(tell, f"{number}\n".encode())
+    os.write(write_end, f"{number}\n".encode())
     files.close()
 
 
@@ -120,15 +120,15 @@ def let_one_die(
     root: Path, durability: Durability, first: int, at: int, manner: str
 ) -> tuple[bool, list[int]]:
     """Run a writer that dies at call number `at`; return whether it died, and its confirmed changes."""
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(read_end)
         Death(at, manner)
-        be_a_writer(root, durability, first, tell)
+        be_a_writer(root, durability, first, write_end)
         os._exit(0)
-    os.close(tell)
-    with os.fdopen(told, encoding="ascii") as lines:
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="ascii") as lines:
         done = [int(line) for line in lines]
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, "the writer failed"
@@ -189,8 +189,8 @@ def main() -> None:
     done: set[int] = set()
     died = lived = 0
     for one, (at, manner) in zip(count(), drawn(int(seed), deaths)):
-        dead, told = let_one_die(Path(root), Durability(durability), one * NAMES, at, manner)
-        done |= set(told)
+        dead, confirmed = let_one_die(Path(root), Durability(durability), one * NAMES, at, manner)
+        done |= set(confirmed)
         if deaths == "all" and manner == "before" and not dead:
             # Stop here: the writer made fewer system calls than `at`, so a larger `at` kills no writer.
             break

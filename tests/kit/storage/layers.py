@@ -145,18 +145,18 @@ class Failing(Wrapper):
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         failing = [self._fails(read.name) for read in reads]
-        asked = [read for read, fails in zip(reads, failing, strict=True) if not fails]
-        answers = iter(await self.behind.read(asked, deadline=deadline))
+        forwarded = [read for read, fails in zip(reads, failing, strict=True) if not fails]
+        answers = iter(await self.behind.read(forwarded, deadline=deadline))
         return [ReadOutcome.FAILED if fails else next(answers) for fails in failing]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         failing = [self._fails(write.name) for write in writes]
-        asked = [write for write, fails in zip(writes, failing, strict=True) if not fails]
-        answers = iter(await self.behind.write(asked, deadline=deadline))
+        forwarded = [write for write, fails in zip(writes, failing, strict=True) if not fails]
+        answers = iter(await self.behind.write(forwarded, deadline=deadline))
         return [WriteOutcome.FAILED if fails else next(answers) for fails in failing]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         failing = [self._fails(name) for name in names]
-        asked = [name for name, fails in zip(names, failing, strict=True) if not fails]
-        answers = iter(await self.behind.remove(asked, deadline=deadline))
+        forwarded = [name for name, fails in zip(names, failing, strict=True) if not fails]
+        answers = iter(await self.behind.remove(forwarded, deadline=deadline))
         return [not fails and next(answers) for fails in failing]

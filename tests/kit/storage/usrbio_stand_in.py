@@ -84,10 +84,10 @@ class Ioring:
                     break
                 self._changed.wait(left)
             count = max(max_results, min_results, 1)
-            told, self._ended = self._ended[:count], self._ended[count:]
-        if not told and min_results:
+            completed, self._ended = self._ended[:count], self._ended[count:]
+        if not completed and min_results:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-        return told
+        return completed
 
     def _do(self, operations: list[tuple[Slice, int, int]]) -> None:
         move = os.preadv if self._for_read else os.pwritev

@@ -20,9 +20,9 @@ def let_writers_die(root: Path, durability: str, mode: str, seed: int, deaths: s
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     sys.stdout.write(ended.stdout + ended.stderr)
     assert ended.returncode == 0
-    said = re.match(r"died (\d+), lived \d+, told \d+\n", ended.stdout)
-    assert said is not None
-    return int(said[1])
+    summary = re.match(r"died (\d+), lived \d+, told \d+\n", ended.stdout)
+    assert summary is not None
+    return int(summary[1])
 
 
 @pytest.mark.parametrize(

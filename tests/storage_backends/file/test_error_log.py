@@ -13,7 +13,7 @@ from tests.kit.storage.calls import KIB, opened, opened_at, put_each
 from tests.kit.storage.files import FileStore, failing, limited
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
 
@@ -24,7 +24,7 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
         monkeypatch.setattr(os, "fdatasync", failing(errno.ENOSPC))
         assert await put_each(backend, range(10)) == {WriteOutcome.FAILED}
 
-    (warning,) = said(caplog)
+    (warning,) = warnings(caplog)
     assert warning.startswith(f"store file://{tmp_path}/store?durability=data: a page could not")
     assert "No space left on device; make room on its filesystem" in warning
 
@@ -37,7 +37,7 @@ async def test_a_file_that_may_not_become_so_long_is_named(
             assert await put_each(backend, range(3)) == {WriteOutcome.FAILED}
         assert await put_each(backend, range(3)) == {WriteOutcome.OK}
 
-    (warning,) = said(caplog)
+    (warning,) = warnings(caplog)
     assert "File too large; raise the limit of the size of a file" in warning
 
 
@@ -50,7 +50,7 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
         store.root.rmdir()
         assert await put_each(backend, range(2)) == {WriteOutcome.FAILED}
 
-    (warning,) = said(caplog)
+    (warning,) = warnings(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
 
@@ -72,7 +72,7 @@ async def test_a_directory_that_another_host_removes_meanwhile_costs_a_try(
         stale_for(1, monkeypatch)
         assert await put_each(backend, range(1)) == {WriteOutcome.OK}
 
-    assert said(caplog) == []
+    assert warnings(caplog) == []
 
 
 async def test_a_write_that_stays_stale_is_not_told_as_the_loss_of_the_store(
@@ -82,5 +82,5 @@ async def test_a_write_that_stays_stale_is_not_told_as_the_loss_of_the_store(
         stale_for(1 << 10, monkeypatch)
         assert await put_each(backend, range(1)) == {WriteOutcome.FAILED}
 
-    (warning,) = said(caplog)
+    (warning,) = warnings(caplog)
     assert "Stale file handle; a file or directory of it is gone on the server" in warning

@@ -72,8 +72,8 @@ async def test_nothing_can_be_written_or_removed_and_that_is_said_once(
         assert await put_many(backend, (1, 2, 3)) == [WriteOutcome.FAILED] * 3
         names = [object_name(number) for number in (1, 3)]
         assert await backend.remove(names, deadline=soon()) == [False, True]
-    (said,) = caplog.messages
-    assert f"store {looking_at(store)}: it is open read-only" in said
+    (warning,) = caplog.messages
+    assert f"store {looking_at(store)}: it is open read-only" in warning
     assert everything(store.root) == before
 
 

@@ -48,12 +48,12 @@ async def test_what_is_bad_among_many_costs_itself_alone(store: FileStore) -> No
     bad = spoil(store)
 
     async with opened(store) as backend:
-        told = await get_many(backend, MANY)
+        results = await get_many(backend, MANY)
 
     assert {
-        at: outcome for at, (outcome, _) in enumerate(told) if outcome is not ReadOutcome.OK
+        at: outcome for at, (outcome, _) in enumerate(results) if outcome is not ReadOutcome.OK
     } == bad
-    assert [each for at, each in enumerate(told) if at not in bad] == [
+    assert [each for at, each in enumerate(results) if at not in bad] == [
         each for at, each in enumerate(found(MANY)) if at not in bad
     ]
     assert len(store.quarantined()) == 6
@@ -68,9 +68,9 @@ async def test_no_descriptor_stays_open_whatever_fails(
         before = descriptors_open()
         with monkeypatch.context() as patched:
             patched.setattr(os, function, failing())
-            told = await get_many(backend, MANY)
+            results = await get_many(backend, MANY)
 
-        assert {outcome for outcome, _ in told} == {ReadOutcome.FAILED}
+        assert {outcome for outcome, _ in results} == {ReadOutcome.FAILED}
         assert descriptors_open() == before
         assert await get_many(backend, MANY) == found(MANY)
 

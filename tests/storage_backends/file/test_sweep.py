@@ -91,13 +91,13 @@ def left(store: FileStore) -> list[int]:
 
 
 def sweep(store: FileStore, limits: SweepLimits, stop_after: int | None = None) -> int:
-    asked = iter(range(1 << 30))
+    calls = iter(range(1 << 30))
     with root_of(store) as root_fd:
         return sweep_store(
             root_fd,
             limits,
             now=NOW,
-            stop=lambda: stop_after is not None and next(asked) >= stop_after,
+            stop=lambda: stop_after is not None and next(calls) >= stop_after,
         )
 
 
@@ -437,13 +437,13 @@ async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: F
     batches = [range(start, start + 20) for start in range(0, 200, 20)]
     async with opened(store) as backend:
         with all_swept_away(store):
-            told = [
+            results = [
                 (await put_many(backend, numbers), await get_many(backend, numbers))
                 for numbers in batches
             ]
 
-    assert [written for written, _ in told] == [[WriteOutcome.OK] * 20] * 10
-    read = list(chain.from_iterable(read for _, read in told))
+    assert [written for written, _ in results] == [[WriteOutcome.OK] * 20] * 10
+    read = list(chain.from_iterable(read for _, read in results))
     assert {outcome for outcome, _ in read} <= {ReadOutcome.OK, ReadOutcome.MISSING}
     assert wrongly_served(range(200), read) == []
     assert store.quarantined() == []

@@ -93,8 +93,8 @@ class TestOvertakenWriters:
             quick.put(present)
         monkeypatch.setattr(slow.client, "begin", late(slow, meanwhile(quick, others)))
         assert slow.put(0b100) is WriteOutcome.OK
-        assert [quick.get(asked) for asked in range(EVERY + 1)] == [
-            (ReadOutcome.OK, full_page(asked)) for asked in range(EVERY + 1)
+        assert [quick.get(requested) for requested in range(EVERY + 1)] == [
+            (ReadOutcome.OK, full_page(requested)) for requested in range(EVERY + 1)
         ]
         slow.client.close()
         quick.client.close()
@@ -105,8 +105,8 @@ class TestOvertakenWriters:
         slow, quick = Engine.of(shared), Engine.of(shared)
         monkeypatch.setattr(slow.client, "begin", late(slow, meanwhile(quick, (0b001, 0b010))))
         assert slow.put(0b010, author=2) is WriteOutcome.PRESENT
-        assert [quick.get(asked) for asked in range(0b011 + 1)] == [
-            (ReadOutcome.OK, full_page(asked)) for asked in range(0b011 + 1)
+        assert [quick.get(requested) for requested in range(0b011 + 1)] == [
+            (ReadOutcome.OK, full_page(requested)) for requested in range(0b011 + 1)
         ]
         slow.client.close()
         quick.client.close()
@@ -134,14 +134,14 @@ class SlowLook:
         self._presence = engine.client.presence
         self._after = after
         self._happens = happens
-        self.asked: list[str] = []
+        self.queried_keys: list[str] = []
 
     def __call__(self, keys: list[str]) -> list[int]:
         codes: list[int] = []
         for key in reversed(keys):
             codes.insert(0, self._presence([key])[0])
-            self.asked.append(key)
-            if len(self.asked) > self._after:
+            self.queried_keys.append(key)
+            if len(self.queried_keys) > self._after:
                 self._happens()
         return codes
 
@@ -158,6 +158,6 @@ class TestReadersOfWhatIsReplaced:
 
         monkeypatch.setattr(other.client, "presence", slowly)
         assert other.get(0b001) == (ReadOutcome.OK, full_page(0b001))
-        assert slowly.asked[0] == key_of(digest_of(NAME), 1)
+        assert slowly.queried_keys[0] == key_of(digest_of(NAME), 1)
         other.client.close()
         quick.client.close()

@@ -29,13 +29,13 @@ OLD = bytes([0xAA]) * (16 * KIB)
 class GivingUp(LentClient):
     """A client that abandons every transfer; the test decides when the bytes arrive, as RDMA might."""
 
-    asked = 0
+    keys_requested = 0
     pending: tuple[BufferPiece, ...] = ()
 
     def fetch(
         self, keys: list[str], pieces: Sequence[Sequence[BufferPiece]], stop: Stop
     ) -> list[int]:
-        self.asked += len(keys)
+        self.keys_requested += len(keys)
         self.pending += tuple(chain.from_iterable(pieces))
         return [int(Code.NOT_TRANSFERRED)] * len(keys)
 
@@ -89,13 +89,13 @@ def test_memory_that_something_may_still_arrive_in_is_never_used_again_and_is_bo
 
     with caplog.at_level(logging.WARNING):
         assert run(scenario()) == [ReadOutcome.FAILED] * 4
-    assert late.client.asked == 2
+    assert late.client.keys_requested == 2
     assert len({piece.address for piece in late.client.pending}) == 2
-    said = [
+    warnings = [
         each.getMessage() for each in caplog.records if "may still receive" in each.getMessage()
     ]
-    assert len(said) == 1
-    assert said[0].startswith("2 failed reads from a Mooncake Store")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("2 failed reads from a Mooncake Store")
 
 
 async def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(
@@ -108,7 +108,7 @@ async def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(
         await put(sound, object_name(1), page(1))
         outcomes = [(await get(backend, object_name(1)))[0] for _ in range(4)]
         assert outcomes == [ReadOutcome.FAILED] * 4
-    assert late.client.asked == 4
+    assert late.client.keys_requested == 4
 
 
 class TestStoppedMaster:

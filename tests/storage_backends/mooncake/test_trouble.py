@@ -189,11 +189,11 @@ class TestFullStore:
             address = store.master.address
 
         assert written == [WriteOutcome.FAILED] * 3
-        said = [
+        warnings = [
             each.getMessage() for each in caplog.records if "no process has" in each.getMessage()
         ]
         remedy = "start a process that owns a segment, or give segment_bytes=N"
-        assert said == [
+        assert warnings == [
             f"store mooncake://{address}: no process has free memory for the store: {remedy}"
         ]
 

@@ -212,15 +212,17 @@ async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port
     async with AsyncExitStack() as stack:
         servers: list[HostPageServer] = []
         for rank in range(2):
-            port, told = free_port(), free_port()
-            await stack.enter_async_context(tampering(f"127.0.0.1:{port}", unaltered, told))
+            port, forwarded_port = free_port(), free_port()
+            await stack.enter_async_context(
+                tampering(f"127.0.0.1:{port}", unaltered, forwarded_port)
+            )
             objects = objects_of(layout, ShardPlace.of(rank, 2), pages=1)
             servers.append(
                 HostPageServer(
                     objects,
                     f"127.0.0.1:{port}",
                     secret=SECRET,
-                    reached_at=f"127.0.0.1:{told}",
+                    reached_at=f"127.0.0.1:{forwarded_port}",
                 )
             )
             stack.callback(servers[-1].close)

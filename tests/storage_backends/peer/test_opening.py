@@ -43,11 +43,11 @@ async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobod
     theirs: str, ours: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(LAYOUT, secret=theirs) as group:
-        said = await refusal(f"{group.uri}?secret={ours}")
+        message = await refusal(f"{group.uri}?secret={ours}")
 
-    assert "has another secret; give both the same one (secret=)" in said
+    assert "has another secret; give both the same one (secret=)" in message
     assert "is refused: the other side has another secret; give both the same one" in caplog.text
-    assert SHARED not in said + caplog.text
+    assert SHARED not in message + caplog.text
 
 
 async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() -> None:
@@ -101,16 +101,16 @@ async def test_where_nobody_listens_the_store_is_refused() -> None:
 
     async with impostor(unused) as address:
         gone = address
-    said = await refusal(f"peer://{gone}")
+    message = await refusal(f"peer://{gone}")
 
-    assert "check that the serving group runs" in said
+    assert "check that the serving group runs" in message
 
 
 async def test_who_never_greets_is_given_up_in_time() -> None:
     async with impostor(Impostor.hung_up) as address:
-        said = await refusal(f"peer://{address}?connect_s=0.05")
+        message = await refusal(f"peer://{address}?connect_s=0.05")
 
-    assert "no answer within 0.05 s" in said
+    assert "no answer within 0.05 s" in message
 
 
 async def test_pages_of_another_namespace_are_missing_and_the_log_says_why_once(
@@ -123,9 +123,9 @@ async def test_pages_of_another_namespace_are_missing_and_the_log_says_why_once(
             assert [outcome for outcome, _ in seen] == [ReadOutcome.MISSING] * 3
             assert await backend.exists([theirs], deadline=soon()) == [False]
 
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert len(said) == 1
-    assert "give both groups the same model, weights, page layout and tenant" in said[0]
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "give both groups the same model, weights, page layout and tenant" in warnings[0]
 
 
 async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:

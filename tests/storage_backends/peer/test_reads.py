@@ -149,9 +149,9 @@ class TestMixedReads:
                 calls = [
                     backend.read(reads[at : at + 2], deadline=soon()) for at in range(0, 64, 2)
                 ]
-                asked = [backend.exists([read.name], deadline=soon()) for read in reads[:8]]
+                lookups = [backend.exists([read.name], deadline=soon()) for read in reads[:8]]
                 outcomes, there = await asyncio.gather(
-                    asyncio.gather(*calls), asyncio.gather(*asked)
+                    asyncio.gather(*calls), asyncio.gather(*lookups)
                 )
 
         assert outcomes == [[ReadOutcome.OK] * 2] * 32
@@ -215,24 +215,24 @@ class TestGivingUp:
     async def test_a_rank_that_says_nothing_costs_a_call_its_deadline_and_is_asked_to_forget(
         self,
     ) -> None:
-        heard: asyncio.Queue[object] = asyncio.Queue()
+        received: asyncio.Queue[object] = asyncio.Queue()
 
         async def say_nothing(reader: Impostor) -> None:
             await reader.welcome()
             for _ in range(3):
-                await heard.put(await reader.hear())
+                await received.put(await reader.hear())
             await reader.hung_up()
 
         async with impostor(say_nothing) as address, opened_at(f"peer://{address}") as backend:
             buffer = bytearray(SIZE)
             outcomes = await backend.read([reading(object_name(1), buffer)], deadline=now() + 0.05)
-            asked, forgotten = await heard.get(), await heard.get()
+            request, forgotten = await received.get(), await received.get()
             there = await backend.exists([object_name(1)], deadline=now() + 0.05)
 
         assert outcomes == [ReadOutcome.TIMED_OUT]
         assert there == [False]
-        assert isinstance(asked, ReadRequest)
-        assert forgotten == Forget(asked.number)
+        assert isinstance(request, ReadRequest)
+        assert forgotten == Forget(request.number)
 
     async def test_a_connection_that_is_silent_for_long_is_given_up_and_made_again(
         self, monkeypatch: pytest.MonkeyPatch
@@ -301,13 +301,13 @@ class TestBreaking:
         assert len([each for each in warnings(caplog) if "until it is restored" in each]) == 1
 
     async def test_a_rank_that_hangs_up_while_nobody_waits_is_nothing_to_speak_of(self) -> None:
-        said: list[str] = []
+        reasons: list[str] = []
 
         async def leave(reader: Impostor) -> None:
             await reader.welcome()
 
         async def has_ended() -> bool:
-            return bool(said)
+            return bool(reasons)
 
         async with impostor(leave) as address:
             await connection.connect(
@@ -315,12 +315,12 @@ class TestBreaking:
                 b"",
                 "store",
                 inflight_bytes=1 << 20,
-                broke=said.append,
+                broke=reasons.append,
                 allowed=AllowedSources(),
             )
             await eventually(has_ended)
 
-        assert said == [""]
+        assert reasons == [""]
 
     async def test_a_rank_of_another_group_in_a_dead_one_s_place_is_not_read_from(
         self, caplog: pytest.LogCaptureFixture

@@ -93,10 +93,10 @@ class TestWhatMovesPages:
     async def test_many_calls_at_once_have_room_of_their_own(self) -> None:
         with served() as group:
             async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:
-                asked = [reads_of(group, COUNT) for _ in range(6)]
-                calls = [backend.read(reads, deadline=soon()) for reads, _ in asked]
+                batches = [reads_of(group, COUNT) for _ in range(6)]
+                calls = [backend.read(reads, deadline=soon()) for reads, _ in batches]
                 assert await asyncio.gather(*calls) == [[OK] * COUNT] * 6
-                assert [buffers for _, buffers in asked] == [pages_of(group, COUNT)] * 6
+                assert [buffers for _, buffers in batches] == [pages_of(group, COUNT)] * 6
 
     async def test_a_read_that_is_cancelled_touches_nothing_more_and_the_next_goes_well(
         self,
@@ -182,7 +182,7 @@ class Keeper:
         engine, *places = process.stdout.readline().split()
         assert len(places) == pages
         self.engine, self.places = engine, tuple(map(int, places))
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
 
     async def tell(self, reader: Impostor) -> None:
         """Greet a reader; answer its requests with page locations, or with headers without pages."""
@@ -192,7 +192,7 @@ class Keeper:
         await reader.say(encode(Hello(0, name.namespace, (rank,))))
         while True:
             message = await reader.hear()
-            self.heard.append(message)
+            self.received.append(message)
             match message:
                 case LocateRequest():
                     numbers = [NUMBERS[key] for key in message.keys]
@@ -260,7 +260,7 @@ class TestTheOtherProcess:
                 assert await get(backend, object_name(0)) == (OK, page(0))
                 with stopped_process(keeper.process.pid):
                     call = asyncio.create_task(get(backend, object_name(1)))
-                    await eventually(lambda: asked(keeper, 2))
+                    await eventually(lambda: has_requested(keeper, 2))
                     keeper.process.kill()
                     outcome, _ = await call
                 again = await get(backend, object_name(1))
@@ -282,7 +282,7 @@ class TestTheOtherProcess:
                 await eventually(lambda: done_with(keeper, 3))
 
         assert seen == [ReadOutcome.FAILED] * 3
-        assert [type(each) for each in keeper.heard] == [LocateRequest, Done] * 3
+        assert [type(each) for each in keeper.received] == [LocateRequest, Done] * 3
 
     async def test_memory_that_has_other_bytes_by_now_is_corrupt(self) -> None:
         with keeping() as keeper:
@@ -314,10 +314,10 @@ class TestTheOtherProcess:
                 assert await get(backend, object_name(2)) == (OK, page(2))
 
 
-async def asked(keeper: Keeper, count: int) -> bool:
-    return sum(isinstance(each, LocateRequest) for each in keeper.heard) >= count
+async def has_requested(keeper: Keeper, count: int) -> bool:
+    return sum(isinstance(each, LocateRequest) for each in keeper.received) >= count
 
 
 async def done_with(keeper: Keeper, count: int) -> bool:
     """Return whether the reader has reported that it is done with at least `count` answers."""
-    return sum(isinstance(each, Done) for each in keeper.heard) >= count
+    return sum(isinstance(each, Done) for each in keeper.received) >= count

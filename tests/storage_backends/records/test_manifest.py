@@ -89,8 +89,8 @@ OTHER_POOLS: dict[str, tuple[dict[str, PageLayout], str]] = {
 @pytest.mark.parametrize(
     ("pools", "other", "complaint"),
     [
-        *((KV_ONLY, {"kv": layout}, said) for layout, said in OTHER_LAYOUTS.values()),
-        *((HYBRID, pools, said) for pools, said in OTHER_POOLS.values()),
+        *((KV_ONLY, {"kv": layout}, complaint) for layout, complaint in OTHER_LAYOUTS.values()),
+        *((HYBRID, pools, complaint) for pools, complaint in OTHER_POOLS.values()),
     ],
     ids=[*OTHER_LAYOUTS, *OTHER_POOLS],
 )
@@ -119,7 +119,7 @@ async def test_of_concurrent_claims_with_two_layouts_one_layout_wins(store: File
     layouts = [KV_ONLY, {"kv": replace(LAYOUT, page_tokens=64)}] * 4
 
     async with opened(store) as first, opened(store) as second:
-        told = [
+        results = [
             await asyncio.gather(
                 *(
                     claim_model((first, second)[each % 2], "m", str(number), layout, soon())
@@ -130,9 +130,9 @@ async def test_of_concurrent_claims_with_two_layouts_one_layout_wins(store: File
             for number in range(20)
         ]
 
-    won = [{at % 2 for at, result in enumerate(some) if result is None} for some in told]
+    won = [{at % 2 for at, result in enumerate(some) if result is None} for some in results]
     assert [len(each) for each in won] == [1] * 20
-    assert [sum(isinstance(each, ConfigError) for each in some) for some in told] == [4] * 20
+    assert [sum(isinstance(each, ConfigError) for each in some) for some in results] == [4] * 20
 
 
 async def test_a_corrupt_manifest_is_replaced_and_all_still_agree(store: FileStore) -> None:
@@ -186,12 +186,12 @@ async def claim_when_opened(backend: StorageBackend, store: str) -> None:
 async def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
     claim: Callable[[StorageBackend, str], Awaitable[None]],
 ) -> None:
-    told = (
+    pattern = (
         r"^store memory://full: the manifest of model 'm' could not be written: FAILED; the "
         "store refuses it; check the warnings before this error"
     )
 
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=pattern):
         await claim(FullBackend(MemoryBackend()), "memory://full")
 
 
@@ -232,15 +232,17 @@ async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_wi
         await claimed.close()
         return caplog.messages
 
-    first, [said], again = [await open_with(tokens) for tokens in (16, 32, 16)]
+    first, [warning], again = [await open_with(tokens) for tokens in (16, 32, 16)]
 
     assert first == again == []
-    assert said.startswith(
+    assert warning.startswith(
         "store file:///kv: model 'm' with weights version 'files 01', pool 'kv': page"
     )
-    assert "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in said
+    assert (
+        "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in warning
+    )
     # The error lists every option for the page size, because each engine names it differently.
-    assert "--page-tokens, --block-size, --page-size" in said
+    assert "--page-tokens, --block-size, --page-size" in warning
 
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:

@@ -35,13 +35,13 @@ class SlowStore(MemoryBackend):
 
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
-        self.asked: list[list[ObjectName]] = []
+        self.queries: list[list[ObjectName]] = []
         self.may_answer = asyncio.Event()
         self.began = asyncio.Event()
         self.stopped = 0
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        self.asked.append(list(names))
+        self.queries.append(list(names))
         self.began.set()
         try:
             await self.may_answer.wait()
@@ -179,7 +179,7 @@ async def test_a_lookup_that_is_cancelled_does_not_keep_others_from_looking(shel
     slow.may_answer.set()
     await second
     assert ours.order(KV_POOL) == [OWN, 4]
-    assert (len(slow.asked), slow.stopped) == (1, 0)
+    assert (len(slow.queries), slow.stopped) == (1, 0)
 
 
 async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
@@ -196,7 +196,7 @@ async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
     # The cancelled lookups read no marks, so the next lookup searches again at once.
     slow.may_answer.set()
     await ours.look(slow, 100.0, soon())
-    assert len(slow.asked) == 2
+    assert len(slow.queries) == 2
 
 
 async def test_a_lookup_waits_for_marks_no_longer_than_until_its_own_deadline(shelf: Shelf) -> None:
@@ -228,7 +228,7 @@ async def test_what_the_store_raises_reaches_all_who_wait_and_the_next_one_looks
     assert [str(each) for each in raised] == ["broken"] * 2
     with pytest.raises(StorageError):
         await ours.look(broken, 100.0, soon())
-    assert len(broken.asked) == 2
+    assert len(broken.queries) == 2
 
 
 async def test_groups_that_are_known_stay_known_and_are_not_looked_for_any_more(
@@ -245,4 +245,4 @@ async def test_groups_that_are_known_stay_known_and_are_not_looked_for_any_more(
     await shardings_of(1).announce(backend, 100.0, soon())
     await ours.look(store, 100.0 + LOOK_AGAIN_S, soon())
     assert ours.order(KV_POOL) == [OWN, 1, 4]
-    assert [len(names) for names in store.asked] == [3, 2]
+    assert [len(names) for names in store.queries] == [3, 2]

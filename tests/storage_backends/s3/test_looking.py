@@ -72,7 +72,7 @@ def test_the_commands_that_look_put_nothing_and_remove_nothing(
 
     for change in ("create", "replace", "delete"):
         monkeypatch.setattr(S3Requests, change, refused)
-    status, printed, said = lockstep(command, kept.uri())
-    assert (status, said) == ((1, said) if command == "verify" else (0, ""))
+    status, printed, stderr = lockstep(command, kept.uri())
+    assert (status, stderr) == ((1, stderr) if command == "verify" else (0, ""))
     assert "object" in printed
     assert kept.paths() == before

@@ -43,8 +43,8 @@ async def refused_opening(uri: str) -> str:
 def test_a_bucket_that_does_not_exist_is_said_to_be_so_when_it_is_opened(
     s3_endpoint: str, options: str
 ) -> None:
-    said = run(refused_opening(f"s3://bucket-none/kv?endpoint={s3_endpoint}{options}"))
-    assert said == (
+    message = run(refused_opening(f"s3://bucket-none/kv?endpoint={s3_endpoint}{options}"))
+    assert message == (
         f"store s3://bucket-none/kv cannot be used: bucket 'bucket-none' does not exist at "
         f"{s3_endpoint}; create it, or give another"
     )
@@ -53,8 +53,8 @@ def test_a_bucket_that_does_not_exist_is_said_to_be_so_when_it_is_opened(
 @pytest.mark.parametrize("options", ["", "&read_only=1"])
 def test_a_server_that_is_down_is_said_to_be_so_when_it_is_opened(options: str) -> None:
     endpoint = "http://127.0.0.1:1"
-    said = run(refused_opening(f"s3://bucket/kv?endpoint={endpoint}{options}"))
-    assert said == (
+    message = run(refused_opening(f"s3://bucket/kv?endpoint={endpoint}{options}"))
+    assert message == (
         f"store s3://bucket/kv cannot be used: nothing answers at {endpoint} (connection refused); "
         "start the server, or correct endpoint="
     )
@@ -67,8 +67,8 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     # Without keys, the client asks this metadata endpoint for a role, but it refuses connections.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    said = run(refused_opening(bucket.uri()))
-    assert said == (
+    message = run(refused_opening(bucket.uri()))
+    assert message == (
         f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: no credentials were found; set "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give the machine a role, or add anonymous=1"
     )
@@ -91,9 +91,9 @@ async def test_wrong_credentials_are_said_to_be_wrong(
     body = b'<?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>No</Message></Error>'
 
     async with answering("403 Forbidden", body) as endpoint:
-        said = await refused_opening(bucket.uri(endpoint, options))
+        message = await refused_opening(bucket.uri(endpoint, options))
 
-    assert said == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
+    assert message == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
 
 
 async def test_a_server_that_is_silent_is_refused_when_it_is_opened(

@@ -98,8 +98,8 @@ async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait_and_is_said(
         await backend.open()
     assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
     assert await put(backend, object_name(1), page(1)) is WriteOutcome.FAILED
-    (said,) = [each for each in caplog.messages if "a request to an s3:// store" in each]
-    assert re.search("(GET|HEAD) objects/", said)
+    (warning,) = [each for each in caplog.messages if "a request to an s3:// store" in each]
+    assert re.search("(GET|HEAD) objects/", warning)
     assert await backend.exists([object_name(1)], deadline=soon()) == [False]
     assert await backend.remove([object_name(1)], deadline=soon()) == [False]
     with pytest.raises(StorageError, match="LIST"):
@@ -252,10 +252,12 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
         stores = (inner, whole, backend)
         for number, each in enumerate(stores):
             await put(each, object_name(number), page(number))
-        told = [await listed(each) for each in stores]
+        listings = [await listed(each) for each in stores]
 
-    assert [[each.name for each in some] for some in told] == [[object_name(n)] for n in range(3)]
-    ages = [each.age_s for some in told for each in some]
+    assert [[each.name for each in some] for some in listings] == [
+        [object_name(n)] for n in range(3)
+    ]
+    ages = [each.age_s for some in listings for each in some]
     assert all(age_s is not None and 0 <= age_s < 600 for age_s in ages)
 
 

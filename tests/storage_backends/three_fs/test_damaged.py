@@ -141,5 +141,5 @@ async def test_a_filesystem_that_is_too_small_is_said_once_with_the_remedy(
         written = [await put_many(backend, range(8)) for _ in range(2)]
 
     assert written == [[WriteOutcome.FAILED] * 8] * 2
-    (said,) = [each for each in caplog.messages if "No space left" in each]
-    assert "files=" in said
+    (warning,) = [each for each in caplog.messages if "No space left" in each]
+    assert "files=" in warning

@@ -180,10 +180,10 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
         # The page was just used, so it is not evicted, even if its use is not yet in the file.
         confirmed += index.confirm([key(0)])
     assert confirmed == [record] * 8
-    told = {used.entry.key: used.age_s for some in index.entries() for used in some}
-    assert set(told) == {key(0), key(7), key(8)}
-    assert told[key(0)] is None
-    assert told[key(8)] is not None
+    ages = {used.entry.key: used.age_s for some in index.entries() for used in some}
+    assert set(ages) == {key(0), key(7), key(8)}
+    assert ages[key(0)] is None
+    assert ages[key(8)] is not None
     index.remove([key(0)])
     assert index.look_up([key(0), key(7), key(8)])[0] is None
     assert len(index.reserve(3, LONG_S)) == 3
@@ -236,9 +236,9 @@ def test_batches_of_thousands_keep_their_order(connect: Connect) -> None:
     expected = [None] * 50 + [each.entry for each in reversed(wishes)]
     assert index.look_up(keys) == expected
     assert index.confirm(keys) == expected
-    told = [used for some in index.entries() for used in some]
-    assert sorted(used.entry.key for used in told) == sorted(keys[50:])
-    assert all(used.age_s is not None and used.age_s < LONG_S for used in told)
+    listed = [used for some in index.entries() for used in some]
+    assert sorted(used.entry.key for used in listed) == sorted(keys[50:])
+    assert all(used.age_s is not None and used.age_s < LONG_S for used in listed)
     index.remove(keys)
     assert list(index.entries()) == []
     assert index.look_up(keys) == [None] * len(keys)

@@ -67,9 +67,9 @@ async def test_an_object_that_is_larger_than_a_slot_is_not_stored_and_that_is_sa
         too_large = [await put(backend, object_name(n), page(n, room + 1)) for n in (2, 3)]
         assert too_large == [WriteOutcome.FAILED] * 2
         assert (await get(backend, object_name(2), room + 1))[0] is ReadOutcome.MISSING
-    (said,) = [each for each in caplog.messages if "do not fit" in each]
-    assert str(room + 1) in said
-    assert "slot_bytes" in said
+    (warning,) = [each for each in caplog.messages if "do not fit" in each]
+    assert str(room + 1) in warning
+    assert "slot_bytes" in warning
 
 
 @pytest.mark.parametrize(("nbytes", "wasteful"), [(4 << 10, True), (8 << 10, False)])
@@ -82,10 +82,10 @@ async def test_pages_that_leave_most_of_their_slots_empty_are_complained_of_once
         assert await put(backend, object_name(99), page(99, 1)) is WriteOutcome.OK
         written = [await put_many(backend, range(at, at + 8), nbytes) for at in (0, 8)]
         assert written == [[WriteOutcome.OK] * 8] * 2
-    said = [each for each in caplog.messages if "of slots of" in each]
-    assert len(said) == wasteful
-    assert all("8192 bytes" in each and "slot_bytes=20480," in each for each in said)
-    assert all(each.startswith(f"store 3fs://{store.root}: ") for each in said)
+    warnings = [each for each in caplog.messages if "of slots of" in each]
+    assert len(warnings) == wasteful
+    assert all("8192 bytes" in each and "slot_bytes=20480," in each for each in warnings)
+    assert all(each.startswith(f"store 3fs://{store.root}: ") for each in warnings)
 
 
 def test_no_advice_is_less_than_what_a_manifest_needs_and_to_follow_it_helps(

@@ -157,11 +157,11 @@ async def test_a_full_store_keeps_its_records_until_they_are_removed(tmp_path: P
     async with opened(store) as backend:
         await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
         assert await put(backend, mark, b"\1") is WriteOutcome.OK
-        told = [
+        results = [
             (await put(backend, object_name(n), page(n)), await get(backend, mark, 1))
             for n in range(30)
         ]
-        assert told == [(WriteOutcome.OK, (ReadOutcome.OK, bytearray(b"\1")))] * 30
+        assert results == [(WriteOutcome.OK, (ReadOutcome.OK, bytearray(b"\1")))] * 30
         assert len(await listed(backend)) == 8
         names = [stored.name for stored in await listed(backend)]
         assert await backend.remove(names, deadline=soon()) == [True] * 8
@@ -189,8 +189,8 @@ def test_a_store_that_is_only_looked_at_says_so_and_stays_as_it_was(
             assert len(await listed(looking)) == 8
 
     run(scenario())
-    (said,) = [each for each in caplog.messages if "read-only" in each]
-    assert f"store {uri}&read_only=1: it is open read-only, so nothing is written" in said
+    (warning,) = [each for each in caplog.messages if "read-only" in each]
+    assert f"store {uri}&read_only=1: it is open read-only, so nothing is written" in warning
     assert lockstep("verify", uri)[0] == 1
 
     async def fill_up() -> None:

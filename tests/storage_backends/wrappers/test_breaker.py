@@ -43,7 +43,7 @@ class Store:
         return self.backend.state()
 
     @property
-    def asked(self) -> int:
+    def call_count(self) -> int:
         return len(self.watched.asked)
 
     async def read(self, number: int = 1) -> list[ReadOutcome]:
@@ -72,7 +72,7 @@ async def test_after_enough_failed_calls_in_a_row_all_calls_are_answered_without
     assert await store.backend.write(writes_of(2), deadline=a_while()) == [WriteOutcome.FAILED]
     assert await store.backend.exists(ONE, deadline=a_while()) == [False]
     assert await store.backend.remove(ONE, deadline=a_while()) == [False]
-    assert store.asked == 3
+    assert store.call_count == 3
 
 
 async def test_one_answer_in_between_and_the_count_starts_again() -> None:
@@ -91,9 +91,9 @@ async def test_a_call_fails_only_if_all_of_its_keys_do() -> None:
     store = await a_store()
     store.failing.left[object_name(1)] = 9
 
-    told = [await store.backend.read(reads_of(1, 2), deadline=a_while()) for _ in range(9)]
+    outcomes = [await store.backend.read(reads_of(1, 2), deadline=a_while()) for _ in range(9)]
 
-    assert told == [[ReadOutcome.FAILED, ReadOutcome.MISSING]] * 9
+    assert outcomes == [[ReadOutcome.FAILED, ReadOutcome.MISSING]] * 9
     assert store.state() is BreakerState.CLOSED
 
 
@@ -178,7 +178,7 @@ async def test_after_the_cool_down_one_call_at_a_time_is_let_through_until_the_s
     assert await trial == OK
     assert store.state() is BreakerState.CLOSED
     assert await store.read() == OK
-    assert store.asked == 5
+    assert store.call_count == 5
 
 
 async def test_a_trial_that_fails_keeps_the_breaker_open_for_another_cool_down() -> None:
@@ -186,11 +186,11 @@ async def test_a_trial_that_fails_keeps_the_breaker_open_for_another_cool_down()
     await store.fail()
     await asyncio.sleep(10.0)
     assert await store.read() == FAILED
-    assert (store.asked, store.state()) == (4, BreakerState.OPEN)
+    assert (store.call_count, store.state()) == (4, BreakerState.OPEN)
     store.failing.down = False
     await asyncio.sleep(9.0)
     assert await store.read() == FAILED
-    assert store.asked == 4
+    assert store.call_count == 4
     await asyncio.sleep(1.0)
     assert await store.read() == OK
     assert store.state() is BreakerState.CLOSED

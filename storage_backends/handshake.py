@@ -97,11 +97,11 @@ async def introduce(
     _require_equal(theirs, magic, version)
     # Replace spaces in host names, because a space separates two addresses in the message.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
-    said = ours + theirs + text
-    await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))
+    transcript = ours + theirs + text
+    await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", transcript))
     answer = await stream.read(1 + _PROOF_BYTES)
     verdict, proof = answer[:1], answer[1:]
-    if not hmac.compare_digest(proof, _digest(secret, b"listening" + verdict, said)):
+    if not hmac.compare_digest(proof, _digest(secret, b"listening" + verdict, transcript)):
         raise NotAdmitted(RefusalReason.SECRET, _UNEQUAL)
     if verdict == _FULL:
         raise NotAdmitted(RefusalReason.FULL, "the other side has reached its limit of connections")
@@ -111,7 +111,7 @@ async def introduce(
             f"the process that answers knows the secret, but {meant[0]} is not its address; either it"
             " is not configured to be reached there, or another process relays connections to it",
         )
-    return _keys(secret, said)
+    return _keys(secret, transcript)
 
 
 async def admit(
@@ -140,16 +140,16 @@ async def admit(
             f"it dialled an address of {length} bytes, more than {_MEANT_BYTES_MAX}",
         )
     text = await stream.read(length)
-    said = theirs + ours + text
+    transcript = theirs + ours + text
     proof = await stream.read(_PROOF_BYTES)
-    if not hmac.compare_digest(proof, _digest(secret, b"connecting", said)):
+    if not hmac.compare_digest(proof, _digest(secret, b"connecting", transcript)):
         await stream.write(_WRONG_SECRET + bytes(_PROOF_BYTES))
         raise NotAdmitted(RefusalReason.SECRET, _UNEQUAL)
     meant = text.decode(errors="replace").split(" ")
     verdict = _FULL if full else _WELCOME
     if secret and not any(each in own for each in meant):
         verdict = _WRONG_ADDRESS
-    await stream.write(verdict + _digest(secret, b"listening" + verdict, said))
+    await stream.write(verdict + _digest(secret, b"listening" + verdict, transcript))
     if verdict == _WRONG_ADDRESS:
         raise NotAdmitted(
             RefusalReason.ADDRESS,
@@ -159,12 +159,12 @@ async def admit(
         )
     if verdict == _FULL:
         raise NotAdmitted(RefusalReason.FULL, "the limit of connections is reached")
-    return _keys(secret, said)
+    return _keys(secret, transcript)
 
 
-def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
-    said, theirs, _, _ = _GREETING.unpack(said_first)
-    if said != magic:
+def _require_equal(received: bytes, magic: bytes, version: int) -> None:
+    their_magic, theirs, _, _ = _GREETING.unpack(received)
+    if their_magic != magic:
         raise NotAdmitted(
             RefusalReason.STRANGER,
             "the other side is not a peer of the expected kind; check host and port",
@@ -182,10 +182,12 @@ def greeting(magic: bytes, version: int) -> bytes:
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 
-def _keys(secret: bytes, said: bytes) -> SessionKeys:
-    both = (_digest(secret, b"key of " + role, said) for role in (b"connecting", b"listening"))
+def _keys(secret: bytes, transcript: bytes) -> SessionKeys:
+    both = (
+        _digest(secret, b"key of " + role, transcript) for role in (b"connecting", b"listening")
+    )
     return SessionKeys(*both)
 
 
-def _digest(secret: bytes, purpose: bytes, said: bytes) -> bytes:
-    return hmac.digest(secret, purpose + said, "sha256")
+def _digest(secret: bytes, purpose: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret, purpose + transcript, "sha256")

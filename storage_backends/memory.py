@@ -100,9 +100,9 @@ class MemoryBackend:
     async def objects(self) -> AsyncIterator[StoredObject]:
         """Yield the objects in the store; see `StorageBackend`."""
         for header, _ in list(self.shelf.objects.values()) if self._open else ():
-            said = read_statement(memoryview(header))
-            if not isinstance(said, HeaderFinding):
-                yield StoredObject(name=said.name, shape=said.shape, age_s=None)
+            statement = read_statement(memoryview(header))
+            if not isinstance(statement, HeaderFinding):
+                yield StoredObject(name=statement.name, shape=statement.shape, age_s=None)
 
     async def close(self) -> None:
         """Refuse later calls. The objects are freed when the store's last backend is freed."""

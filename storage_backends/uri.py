@@ -147,13 +147,13 @@ def hiding_secrets(uri: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error)
-        told = without_secrets_of(uri, said)
-        if told == said:
+        message = str(error)
+        masked = without_secrets_of(uri, message)
+        if masked == message:
             raise
         if isinstance(error, LockstepError):
-            raise type(error)(told) from None
-        raise ConfigError(f"{type(error).__name__}: {told}") from None
+            raise type(error)(masked) from None
+        raise ConfigError(f"{type(error).__name__}: {masked}") from None
 
 
 def _secrets(text: str, depth: int) -> set[str]:

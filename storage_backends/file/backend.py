@@ -229,8 +229,8 @@ class FileBackend(ThreadedBackend):
 
         def write(some: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
             outcomes = [self._files.write(*each[:3], stop) for each in some]
-            told = zip(some, outcomes, strict=True)
-            there = [each.name if outcome in _THERE else None for each, outcome in told]
+            pairs = zip(some, outcomes, strict=True)
+            there = [each.name if outcome in _THERE else None for each, outcome in pairs]
             first = next(at for at, each in enumerate(writes) if each is some[0])
             times.mark(first, there)
             return outcomes

@@ -41,17 +41,17 @@ def stored_as(
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        said = read_statement(contents.header(fd))
+        statement = read_statement(contents.header(fd))
     except OSError as error:
         if error.errno == errno.ESTALE:
             return None
         raise
     finally:
         os.close(fd)
-    if isinstance(said, HeaderFinding):
+    if isinstance(statement, HeaderFinding):
         return None
     age_s = max(0.0, now - status.st_mtime)
-    return StoredObject(name=said.name, shape=said.shape, age_s=age_s)
+    return StoredObject(name=statement.name, shape=statement.shape, age_s=age_s)
 
 
 def is_regular(directory_fd: int, path: str) -> bool:

@@ -101,17 +101,17 @@ class MooncakeBackend(ThreadedBackend):
         calls = self._ready()
         if calls is None or calls.left >= THREADS:
             return [ReadOutcome.FAILED] * len(reads)
-        asked = [_Asked(read) for read in reads]
+        pending = [_Asked(read) for read in reads]
         await calls.run(
             self._read,
-            asked,
+            pending,
             weights=[read.shape.nbytes for read in reads],
             job_weight_min=_JOB_BYTES_MIN,
             late=None,
             deadline=deadline,
             leaves=True,
         )
-        return [each.outcome for each in asked]
+        return [each.outcome for each in pending]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects; an object is FAILED if the store has no space for it."""
@@ -146,30 +146,32 @@ class MooncakeBackend(ThreadedBackend):
     def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         client, found = self._client, [False] * len(names)
         digests = [name_digest(name) for name in names]
-        asked = [at for at, digest in enumerate(digests) if digest is not None]
-        if client is None or stop.due() or not asked:
+        queried = [at for at, digest in enumerate(digests) if digest is not None]
+        if client is None or stop.due() or not queried:
             return found
         keys = [key_of(digest) for digest in digests if digest is not None]
-        for at, there in zip(asked, client.exist(keys), strict=True):
+        for at, there in zip(queried, client.exist(keys), strict=True):
             found[at] = there
-        rest = [(at, digests[at]) for at in asked if not found[at]]
+        rest = [(at, digests[at]) for at in queried if not found[at]]
         latest = self.reader.latest([digest for _, digest in rest if digest is not None])
         for (at, _), generation in zip(rest, latest, strict=True):
             found[at] = generation is not None
         return found
 
-    def _read(self, asked: Sequence["_Asked"], stop: Stop) -> list[None]:
-        wanted = [_wanted(each.read, writable=True) for each in asked]
-        unsound = [each for each, want in zip(asked, wanted, strict=True) if want is None]
+    def _read(self, pending: Sequence["_Asked"], stop: Stop) -> list[None]:
+        wanted = [_wanted(each.read, writable=True) for each in pending]
+        unsound = [each for each, want in zip(pending, wanted, strict=True) if want is None]
         _answer(unsound, [ReadOutcome.FAILED] * len(unsound), stop)
-        sound = [(each, want) for each, want in zip(asked, wanted, strict=True) if want is not None]
+        sound = [
+            (each, want) for each, want in zip(pending, wanted, strict=True) if want is not None
+        ]
         for start in range(0, len(sound), KEYS_AT_A_TIME):
             if stop.due():
                 break
             some = sound[start : start + KEYS_AT_A_TIME]
             answers = self.reader.read([want for _, want in some], stop)
             _answer([each for each, _ in some], answers, stop)
-        return [None] * len(asked)
+        return [None] * len(pending)
 
     def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
         wanted = [_wanted(each, writable=False) for each in writes]
@@ -189,16 +191,16 @@ class MooncakeBackend(ThreadedBackend):
     def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         client, removed = self._client, [False] * len(names)
         digests = [(at, name_digest(name)) for at, name in enumerate(names)]
-        asked = [(at, digest) for at, digest in digests if digest is not None]
-        if client is None or stop.due() or not asked:
+        valid = [(at, digest) for at, digest in digests if digest is not None]
+        if client is None or stop.due() or not valid:
             return removed
         keys = list(
             chain.from_iterable(
-                [key_of(digest, each) for each in range(GENERATIONS)] for _, digest in asked
+                [key_of(digest, each) for each in range(GENERATIONS)] for _, digest in valid
             )
         )
         codes = client.remove(keys)
-        for number, (at, _) in enumerate(asked):
+        for number, (at, _) in enumerate(valid):
             some = codes[number * GENERATIONS : (number + 1) * GENERATIONS]
             removed[at] = all(code in (0, Code.NOT_FOUND) for code in some)
         return removed
@@ -212,18 +214,18 @@ class _Asked:
     outcome: ReadOutcome = ReadOutcome.TIMED_OUT
 
 
-def _answer(asked: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
+def _answer(pending: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
     with stop.touching() as wanted:
-        for each, outcome in zip(asked, outcomes, strict=True) if wanted else ():
+        for each, outcome in zip(pending, outcomes, strict=True) if wanted else ():
             each.outcome = outcome
 
 
-def _wanted(asked: Read | Write, *, writable: bool) -> WantedObject | None:
-    digest = name_digest(asked.name)
-    buffers = fitting(asked.buffers, asked.shape.nbytes, writable=writable)
+def _wanted(request: Read | Write, *, writable: bool) -> WantedObject | None:
+    digest = name_digest(request.name)
+    buffers = fitting(request.buffers, request.shape.nbytes, writable=writable)
     if digest is None or buffers is None:
         return None
-    return WantedObject(digest, [buffer for buffer in buffers if buffer.nbytes], asked.shape)
+    return WantedObject(digest, [buffer for buffer in buffers if buffer.nbytes], request.shape)
 
 
 def from_uri(uri: StoreUri) -> MooncakeBackend:

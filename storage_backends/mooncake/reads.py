@@ -64,15 +64,15 @@ class ObjectReader:
         """
         found = [0] * len(wanted)
         for each in range(generation + 1, GENERATIONS):
-            asked = [
+            queried = [
                 at
                 for at, want in enumerate(wanted)
                 if each <= want.last_generation and found[at] >= 0
             ]
-            if not asked:
+            if not queried:
                 break
-            codes = self.client.presence([key_of(wanted[at].digest, each) for at in asked])
-            for at, code in zip(asked, codes, strict=True):
+            codes = self.client.presence([key_of(wanted[at].digest, each) for at in queried])
+            for at, code in zip(queried, codes, strict=True):
                 if code:
                     found[at] = each if code == 1 else min(code, -1)
         return found

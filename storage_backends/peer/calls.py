@@ -34,16 +34,16 @@ async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float
         rank = None if digest is None else group.rank_of(name, digest)
         if rank is not None:
             sheets.setdefault((rank, name.pool, name.shard), []).append(at)
-    asked: list[tuple[LookupQuestion, list[int]]] = []
+    requests: list[tuple[LookupQuestion, list[int]]] = []
     by_rank: dict[Address, list[LookupQuestion]] = {}
     for (rank, pool, shard), positions in sheets.items():
         for first in range(0, len(positions), NAMES_MAX):
             some = positions[first : first + NAMES_MAX]
             question = LookupQuestion(pool, shard, [names[at].key for at in some])
-            asked.append((question, some))
+            requests.append((question, some))
             by_rank.setdefault(rank, []).append(question)
     await _ask_ranks(group, by_rank, deadline)
-    for question, positions in asked:
+    for question, positions in requests:
         for at, answer in zip(positions, question.there, strict=True):
             there[at] = answer
     return there
@@ -83,7 +83,7 @@ async def read_objects(
             shapes[id(shape)] = shape
             wanted = WantedParts(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
-    asked: list[tuple[PartsRead, list[int]]] = []
+    requests: list[tuple[PartsRead, list[int]]] = []
     by_rank: dict[Address, list[PartsRead]] = {}
     for (rank, pool, shard, shape_id), items in sheets.items():
         shape = shapes[shape_id]
@@ -91,10 +91,10 @@ async def read_objects(
         for first in range(0, len(items), step):
             some = items[first : first + step]
             reading = PartsRead(pool, shard, shape, [wanted for _, wanted in some])
-            asked.append((reading, [at for at, _ in some]))
+            requests.append((reading, [at for at, _ in some]))
             by_rank.setdefault(rank, []).append(reading)
     await _ask_ranks(group, by_rank, deadline)
-    for reading, positions in asked:
+    for reading, positions in requests:
         for at, outcome in zip(positions, reading.outcomes, strict=True):
             outcomes[at] = reading.unanswered if outcome is None else outcome
     return outcomes

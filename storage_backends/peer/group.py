@@ -201,10 +201,10 @@ class PeerGroup:
                 raise StorageError(f"its protocol is {protocol} there and {settings.protocol} here")
             await self._one_sided.start(made.host, self._connect_s)
         except StorageError as error:
-            said = f"store {self._store!r} cannot be read by Mooncake's transfer engine: {error}"
+            message = f"store {self._store!r} cannot be read by Mooncake's transfer engine: {error}"
             if settings.insists:
-                raise ConfigError(said) from None
-            self._engines.warn("%s; pages come over the connection", said)
+                raise ConfigError(message) from None
+            self._engines.warn("%s; pages come over the connection", message)
         else:
             made.read_by(self._one_sided, target)
 

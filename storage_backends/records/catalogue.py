@@ -146,12 +146,12 @@ class Catalogue:
         """Record the manifest stored under `name`; None stands for an unreadable manifest."""
         # Ignore a manifest with too many layers or heads, or with another model than the one in the
         # object's name.
-        said = manifest
-        if said is not None and (said.name != name or not _is_sensible(said)):
-            said = None
-        self.manifests[name] = said
-        if said is not None:
-            self._models[default_namespace(said)] = said
+        accepted = manifest
+        if accepted is not None and (accepted.name != name or not _is_sensible(accepted)):
+            accepted = None
+        self.manifests[name] = accepted
+        if accepted is not None:
+            self._models[default_namespace(accepted)] = accepted
 
     def model_of(self, namespace: str) -> Manifest | None:
         """Return the manifest of the model whose objects are in `namespace`, or None."""

@@ -166,11 +166,14 @@ class S3Objects:
             if fetched is None:
                 return None
             header = fetched.cut(0, HEADER_BYTES)
-            said = HeaderFinding.SHORT if header is None else read_statement(header)
-            if isinstance(said, HeaderFinding) or listed.size != HEADER_BYTES + said.shape.nbytes:
+            statement = HeaderFinding.SHORT if header is None else read_statement(header)
+            if (
+                isinstance(statement, HeaderFinding)
+                or listed.size != HEADER_BYTES + statement.shape.nbytes
+            ):
                 continue
             age_s = max(0.0, time.time() - listed.written.timestamp())
-            return StoredObject(name=said.name, shape=said.shape, age_s=age_s)
+            return StoredObject(name=statement.name, shape=statement.shape, age_s=age_s)
         return None
 
     async def _read(self, read: Read) -> ReadOutcome:

@@ -78,10 +78,10 @@ class Refusal:
 def refusal_of(error: BaseException) -> Refusal:
     """Return the cause and a summary of an error that the client raised."""
     text = str(error)
-    asked = _REQUEST.search(text)
-    if asked is None:
+    request = _REQUEST.search(text)
+    if request is None:
         return Refusal(RefusalCause.OTHER, first_line(error))
-    url, answer = urlsplit(asked[1]), text[asked.end() :]
+    url, answer = urlsplit(request[1]), text[request.end() :]
     origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
     status = _STATUS.search(answer.partition("\n")[0])
     if any(each in url.path for each in _METADATA):
@@ -92,8 +92,8 @@ def refusal_of(error: BaseException) -> Refusal:
     if kind is None:
         return Refusal(RefusalCause.OTHER, answer.partition("\n")[0], origin)
     reasons = [found[1] for each in _REASONS if (found := each.search(answer)) is not None]
-    said = "it timed out" if kind[1] == "Timeout" else "the connection failed"
-    reason = reasons[0] if reasons else said
+    default_reason = "it timed out" if kind[1] == "Timeout" else "the connection failed"
+    reason = reasons[0] if reasons else default_reason
     is_sentence = " " in reason and reason[1:2].islower()
     shown = reason[:1].lower() + reason[1:] if is_sentence else reason
     return Refusal(RefusalCause.NO_ANSWER, f"nothing answers at {origin} ({shown})", origin)

@@ -70,9 +70,9 @@ class IndexCalls:
                 lent = index.reserve(count, lease_s)
             return lent
 
-        def give_back(asked: Future[list[Reservation]]) -> None:
+        def give_back(future: Future[list[Reservation]]) -> None:
             with suppress(StorageError, CancelledError):
-                self._index.release(asked.result())
+                self._index.release(future.result())
 
         return self.call(reserve, stop, too_late=give_back)
 
@@ -104,17 +104,17 @@ class IndexCalls:
         If the call times out while the work runs, the work continues. When the work ends, `too_late` is
         called with the work's future.
         """
-        asked = self._submit(partial(work, self._index))
+        future = self._submit(partial(work, self._index))
         while not stop.due():
             left_s = stop.deadline - time.monotonic()
             try:
-                return asked.result(max(0.0, min(left_s, _POLL_S)))
+                return future.result(max(0.0, min(left_s, _POLL_S)))
             except TimeoutError:
                 continue
             except CancelledError:
                 break
-        if not asked.cancel() and too_late is not None:
-            asked.add_done_callback(too_late)
+        if not future.cancel() and too_late is not None:
+            future.add_done_callback(too_late)
         raise self._late()
 
     def _checked(self, work: Callable[[], Result]) -> Result:

@@ -366,8 +366,8 @@ class PageIndex:
             if not rows:
                 return
             after = rows[-1][0]
-            told = [(_entry(row[:-1]), row[-1]) for row in rows]
-            yield [Used(each, _age_s(used, now)) for each, used in told if each]
+            decoded = [(_entry(row[:-1]), row[-1]) for row in rows]
+            yield [Used(each, _age_s(used, now)) for each, used in decoded if each]
 
     def close(self) -> None:
         """Write the recorded uses to the file, and close it."""

@@ -134,12 +134,12 @@ class SlotReads:
                 if each in (MovedObject.FAILED, MovedObject.LATE):
                     why = "cannot be read" if each is MovedObject.FAILED else "was not read in time"
                     raise StorageError(f"{some[at].entry.place} {why}")
-                said = read_statement(headers[at])
-                if each is not MovedObject.WHOLE or isinstance(said, HeaderFinding):
+                statement = read_statement(headers[at])
+                if each is not MovedObject.WHOLE or isinstance(statement, HeaderFinding):
                     continue
-                if name_digest(said.name) == some[at].entry.key:
+                if name_digest(statement.name) == some[at].entry.key:
                     age_s = some[at].age_s
-                    yield StoredObject(name=said.name, shape=said.shape, age_s=age_s)
+                    yield StoredObject(name=statement.name, shape=statement.shape, age_s=age_s)
 
     def _read(
         self, todo: list[tuple[int, PlacedRead]], outcomes: list[ReadOutcome], stop: Stop

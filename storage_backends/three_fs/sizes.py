@@ -68,13 +68,13 @@ def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> Slo
             f"file_slots={settings.file_slots}, which no store has; it is damaged or belongs to "
             "something else, so give a new index"
         ) from None
-    for name, asked, there in (
+    for name, requested, there in (
         ("slot_bytes", options.slot_bytes, settings.slot_bytes),
         ("file_slots", options.file_slots, settings.file_slots),
     ):
-        if asked is not None and asked != there:
+        if requested is not None and requested != there:
             raise ConfigError(
-                f"store {root}: {name} is {there} in the store and {asked} here; use "
+                f"store {root}: {name} is {there} in the store and {requested} here; use "
                 f"{name}={there}, or another directory and index"
             )
     return settings

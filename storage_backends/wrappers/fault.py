@@ -138,9 +138,11 @@ class FaultBackend(Wrapper):
             ReadOutcome.TIMED_OUT if fault is Fault.TIMEOUT else ReadOutcome.FAILED
             for fault in faults
         ]
-        asked = [at for at, fault in enumerate(faults) if fault not in (Fault.ERROR, Fault.TIMEOUT)]
-        answers = await self.behind.read([reads[at] for at in asked], deadline=deadline)
-        for at, answer in zip(asked, answers, strict=True):
+        forwarded = [
+            at for at, fault in enumerate(faults) if fault not in (Fault.ERROR, Fault.TIMEOUT)
+        ]
+        answers = await self.behind.read([reads[at] for at in forwarded], deadline=deadline)
+        for at, answer in zip(forwarded, answers, strict=True):
             outcomes[at] = answer
         flipped = [
             at
@@ -161,11 +163,11 @@ class FaultBackend(Wrapper):
         if self._spares(deadline):
             return await self.behind.write(writes, deadline=deadline)
         faults = [self._draw(_OF_WRITES) for _ in writes]
-        asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
+        forwarded = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
         await self._delay(deadline)
-        answers = await self.behind.write([writes[at] for at in asked], deadline=deadline)
+        answers = await self.behind.write([writes[at] for at in forwarded], deadline=deadline)
         outcomes = [WriteOutcome.FAILED] * len(writes)
-        for at, answer in zip(asked, answers, strict=True):
+        for at, answer in zip(forwarded, answers, strict=True):
             outcomes[at] = answer
         for at, fault in enumerate(faults):
             if fault is Fault.TIMEOUT:
@@ -180,11 +182,11 @@ class FaultBackend(Wrapper):
         if self._spares(deadline):
             return await self.behind.remove(names, deadline=deadline)
         faults = [self._draw(_OF_REMOVALS) for _ in names]
-        asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
+        forwarded = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
         await self._delay(deadline)
-        answers = await self.behind.remove([names[at] for at in asked], deadline=deadline)
+        answers = await self.behind.remove([names[at] for at in forwarded], deadline=deadline)
         freed = [False] * len(names)
-        for at, answer in zip(asked, answers, strict=True):
+        for at, answer in zip(forwarded, answers, strict=True):
             freed[at] = answer and faults[at] is None
         await self._hang(faults, deadline)
         self._count(faults, _OF_REMOVALS)

@@ -109,9 +109,9 @@ def print_report(report: ExplorationReport) -> None:
         print(f"{title}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
     if cycles := report["coverage"].get("retract resumed"):
         print(f"{cycles} retract and resume cycles")
-    asked = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
-    if asked:
-        print(f"operator commands: {', '.join(asked)}")
+    commands = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
+    if commands:
+        print(f"operator commands: {', '.join(commands)}")
     _print_violations(report["violations"])
 
 

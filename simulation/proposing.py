@@ -78,7 +78,7 @@ class Proposing:
         self._executors: Sequence[SimulatedExecutor] = ()
         self._steps = 0
         self._errands: list[_Errand] = []
-        self._told: list[_Told] = []
+        self._deliveries: list[_Told] = []
         self._attached = False
         """Whether a store was attached at the end of the previous step."""
         self._recorded: int = 0
@@ -90,7 +90,7 @@ class Proposing:
         """Continue with the caches of a new group, to which no proposal has been made."""
         self._caches, self._executors = caches, executors
         self._errands.clear()
-        self._told.clear()
+        self._deliveries.clear()
         self._attached = caches[0].store_state() is StoreState.ATTACHED
         self._recorded = caches[0].inspection.journal.count
         for executor in executors:
@@ -120,14 +120,16 @@ class Proposing:
                 else:
                     outcome = cache.detach_store()
             except UsageError:
-                if not any(t.rank == errand.rank and t.proposal != proposal for t in self._told):
+                if not any(
+                    d.rank == errand.rank and d.proposal != proposal for d in self._deliveries
+                ):
                     raise
                 self._coverage["proposals put off"] += 1
                 continue
             self._trace(f"rank {errand.rank} is told: {proposal}")
-            told = _Told(errand.rank, proposal, outcome, now_us)
-            outcome.add_done_callback(partial(self._ends, told))
-            self._told.append(told)
+            delivery = _Told(errand.rank, proposal, outcome, now_us)
+            outcome.add_done_callback(partial(self._ends, delivery))
+            self._deliveries.append(delivery)
 
     def check(self, now_us: int) -> None:
         """After a step: raise if ranks use different stores, or if a proposal's outcomes differ."""
@@ -138,14 +140,14 @@ class Proposing:
         if (used[0] is None) != (states[0] in {*_WITHOUT, StoreState.ATTACHING}):
             has = "none of them uses a store" if used[0] is None else f"they use {used[0]}"
             raise Violated(f"the store is {states[0]} on every rank, but {has}")
-        self._check_ended_alike([told for told in self._told if told.outcome.done()])
-        self._told = [told for told in self._told if not told.outcome.done()]
+        self._check_ended_alike([each for each in self._deliveries if each.outcome.done()])
+        self._deliveries = [each for each in self._deliveries if not each.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
         self._recorded = self._caches[0].inspection.journal.count
-        for told in self._told:
-            told.late_steps += now_us - told.since_us > self._patience_us
-            if told.late_steps > _STEPS_TO_END:
-                received = f"rank {told.rank} received the proposal {told.proposal}"
+        for delivery in self._deliveries:
+            delivery.late_steps += now_us - delivery.since_us > self._patience_us
+            if delivery.late_steps > _STEPS_TO_END:
+                received = f"rank {delivery.rank} received the proposal {delivery.proposal}"
                 raise Violated(f"{received}, which does not end")
 
     def check_rest(self) -> None:
@@ -155,7 +157,7 @@ class Proposing:
 
     def check_gone(self, rank: int) -> None:
         """After an epoch: raise if a proposal to this rank still has no outcome."""
-        if any(told.rank == rank and not told.outcome.done() for told in self._told):
+        if any(each.rank == rank and not each.outcome.done() for each in self._deliveries):
             raise Violated(
                 f"rank {rank} has left its group, but one of its proposals has no outcome"
             )
@@ -168,12 +170,12 @@ class Proposing:
         else:
             uri = FIRST_STORE if random.random() < 0.7 else OTHER_STORE
             proposal = Proposal(Change.ATTACH, uri)
-        told = list(ranks)
+        receivers = list(ranks)
         if random.random() < 0.15:
-            told = random.sample(told, random.randint(1, len(told)))
+            receivers = random.sample(receivers, random.randint(1, len(receivers)))
         span = random.choice((1, 3, 10))
         odd = random.choice(ranks) if random.random() < 0.1 else None
-        for rank in told:
+        for rank in receivers:
             its = proposal
             if rank == odd:
                 its = Proposal(Change.ATTACH, random.choice((FIRST_STORE, OTHER_STORE)))
@@ -185,17 +187,17 @@ class Proposing:
             return
         had_store = self._had_store()
         groups: defaultdict[tuple[int, Proposal], list[_Told]] = defaultdict(list)
-        for told in sorted(ended, key=attrgetter("ended_in")):
-            groups[told.ended_in, told.proposal].append(told)
+        for delivery in sorted(ended, key=attrgetter("ended_in")):
+            groups[delivery.ended_in, delivery.proposal].append(delivery)
         for (_, proposal), mine in groups.items():
-            errors = [told.outcome.exception() for told in mine]
+            errors = [each.outcome.exception() for each in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
                 raise Violated(
                     f"{proposal} was applied on only {done} of the ranks that received it"
                 )
             needs_all = proposal.change is Change.ATTACH or had_store
-            if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
+            if done and needs_all and {each.rank for each in mine} != set(range(len(self._caches))):
                 raise Violated(f"{proposal} was applied although not every rank received it")
             if done:
                 had_store = proposal.change is Change.ATTACH
@@ -203,9 +205,9 @@ class Proposing:
             elif isinstance(errors[0], LockstepError):
                 self._coverage["proposals withdrawn"] += 1
 
-    def _ends(self, told: _Told, outcome: "Future[None]") -> None:
+    def _ends(self, delivery: _Told, outcome: "Future[None]") -> None:
         del outcome
-        told.ended_in = self._caches[told.rank].inspection.rounds
+        delivery.ended_in = self._caches[delivery.rank].inspection.rounds
 
     def _had_store(self) -> bool:
         """Return whether a store was attached when the ranks decided on the latest proposals.

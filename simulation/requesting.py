@@ -52,7 +52,7 @@ class Requesting:
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
         """By rank: the numbers of the control requests that the rank has received."""
-        self._told = 0
+        self._executed = 0
         """The number of control requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
         """By rank: the control requests that the rank has executed since the last check."""
@@ -67,7 +67,7 @@ class Requesting:
         self._on_their_way.clear()
         self._common.clear()
         self._had = [set() for _ in caches]
-        self._told = 0
+        self._executed = 0
         self._carried_out = [[] for _ in caches]
         for cache, did in zip(caches, self._carried_out, strict=True):
             cache.set_control_handler(did.append)
@@ -93,23 +93,23 @@ class Requesting:
 
     def check(self) -> None:
         """After a step: raise if ranks executed a request too early, too late or differently."""
-        for told in ask("requests", self._caches, lambda cache: self._taken(cache.rank)):
-            self._told += 1
-            sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""
-            if told != sent:
-                was = f"was sent as {sent!r} but executed as {told!r}"
-                raise Violated(f"request {self._told} {was}")
+        for request in ask("requests", self._caches, lambda cache: self._taken(cache.rank)):
+            self._executed += 1
+            sent = self._sent[self._executed - 1] if self._executed <= len(self._sent) else b""
+            if request != sent:
+                was = f"was sent as {sent!r} but executed as {request!r}"
+                raise Violated(f"request {self._executed} {was}")
             for rank, had in enumerate(self._had):
-                if self._told not in had:
+                if self._executed not in had:
                     early = f"became a command before rank {rank} had it"
-                    raise Violated(f"request {self._told} {early}")
+                    raise Violated(f"request {self._executed} {early}")
             self._coverage["requests heard"] += 1
-        common = self._told
+        common = self._executed
         while all(common + 1 in had for had in self._had):
             common += 1
         self._common.append(common)
-        if len(self._common) > _STEPS_TO_HEAR and self._told < self._common[0]:
-            late = f"every rank has request {self._told + 1}"
+        if len(self._common) > _STEPS_TO_HEAR and self._executed < self._common[0]:
+            late = f"every rank has request {self._executed + 1}"
             raise Violated(f"{late}, but it does not become a command")
 
     def _taken(self, rank: int) -> tuple[bytes, ...]:

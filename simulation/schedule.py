@@ -450,8 +450,8 @@ def _crashed(error: Exception) -> str:
     """Return (as one text) the place and message of an unexpected exception, for a violation."""
     frame = extract_tb(error.__traceback__)[-1]
     module = frame.filename.rsplit("/", 1)[-1]
-    said = f": {error}" if str(error) else ""
-    return f"{type(error).__name__} at {module}:{frame.lineno} in {frame.name}{said}"
+    message = f": {error}" if str(error) else ""
+    return f"{type(error).__name__} at {module}:{frame.lineno} in {frame.name}{message}"
 
 
 def run_schedule(

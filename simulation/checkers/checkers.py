@@ -57,8 +57,8 @@ def check_admission(
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
     """Raise unless a backup covers whole pages only, and all tokens that a match finds on the host."""
     if covered % page_tokens or not found <= covered <= tokens:
-        said = f"covers {covered} of {tokens} tokens, and match finds {found}"
-        raise Violated(f"a back_up of request {request} {said}")
+        detail = f"covers {covered} of {tokens} tokens, and match finds {found}"
+        raise Violated(f"a back_up of request {request} {detail}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:

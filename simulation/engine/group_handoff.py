@@ -55,11 +55,11 @@ class GroupHandoff:
         tokens, ttl_s = request.head(request.computed), random.choice((0.1, 1.0, 30.0))
         found = ask("match", caches, lambda c: c.match(tokens, request.namespace))
         end = request.head(found.host_tokens)
-        told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
-        if told % self.page_tokens or not 0 <= told <= found.host_tokens:
-            raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
+        served = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
+        if served % self.page_tokens or not 0 <= served <= found.host_tokens:
+            raise Violated(f"a serve of {found.host_tokens} tokens says {served}")
         # Usually send the request once the consumer can read all its tokens; rarely send it earlier.
-        is_whole = 0 < told == found.host_tokens
+        is_whole = 0 < served == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):
             request.is_handed_over = True
             self.waiting.append(HandedRequest(request.namespace, tokens, caches[0].serving_uri))

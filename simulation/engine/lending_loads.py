@@ -51,15 +51,15 @@ class LendingLoads(LendingEngine):
         shared = most // unit if self.random.random() < 0.7 else 0
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
-        asks = self.random.random() < 0.95
+        may_load = self.random.random() < 0.95
         # First ignore whether the state is on the device, because a load would bring it. If nothing can
         # be loaded, use only device pages that the prefix cache has together with the state.
         first = self.pools.cached(request, shared, with_state=False)
-        if asks:
+        if may_load:
             hit = self.hit(request, first * unit, most)
         if not hit:
             first = self.pools.cached(request, first, with_state=True)
-            hit = self.hit(request, first * unit, most) if asks else 0
+            hit = self.hit(request, first * unit, most) if may_load else 0
         return first, first + hit // unit
 
     def load(self, request: EngineRequest, first: int, last: int) -> None:

@@ -363,8 +363,8 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         for request in self.requests:
             if not request.admitted and not request.computed:
                 request.generation = self._generation
-                asks = request.stage in (EngineStage.PREFETCHING, EngineStage.WAITING)
-                if asks and (hit := self._loads.hit(request, 0)):
+                is_queued = request.stage in (EngineStage.PREFETCHING, EngineStage.WAITING)
+                if is_queued and (hit := self._loads.hit(request, 0)):
                     raise Violated(f"request {request.name} has a hit of {hit} right after a reset")
             elif not request.admitted:
                 request.unknown = True

@@ -32,6 +32,6 @@ class ServesPeers:
         self, caches: Sequence[RankCache], request: EngineRequest, length: int, ttl_s: float
     ) -> None:
         tokens = request.head(length)
-        told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
-        if told % self._page or not 0 <= told <= length:
-            raise Violated(f"a serve of {length} tokens says {told}")
+        served = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
+        if served % self._page or not 0 <= served <= length:
+            raise Violated(f"a serve of {length} tokens says {served}")

@@ -70,8 +70,8 @@ class _LosesAHostPage(Cache):
 
 
 class _LosesPriorities(Cache):
-    def load_back(self, *asked: Any, priority: int = 0, **others: Any) -> Admission | Wait:
-        return super().load_back(*asked, priority=priority if self.rank != 1 else 0, **others)
+    def load_back(self, *arguments: Any, priority: int = 0, **others: Any) -> Admission | Wait:
+        return super().load_back(*arguments, priority=priority if self.rank != 1 else 0, **others)
 
 
 class _GathersInAStep(Cache):
@@ -143,9 +143,9 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
 
     found = list(violations(Build(make=make), seeds=range(12)))
 
-    said = [each for each in found if "the tree offers" in each]
-    assert said
-    assert all("rank 1: " in each and each.endswith("of rank 0") for each in said)
+    matching = [each for each in found if "the tree offers" in each]
+    assert matching
+    assert all("rank 1: " in each and each.endswith("of rank 0") for each in matching)
 
 
 def test_a_rank_that_writes_what_another_has_is_found() -> None:

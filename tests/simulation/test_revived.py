@@ -108,11 +108,11 @@ def test_the_command_that_is_printed_finds_the_bug_again(
 
 def test_a_revived_bug_brings_its_model_and_2000_seeds_unless_told_otherwise() -> None:
     usual = Exploration(revive="d").with_what_its_bug_needs()
-    told = Exploration(seeds=range(5, 6), profile="gemma", faults="calm", l1="both", revive="D")
+    explicit = Exploration(seeds=range(5, 6), profile="gemma", faults="calm", l1="both", revive="D")
 
     assert (usual.seeds, usual.profile, usual.faults) == (range(2000), "hybrid-all", "pressure")
     assert (usual.l1, usual.revive) == ("replica", "D")
-    assert told.with_what_its_bug_needs() == told
+    assert explicit.with_what_its_bug_needs() == explicit
 
 
 def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
@@ -125,9 +125,9 @@ def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
 
 
 def test_a_bug_that_nobody_knows_is_bad_input(lockstep: Run) -> None:
-    said = refusal(lockstep, "simulate", "--revive", "Z")
+    error = refusal(lockstep, "simulate", "--revive", "Z")
 
-    assert "--revive: unknown bug 'Z'; known: A, B, C, D, E, " in said
+    assert "--revive: unknown bug 'Z'; known: A, B, C, D, E, " in error
 
 
 def test_the_bugs_can_be_listed(lockstep: Run) -> None:
@@ -145,10 +145,10 @@ def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_some
 
     monkeypatch.setattr(exploring, "explore", break_down)
 
-    status, _, said = lockstep("simulate", "--revive", "A")
+    status, _, error = lockstep("simulate", "--revive", "A")
 
     assert status == simulate.EXIT_BROKE_DOWN == 70
-    assert "lockstep: the simulator failed: RuntimeError: no process can be started" in said
+    assert "lockstep: the simulator failed: RuntimeError: no process can be started" in error
 
 
 def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(

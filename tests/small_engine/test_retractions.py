@@ -60,18 +60,18 @@ FAULTS = (
 )
 
 
-def faults(told: Pressed) -> dict[str, object]:
+def faults(report: Pressed) -> dict[str, object]:
     """Return the values of a rank's report that are zero in a run without failures."""
-    counts = told.counts
+    counts = report.counts
     values = (
         counts.pages_corrupt,
-        told.requests - counts.requests,
+        report.requests - counts.requests,
         counts.retractions - counts.resumes,
         counts.recomputed_tokens,
         counts.preempted + counts.loads_failed + counts.saves_failed,
-        told.in_flight,
-        sum(map(sum, told.missing)),
-        sum(map(sum, told.kept)),
+        report.in_flight,
+        sum(map(sum, report.missing)),
+        sum(map(sum, report.kept)),
     )
     return dict(zip(FAULTS, values, strict=True))
 
@@ -87,18 +87,18 @@ CYCLES = [20, pytest.param(2_000, marks=pytest.mark.slow, id="2,000")]
 def test_whoever_is_put_aside_in_host_memory_comes_back_with_all_that_it_had(
     stack: ExitStack, profile: str, ranks: int, cycles: int
 ) -> None:
-    told = pressed(stack, profile, ranks, LARGE, cycles=cycles)
+    reports = pressed(stack, profile, ranks, LARGE, cycles=cycles)
 
-    assert [faults(each) for each in told] == [dict.fromkeys(FAULTS, 0)] * ranks
-    assert min(each.counts.retractions for each in told) >= cycles
+    assert [faults(each) for each in reports] == [dict.fromkeys(FAULTS, 0)] * ranks
+    assert min(each.counts.retractions for each in reports) >= cycles
 
 
 SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
 """Values of a rank's report that must be zero even after injected failures."""
 
 
-def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
-    found = [{name: faults(each)[name] for name in SOUND} for each in told]
+def unsound(reports: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
+    found = [{name: faults(each)[name] for name in SOUND} for each in reports]
     return [each for each in found if each != dict.fromkeys(SOUND, 0) | {"not served": aborted}]
 
 
@@ -127,11 +127,11 @@ def breaks_seals() -> Turn:
 def test_a_saved_page_that_has_changed_costs_its_request_what_it_had_on_every_rank(
     stack: ExitStack,
 ) -> None:
-    told = pressed(stack, "hybrid-all", 2, LARGE, cycles=15, turn=breaks_seals())
+    reports = pressed(stack, "hybrid-all", 2, LARGE, cycles=15, turn=breaks_seals())
 
-    assert unsound(told) == []
-    assert min(each.counts.loads_failed for each in told) > 0
-    assert min(each.counts.recomputed_tokens for each in told) > 0
+    assert unsound(reports) == []
+    assert min(each.counts.loads_failed for each in reports) > 0
+    assert min(each.counts.recomputed_tokens for each in reports) > 0
 
 
 def aborts_one(place: RetractStage) -> Turn:
@@ -152,9 +152,9 @@ def aborts_one(place: RetractStage) -> Turn:
 def test_a_request_that_is_aborted_wherever_it_is_aside_leaves_nothing_behind(
     stack: ExitStack, profile: str, place: RetractStage
 ) -> None:
-    told = pressed(stack, profile, 2, SMALL, cycles=30, turn=aborts_one(place))
+    reports = pressed(stack, profile, 2, SMALL, cycles=30, turn=aborts_one(place))
 
-    assert unsound(told, aborted=1) == []
+    assert unsound(reports, aborted=1) == []
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -166,6 +166,6 @@ def test_a_group_closes_in_peace_with_a_request_aside_wherever_it_is(
         return place in scheduler.retractions.places.values()
 
     with nothing_left_behind(), ExitStack() as group:
-        told = pressed(group, profile, 2, SMALL, cycles=80, turn=stops)
+        reports = pressed(group, profile, 2, SMALL, cycles=80, turn=stops)
 
-    assert [each.ended for each in told] == [False, False]
+    assert [each.ended for each in reports] == [False, False]

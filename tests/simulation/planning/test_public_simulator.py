@@ -43,9 +43,9 @@ def public_hits(requests: Sequence[WorkloadRequest], blocks: int) -> Hits:
         for each in requests
     ]
     plan = build_execution_plan(parse_trace_lines(lines))
-    told = {name: simulate_policy(plan, name, blocks) for name in Hits._fields}
-    assert {each.measurementMode for each in told.values()} == {"fixed_window"}
-    return Hits(**{name: each.hitTokens // BLOCK_TOKENS for name, each in told.items()})
+    results = {name: simulate_policy(plan, name, blocks) for name in Hits._fields}
+    assert {each.measurementMode for each in results.values()} == {"fixed_window"}
+    return Hits(**{name: each.hitTokens // BLOCK_TOKENS for name, each in results.items()})
 
 
 def our_hits(requests: Sequence[WorkloadRequest], blocks: int) -> Hits:

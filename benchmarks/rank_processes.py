@@ -74,7 +74,7 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
     processes.set_forkserver_preload([measurement.module])
     _start_fork_server()
     ranks: list[BaseProcess] = []
-    said: list[Connection] = []
+    connections: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         try:
             for rank in range(measurement.ranks):
@@ -86,14 +86,14 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
                 process.start()
                 theirs.close()
                 ranks.append(process)
-                said.append(ours)
-            return _hear(said, progress)
+                connections.append(ours)
+            return _collect(connections, progress)
         finally:
             for each in ranks:
                 each.kill()
             for each in ranks:
                 each.join()
-            for connection in said:
+            for connection in connections:
                 connection.close()
 
 
@@ -113,9 +113,9 @@ def _start_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
 
 
-def _hear(said: list[Connection], progress: Say) -> list[Any]:
+def _collect(connections: list[Connection], progress: Say) -> list[Any]:
     figures: dict[int, Any] = {}
-    open_ones = {connection: rank for rank, connection in enumerate(said)}
+    open_ones = {connection: rank for rank, connection in enumerate(connections)}
     while open_ones:
         spoke = wait(list(open_ones), SILENT_S)
         if not spoke:
@@ -135,7 +135,7 @@ def _hear(said: list[Connection], progress: Say) -> list[Any]:
                 continue
             figures[rank] = content
             del open_ones[ready]
-    return [figures[rank] for rank in range(len(said))]
+    return [figures[rank] for rank in range(len(connections))]
 
 
 def _be_rank(

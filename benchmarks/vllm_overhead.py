@@ -77,17 +77,17 @@ def main() -> None:
         help="also measure these vLLM connectors, with long prompts",
     )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    told = parser.parse_args()
-    for ranks in told.ranks:
-        for mode in told.modes:
-            _measure(ranks, mode, told)
+    options = parser.parse_args()
+    for ranks in options.ranks:
+        for mode in options.modes:
+            _measure(ranks, mode, options)
 
 
-def _measure(ranks: int, mode: str, told: argparse.Namespace) -> None:
+def _measure(ranks: int, mode: str, options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-bench-"))
         engines: list[StartedEngine] = []
-        for connector in ("none", "lockstep", *told.beside):
+        for connector in ("none", "lockstep", *options.beside):
             folder = Path(name, connector)
             folder.mkdir()
             started = StartedEngine(folder, connector, ranks, one_scheduler=mode == "one")
@@ -98,10 +98,10 @@ def _measure(ranks: int, mode: str, told: argparse.Namespace) -> None:
                 engine.answer(next(seeds), max(PROMPTS_TOKENS), 4)
         sys.stdout.write(f"\n{ranks} rank(s), {MODES[mode]}\n")
         without, with_it, *beside = engines
-        for tokens in PROMPTS_TOKENS if told.pairs else ():
-            _print_cold(tokens, _pairs([without, with_it], seeds, tokens, told.pairs))
-        for name, engine in zip(("Lockstep", *told.beside), (with_it, *beside), strict=True):
-            _print_long(name, *_long(without, engine, seeds, told.long_pairs))
+        for tokens in PROMPTS_TOKENS if options.pairs else ():
+            _print_cold(tokens, _pairs([without, with_it], seeds, tokens, options.pairs))
+        for name, engine in zip(("Lockstep", *options.beside), (with_it, *beside), strict=True):
+            _print_long(name, *_long(without, engine, seeds, options.long_pairs))
 
 
 class StartedEngine:
@@ -113,7 +113,7 @@ class StartedEngine:
         self._listener.bind(str(folder / "socket"))
         self._listener.listen()
         self._listener.settimeout(1.0)
-        self._told: list[TextIO] = []
+        self._connections: list[TextIO] = []
         """The control connection to each process of the engine, by rank."""
         self._processes = 1 if one_scheduler else ranks
         _write_plan(folder, connector, ranks, one_scheduler=one_scheduler)
@@ -142,7 +142,7 @@ class StartedEngine:
             connection.settimeout(START_S)
             lines = connection.makefile("rw")
             met[json.loads(lines.readline())["rank"]] = lines
-        self._told = [met[rank] for rank in sorted(met)]
+        self._connections = [met[rank] for rank in sorted(met)]
         # vLLM's CPU ranks meet in a shared memory file with a fixed name. Remove the file, so that the
         # next engine can use the name.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
@@ -156,7 +156,7 @@ class StartedEngine:
         traceback: TracebackType | None,
     ) -> None:
         """Stop the engine's processes."""
-        for each in self._told:
+        for each in self._connections:
             each.close()
         self._listener.close()
         try:
@@ -167,21 +167,21 @@ class StartedEngine:
 
     def answer(self, seed: int, prompt_tokens: int, tokens: int) -> Sample:
         """Send a prompt, wait for the answer and for background writes; return the measured times."""
-        told = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
-        sample = self._tell(told)
+        command = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
+        sample = self._send(command)
         time.sleep(SETTLE_S)
         return sample
 
     def drop(self) -> None:
         """Make the engine drop its prefix cache on the device."""
-        if not self._tell({"do": "drop"})["dropped"]:
+        if not self._send({"do": "drop"})["dropped"]:
             sys.exit("the engine could not drop its prefix cache because blocks are in use")
 
-    def _tell(self, told: dict[str, Any]) -> Sample:
+    def _send(self, command: dict[str, Any]) -> Sample:
         try:
-            for each in self._told:
-                print(json.dumps(told), file=each, flush=True)
-            samples: list[Sample] = [json.loads(each.readline()) for each in self._told]
+            for each in self._connections:
+                print(json.dumps(command), file=each, flush=True)
+            samples: list[Sample] = [json.loads(each.readline()) for each in self._connections]
         except (ValueError, OSError):
             self._fail()
         return samples[0]

@@ -82,13 +82,13 @@ class MeasuredEngine:
         """Drop the engine's prefix cache on the device; the connector's tiers keep their pages."""
         return {"dropped": self._llm.reset_prefix_cache()}
 
-    def obey(self, told: dict[str, Any]) -> dict[str, Any]:
+    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """Execute one command from `vllm_overhead` and return its result."""
-        if told["do"] == "drop":
+        if command["do"] == "drop":
             return self.drop()
-        generator = random.Random(told["seed"])
-        prompt = [generator.randrange(3, self._vocabulary) for _ in range(told["prompt_tokens"])]
-        return self.answer(prompt, told["tokens"])
+        generator = random.Random(command["seed"])
+        prompt = [generator.randrange(3, self._vocabulary) for _ in range(command["prompt_tokens"])]
+        return self.answer(prompt, command["tokens"])
 
     def _count(self, owner: Any, name: str, calls: str = "") -> None:
         """Replace a method of `owner` by a new one that adds its duration in seconds to `spent[name]`.
@@ -111,10 +111,10 @@ class MeasuredEngine:
 
 def main(plan: Path) -> None:
     """Start the engine that the file `plan` describes, and execute commands until disconnected."""
-    told = json.loads(plan.read_text())
-    engine = MeasuredEngine(told["arguments"], told["vocabulary"])
+    config = json.loads(plan.read_text())
+    engine = MeasuredEngine(config["arguments"], config["vocabulary"])
     with socket(AF_UNIX) as parent:
-        parent.connect(told["address"])
+        parent.connect(config["address"])
         with parent.makefile("rw") as lines:
             print(json.dumps({"rank": _rank()}), file=lines, flush=True)
             for line in lines:

@@ -106,8 +106,8 @@ def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[Sto
         with file.open("rb", buffering=0) as slots:
             for offset in range(0, file.stat().st_size, slot_bytes):
                 slots.seek(offset)
-                said = read_statement(memoryview(slots.read(HEADER_BYTES)))
-                if isinstance(said, Statement) and said.name.namespace == namespace:
+                statement = read_statement(memoryview(slots.read(HEADER_BYTES)))
+                if isinstance(statement, Statement) and statement.name.namespace == namespace:
                     pages.append(StoredPage(str(file), offset))
     return pages
 

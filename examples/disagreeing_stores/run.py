@@ -71,19 +71,19 @@ def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> 
         timeout=300,
         check=False,
     )
-    said = finished.stdout + finished.stderr
+    output = finished.stdout + finished.stderr
     if finished.returncode and may_end:
-        whys = [line for line in said.splitlines() if "Error" in line and "[rank" in line]
+        whys = [line for line in output.splitlines() if "Error" in line and "[rank" in line]
         return Answer([], [], [], whys[-1].strip() if whys else f"status {finished.returncode}")
     if finished.returncode:
-        sys.exit(f"the ranks ended with status {finished.returncode}:\n{said[-4000:]}")
+        sys.exit(f"the ranks ended with status {finished.returncode}:\n{output[-4000:]}")
     answers = [
         json.loads((folder / f"{name}.rank{each}.json").read_text()) for each in range(RANKS)
     ]
     return Answer(
         [answer["tokens"] for answer in answers],
         [answer["cached"] for answer in answers],
-        re.findall(r"rank \d+ lacks page.*", said),
+        re.findall(r"rank \d+ lacks page.*", output),
     )
 
 

@@ -29,9 +29,9 @@ def main() -> int:
             alone = f"file://{folder}/ranks"
             dist.init_process_group("gloo", init_method=alone, rank=0, world_size=1)
         # Broadcast rank 0's store URI, because every rank needs the same one.
-        told = [store or f"file://{folder}/store"]
-        dist.broadcast_object_list(told)
-        is_right = show(told[0])
+        uris = [store or f"file://{folder}/store"]
+        dist.broadcast_object_list(uris)
+        is_right = show(uris[0])
         dist.barrier()
         dist.destroy_process_group()
     return 0 if is_right else 1
@@ -50,8 +50,8 @@ def show(store: str) -> bool:
         is_right &= scene.equal
         counts = (scene.prompt, scene.computed, scene.device, scene.host, scene.storage)
         happened = [f"{count} {event}" for event, count in sorted(scene.events.items())]
-        said = "; ".join(["as without a cache" if scene.equal else "WRONG", *happened])
-        lines.append(ROW.format(scene.name, *counts, said))
+        outcome = "; ".join(["as without a cache" if scene.equal else "WRONG", *happened])
+        lines.append(ROW.format(scene.name, *counts, outcome))
     lines.append(f"output of the repeated prompt: {without_cache(shape, VISITED)}")
     if not rank:
         print(*lines, sep="\n")

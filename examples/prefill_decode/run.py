@@ -182,7 +182,7 @@ def _lay_bad_cable(port: int) -> None:
 
 def as_actors(folder: str) -> list[str]:
     """Run each rank as a Ray actor and pass messages between groups; return the decode results."""
-    said: list[str] = []
+    results: list[str] = []
     with ray_cluster(None, ranks=sum(RANKS.values())) as cluster:
         actor, get = cluster.ray.remote(Rank), cluster.ray.get
         prefill, decode = (
@@ -190,9 +190,9 @@ def as_actors(folder: str) -> list[str]:
         )
         for name in SEEDS:
             message = get([each.prefill.remote(name) for each in prefill])[0]
-            said.append(get([each.decode.remote(message) for each in decode])[0])
+            results.append(get([each.decode.remote(message) for each in decode])[0])
         get([each.close.remote() for each in (*prefill, *decode)])
-    return said
+    return results
 
 
 def under_torchrun(folder: str) -> list[str]:
@@ -255,12 +255,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         try:
-            said = as_actors(folder) if by_ray else under_torchrun(folder)
+            results = as_actors(folder) if by_ray else under_torchrun(folder)
         except KeyboardInterrupt:
             return 130
-    print(*said, sep="\n")
-    came = "whole: 0 of" not in said[0]
-    return 0 if came and all(each.endswith("exact") for each in said) else 1
+    print(*results, sep="\n")
+    came = "whole: 0 of" not in results[0]
+    return 0 if came and all(each.endswith("exact") for each in results) else 1
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ with LockstepCache.open(model, host_memory_gib=1, store=store) as cache:
             )
         took_s = time.perf_counter() - began
         if cache.cache.rank == 0:
-            said = output[0, len(prompt) :].tolist()
+            continuation = output[0, len(prompt) :].tolist()
             found = f"{past.reused_tokens:4} of {len(prompt)} tokens reused"
-            print(f"{found}, {took_s:5.2f} s, goes on with {said}", flush=True)
+            print(f"{found}, {took_s:5.2f} s, goes on with {continuation}", flush=True)
 dist.destroy_process_group()

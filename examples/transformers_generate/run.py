@@ -59,14 +59,16 @@ def alone(folder: Path, prompts: list[torch.Tensor]) -> list[str]:
     """Compute the prompts in this process without a cache; return the output of each."""
     print("without a cache, on one rank")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    said: list[str] = []
+    continuations: list[str] = []
     for prompt in prompts:
         began = time.perf_counter()
         output = model.generate(prompt[None], max_new_tokens=8, do_sample=False)
         took_s = time.perf_counter() - began
-        said.append(str(output[0, len(prompt) :].tolist()))
-        print(f"     0 of {len(prompt)} tokens reused, {took_s:5.2f} s, goes on with {said[-1]}")
-    return said
+        continuations.append(str(output[0, len(prompt) :].tolist()))
+        print(
+            f"     0 of {len(prompt)} tokens reused, {took_s:5.2f} s, goes on with {continuations[-1]}"
+        )
+    return continuations
 
 
 def start(title: str, *arguments: object) -> list[str]:
@@ -98,8 +100,8 @@ def main() -> int:
         expected = alone(folder / "model", prompts)
         given = (folder / "model", folder / "prompts.json", f"file://{folder}/store")
         titles = ("with a cache, on two", "with a cache, started again")
-        said = [start(title, *given) for title in titles]
-    is_right = said == [expected] * 2
+        results = [start(title, *given) for title in titles]
+    is_right = results == [expected] * 2
     print("every token is as without a cache" if is_right else "WRONG: tokens differ without it")
     return 0 if is_right else 1
 

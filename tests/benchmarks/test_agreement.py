@@ -106,11 +106,11 @@ def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: 
         "_start_fork_server()"
     )
 
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
 
-    assert told.stdout == "True\n"
+    assert finished.stdout == "True\n"
 
 
 def test_ranks_that_cannot_meet_are_not_started(
@@ -118,7 +118,7 @@ def test_ranks_that_cannot_meet_are_not_started(
 ) -> None:
     monkeypatch.setattr("lockstep.launch.bench.LOOPBACK", "192.0.2.1", raising=False)
 
-    status, _, said = lockstep("bench", "agreement", *QUICK)
+    status, _, error = lockstep("bench", "agreement", *QUICK)
 
     assert status == 3
-    assert said.startswith("lockstep: ranks cannot connect to each other at 192.0.2.1: ")
+    assert error.startswith("lockstep: ranks cannot connect to each other at 192.0.2.1: ")

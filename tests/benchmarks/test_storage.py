@@ -152,40 +152,40 @@ def test_a_disk_without_room_gets_one_line_and_not_a_trace(
 
     monkeypatch.setattr(BareCalls, "write", refuse)
 
-    status, _, said = bench_storage("--store", "memory://", *SMALL)
+    status, _, error = bench_storage("--store", "memory://", *SMALL)
 
-    assert (status, said.count("\n")) == (3, 1)
-    assert "the benchmark failed: No space left on device" in said
+    assert (status, error.count("\n")) == (3, 1)
+    assert "the benchmark failed: No space left on device" in error
 
 
 def test_no_refusal_repeats_a_secret(bench_storage: Run, tmp_path: Path) -> None:
     index = "index=redis://user:s3kr1t@127.0.0.1:1/0"
 
-    status, printed, said = bench_storage("--store", f"3fs://{tmp_path}/kv?{index}", *SMALL)
+    status, printed, error = bench_storage("--store", f"3fs://{tmp_path}/kv?{index}", *SMALL)
 
-    assert (status, said.count("\n")) == (2, 1)
-    assert "s3kr1t" not in printed + said
+    assert (status, error.count("\n")) == (2, 1)
+    assert "s3kr1t" not in printed + error
 
 
 def test_the_report_names_the_store_without_its_secrets(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    uris: list[str] = []
 
     def make(uri: str) -> MemoryBackend:
-        asked.append(uri)
+        uris.append(uri)
         return MemoryBackend()
 
     monkeypatch.setattr(benchmark, "make_backend", make)
     path, uri = tmp_path / "report.json", "tape://u:s3kr1t@host/x?token=s3kr1t&n=1"
 
-    status, printed, said = bench_storage("--store", uri, *SMALL, "--report", path)
+    status, printed, error = bench_storage("--store", uri, *SMALL, "--report", path)
 
-    assert (status, asked) == (0, [uri])
+    assert (status, uris) == (0, [uri])
     assert (
         json.loads(path.read_text(encoding="utf-8"))["store"] == "tape://***@host/x?token=***&n=1"
     )
-    assert "s3kr1t" not in printed + said
+    assert "s3kr1t" not in printed + error
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_the_report_names_the_store_without_its_secrets(
 def test_bad_input_gets_one_line_and_status_2(
     bench_storage: Run, arguments: list[str], complaint: str
 ) -> None:
-    status, _, said = bench_storage(*arguments)
+    status, _, error = bench_storage(*arguments)
 
     assert status == 2
-    assert complaint in said
-    assert said.count("\n") == 1
+    assert complaint in error
+    assert error.count("\n") == 1

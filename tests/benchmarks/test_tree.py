@@ -64,11 +64,11 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
 def test_bad_input_gets_one_line_and_status_2(
     bench_tree: Run, arguments: list[str], complaint: str
 ) -> None:
-    status, _, said = bench_tree(*arguments)
+    status, _, error = bench_tree(*arguments)
 
     assert status == 2
-    assert complaint in said
-    assert said.count("\n") == 1
+    assert complaint in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("components", ["full", "full+window"])

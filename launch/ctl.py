@@ -57,14 +57,14 @@ _SECONDS: Final = Parameter(metavar="SECONDS", validator=Number(gte=TTL_S_MIN, l
 @ctl.command(name="list")
 def list_all(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show each namespace's pages, the limits, the pins and the store."""
-    answer = _asked(socket, "list")
+    answer = _request(socket, "list")
     _tell(answer, as_json, *list_lines(answer))
 
 
 @ctl.command
 def stats(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show the counters of rank 0."""
-    answer = _asked(socket, "stats")
+    answer = _request(socket, "stats")
     _tell(answer, as_json, *stats_lines(answer))
 
 
@@ -88,13 +88,15 @@ def pin(
 ) -> int:
     """Keep the cached part of a prompt for a given time."""
     ids = _ids(sys.stdin.read() if tokens == "-" else tokens)
-    answer = _asked(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
+    answer = _request(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
     kept = answer["tokens"]
-    told = f"pinned {kept:,} of {count(len(ids), 'token')} for {ttl:g} s"
+    message = f"pinned {kept:,} of {count(len(ids), 'token')} for {ttl:g} s"
     _tell(
         answer,
         as_json,
-        told if kept else "nothing is pinned: no token is cached, or the limit of pins is reached",
+        message
+        if kept
+        else "nothing is pinned: no token is cached, or the limit of pins is reached",
     )
     return 0 if kept else EXIT_GROUP
 
@@ -108,7 +110,7 @@ def unpin(
     as_json: Json = False,
 ) -> None:
     """Remove a pin."""
-    answer = _asked(socket, "unpin", name=name)
+    answer = _request(socket, "unpin", name=name)
     _tell(
         answer, as_json, "unpinned" if answer["was_pinned"] else "no such pin; it may have expired"
     )
@@ -131,7 +133,7 @@ def drop(
     """
     if everything is (namespace is not None):
         raise ConfigError("name the namespace to drop, or give --all")
-    answer = _asked(socket, "drop", namespace=namespace)
+    answer = _request(socket, "drop", namespace=namespace)
     held = answer["held"]
     still = f"; {held:,} in use by requests: drop again when they have finished" if held else ""
     _tell(answer, as_json, f"evicted {count(answer['pages'], 'page')}{still}")
@@ -156,7 +158,7 @@ def limit(
 
     Replaces the namespace's previous limits. Pages over the new limit are evicted in the next step.
     """
-    answer = _asked(
+    answer = _request(
         socket,
         "limit",
         namespace=namespace,
@@ -179,7 +181,7 @@ def flush(socket: Socket, /, *, as_json: Json = False) -> None:
 
     Includes pages that were in host memory before the store was attached.
     """
-    answer = _asked(socket, "flush")
+    answer = _request(socket, "flush")
     causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())
     left = f"; unwritten pages: {causes}" if causes else ""
     _tell(answer, as_json, f"{count(answer['operations'], 'operation')} finished{left}")
@@ -203,7 +205,7 @@ def attach(
     """Attach a store, once every rank has opened it."""
     uri = sys.stdin.read().strip() if store == "-" else store
     check_store(uri, only_read=True, name="STORE")
-    _tell(_asked(socket, "attach", store=uri), as_json, "attached")
+    _tell(_request(socket, "attach", store=uri), as_json, "attached")
 
 
 @ctl.command
@@ -212,7 +214,7 @@ def detach(socket: Socket, /, *, as_json: Json = False) -> None:
 
     Aborts the operations in flight for the store.
     """
-    _tell(_asked(socket, "detach"), as_json, "detached")
+    _tell(_request(socket, "detach"), as_json, "detached")
 
 
 @ctl.command
@@ -226,7 +228,7 @@ def weights(
     """Set the weights version; pages of other versions no longer match."""
     if not version:
         raise ConfigError("VERSION is empty; give the name of the new weights")
-    _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
+    _tell(_request(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
 
 
 @ctl.command(name="log-level")
@@ -241,7 +243,7 @@ def log_level(
     as_json: Json = False,
 ) -> None:
     """Set the log level of every process of the group."""
-    _tell(_asked(socket, "log-level", level=level), as_json, f"log level set to {level}")
+    _tell(_request(socket, "log-level", level=level), as_json, f"log level set to {level}")
 
 
 class _Answer(dict[str, Any]):
@@ -254,14 +256,14 @@ class _Answer(dict[str, Any]):
         )
 
 
-def _asked(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
+def _request(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
     try:
         answer = ask(socket, what, **fields)
     except UsageError as error:
         # If the group refuses a request, the command reports wrong input and exits with 2.
         raise ConfigError(str(error)) from error
-    told: dict[str, Any] = json.loads(json.dumps(answer), object_hook=_Answer)
-    return told
+    decoded: dict[str, Any] = json.loads(json.dumps(answer), object_hook=_Answer)
+    return decoded
 
 
 def _tell(answer: Mapping[str, Any], as_json: bool, *lines: str) -> None:
@@ -299,9 +301,11 @@ def list_lines(answer: Mapping[str, Any]) -> list[str]:
 def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     """Return the lines of `ctl stats` for one rank; the fields are those of `CacheStats`."""
     replica = stats["replica"]
-    asked = replica["asked_tokens"]
+    prompt_tokens = replica["asked_tokens"]
     hits = ", ".join(
-        f"{tier} {tokens / asked:.1%}" for tier, tokens in replica["hit_tokens"].items() if asked
+        f"{tier} {tokens / prompt_tokens:.1%}"
+        for tier, tokens in replica["hit_tokens"].items()
+        if prompt_tokens
     )
     pools = _columns(
         ("pool", "tier", "pages", "cached", "held", "free"),
@@ -311,7 +315,7 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
             for tier, use in tiers.items()
         ),
     )
-    told = {
+    rows = {
         "ended by": stats["ended_by"],
         "in flight": _counts(stats["in_flight"]),
         "operations": _counts(
@@ -333,23 +337,23 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     who = f"rank {stats['rank']} of {stats['world_size']}"
     return [
         f"{who}: {steps}, {stats['transport']}, store {stats['store']}",
-        f"{count(asked, 'prompt token')}: {hits or 'no hit'}",
+        f"{count(prompt_tokens, 'prompt token')}: {hits or 'no hit'}",
         *pools,
-        *(f"{what}: {said}" for what, said in told.items() if said),
+        *(f"{what}: {value}" for what, value in rows.items() if value),
     ]
 
 
 def _columns(head: Sequence[str], *rows: Sequence[object]) -> list[str]:
     """Return a table as lines: text is aligned left, and numbers are aligned right."""
-    told = [[f"{each:,}" if isinstance(each, int) else str(each) for each in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *told, strict=True)]
+    cells = [[f"{each:,}" if isinstance(each, int) else str(each) for each in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     right = [isinstance(each, int) for each in rows[0]] if rows else [False] * len(head)
     return [
         "  ".join(
             f"{each:>{width}}" if numbers else f"{each:{width}}"
             for each, width, numbers in zip(row, widths, right, strict=True)
         ).rstrip()
-        for row in (list(head), *told)
+        for row in (list(head), *cells)
     ]
 
 

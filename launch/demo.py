@@ -88,8 +88,8 @@ def _demo(
             write_page(both, page)
             console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
     if timeline is not None:
-        told = f"timeline of the warm run: {timeline.resolve()}, for {VIEWER}"
-        console.print(told, soft_wrap=True)
+        message = f"timeline of the warm run: {timeline.resolve()}, for {VIEWER}"
+        console.print(message, soft_wrap=True)
     return 0
 
 

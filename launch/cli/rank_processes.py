@@ -63,8 +63,8 @@ class RankErrors(ErrorHandler):
             now, line = time.time(), in_options(str(e))
             # torch reads the time of a failure in whole seconds, but all ranks may fail within one
             # second. `failed_at` therefore includes the fraction.
-            told = {"py_callstack": line, "timestamp": str(int(now))}
-            data = {"message": {"message": line, "extraInfo": told}, "failed_at": now}
+            extra_info = {"py_callstack": line, "timestamp": str(int(now))}
+            data = {"message": {"message": line, "extraInfo": extra_info}, "failed_at": now}
             Path(path).write_text(json.dumps({**data, "line": str(e)}), encoding="utf-8")
             if isinstance(e, GroupError):
                 # Resume suspended ranks (SIGSTOP). Otherwise, torch would wait 30 s for each of them
@@ -117,7 +117,7 @@ def run_ranks(
         try:
             elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
-            return _told(*min(error.failures.items(), key=lambda each: _order(each[1])))
+            return _status_and_line(*min(error.failures.items(), key=lambda each: _order(each[1])))
     return 0, ""
 
 
@@ -170,7 +170,7 @@ def _order(failure: ProcessFailure) -> tuple[bool, float]:
     return was_ended, at + (_CONSEQUENCE_S if failure.exitcode == EXIT_GROUP else 0.0)
 
 
-def _told(rank: int, failure: ProcessFailure) -> tuple[int, str]:
+def _status_and_line(rank: int, failure: ProcessFailure) -> tuple[int, str]:
     if failure.exitcode >= 0:
         return failure.exitcode, failure.error_file_data.get("line", "")
     line = f"rank {rank} was killed by {failure.signal_name()}; the others were ended"

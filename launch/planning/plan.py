@@ -59,8 +59,8 @@ def _plan(
             points = _sweep(workers, sizes)
             print_points(points, console)
         else:
-            with Console(stderr=True).status("searching") as told:
-                answer = reach(goal, sizes[0], evaluation, workers, told.update)
+            with Console(stderr=True).status("searching") as spinner:
+                answer = reach(goal, sizes[0], evaluation, workers, spinner.update)
             points = [] if answer["point"] is None else [answer["point"]]
             print_goal(answer, console)
             found["goal"] = answer

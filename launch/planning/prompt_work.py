@@ -85,8 +85,8 @@ def _latent_weights(fields: ConfigFields) -> int:
     rank, rope = fields.number("kv_lora_rank"), fields.number("qk_rope_head_dim")
     nope, value = fields.number("qk_nope_head_dim", 128), fields.number("v_head_dim", 128)
     query = heads * (nope + rope)
-    asked = fields.number("q_lora_rank", 0, least=0)
-    queries = asked * (hidden + query) if asked else hidden * query
+    query_rank = fields.number("q_lora_rank", 0, least=0)
+    queries = query_rank * (hidden + query) if query_rank else hidden * query
     return queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
 
 

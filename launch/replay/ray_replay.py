@@ -223,8 +223,8 @@ def _outcome(ray: Any, run: Any, rank: int) -> RankOutcome:
     try:
         return msgspec.msgpack.decode(ray.get(run, timeout=POLL_S), type=RankOutcome)
     except ray.exceptions.GetTimeoutError:
-        said = f"rank {rank} did not finish with the others"
-        return RankOutcome(error=said, status=EXIT_GROUP, silent=True)
+        message = f"rank {rank} did not finish with the others"
+        return RankOutcome(error=message, status=EXIT_GROUP, silent=True)
     except ray.exceptions.RayError as error:
         why = (str(error).splitlines() or ["no reason given"])[0]
         return RankOutcome(error=f"rank {rank} died: {why}", status=EXIT_GROUP)

@@ -141,8 +141,8 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
         for key, value in record.items()
         if isinstance(value, int | float | str)
     ]
-    said = f"<pre>{escape(printed.getvalue().rstrip())}</pre>"
-    parts = [said, "<h2>Figures</h2>", _table(["value"], figures)]
+    output = f"<pre>{escape(printed.getvalue().rstrip())}</pre>"
+    parts = [output, "<h2>Figures</h2>", _table(["value"], figures)]
     return _page(f"lockstep bench {name}", str(record.get("machine", "")), parts)
 
 

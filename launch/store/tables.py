@@ -70,7 +70,7 @@ def full_name(name: ObjectName) -> str:
 
 def contents_record(uri: str, catalogue: Catalogue) -> Record:
     """Return the JSON record for `ls --json`; the keys are a stable interface."""
-    unreadable = [name for name, said in catalogue.manifests.items() if said is None]
+    unreadable = [name for name, manifest in catalogue.manifests.items() if manifest is None]
     return {
         "store": uri,
         "objects": catalogue.total.objects,
@@ -88,8 +88,8 @@ def print_contents(uri: str, catalogue: Catalogue) -> None:
         return
     known = sum(each.manifest is not None for each in models)
     size = bytes_in_words(total.nbytes)
-    said = f"{count(known, 'model')}, {count(total.objects, 'object')}, {size}"
-    say(f"{uri}: {said}")
+    summary = f"{count(known, 'model')}, {count(total.objects, 'object')}, {size}"
+    say(f"{uri}: {summary}")
     for model in models:
         say()
         _print_model(model)

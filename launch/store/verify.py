@@ -171,8 +171,8 @@ async def _verify_objects(
     shapes = FullShapes(catalogue)
 
     async def look_at(batch: Batch, scratch: Scratch) -> None:
-        asked = [(each, shapes.of(each) or each.shape) for each in batch]
-        outcomes = await _read_whole(store.backend, asked, scratch)
+        expected = [(each, shapes.of(each) or each.shape) for each in batch]
+        outcomes = await _read_whole(store.backend, expected, scratch)
         for stored, outcome in zip(batch, outcomes, strict=True):
             verified.add(stored, outcome)
         store.progress.advance(len(batch), sum(map(stored_bytes, batch)))
@@ -182,12 +182,12 @@ async def _verify_objects(
 
 async def _read_whole(
     backend: StorageBackend,
-    asked: Sequence[tuple[StoredObject, ObjectShape]],
+    expected: Sequence[tuple[StoredObject, ObjectShape]],
     scratch: Scratch,
 ) -> list[ReadOutcome | None]:
     """Read each object with its expected shape; return None for an object that is too large to read."""
-    fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in asked]
-    chosen = [each for each, fit in zip(asked, fits, strict=True) if fit]
+    fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in expected]
+    chosen = [each for each, fit in zip(expected, fits, strict=True) if fit]
     buffers = scratch.buffers([shape for _, shape in chosen])
     reads = [
         Read(stored.name, (buffer,), shape)

@@ -78,14 +78,16 @@ def _ended(window: Window) -> Iterator[Finding]:
 
 def silence_of(seen: GroupSample) -> str:
     """Return text with the addresses at which no rank answers, and the times of their last answers."""
-    told: list[str] = []
+    addresses: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
         heard_s = seen.heard_s.get(address)
-        heard = "" if heard_s is None else f"last answer {_time(seen.at_s - heard_s)} ago"
-        why = ", ".join(filter(None, (other, heard)))
-        told.append(f"{address} ({why})" if why else address)
-    others = len(seen.silent) - len(told)
-    return f"no rank answers at {', '.join(told)}" + (f" and {others:,} others" if others else "")
+        last_answer = "" if heard_s is None else f"last answer {_time(seen.at_s - heard_s)} ago"
+        why = ", ".join(filter(None, (other, last_answer)))
+        addresses.append(f"{address} ({why})" if why else address)
+    others = len(seen.silent) - len(addresses)
+    return f"no rank answers at {', '.join(addresses)}" + (
+        f" and {others:,} others" if others else ""
+    )
 
 
 def _silent(window: Window) -> Iterator[Finding]:
@@ -258,8 +260,8 @@ def _slow_rank(window: Window) -> Iterator[Finding]:
 
 
 def _nothing_wrong(window: Window) -> Iterator[Finding]:
-    asked = window.grew("asked_tokens_total")
-    if not asked:
+    requested = window.grew("asked_tokens_total")
+    if not requested:
         yield Finding(Weight.NORMAL, "no request was admitted", "no action needed")
         return
     missed = {each: window.grew("missed_tokens_total", cause=each) for each in MISSES}
@@ -276,11 +278,11 @@ def _nothing_wrong(window: Window) -> Iterator[Finding]:
         )
     else:
         remedy = "attach a store to keep pages from earlier runs and other engines"
-    causes = ", ".join(f"{MISSES[each]} {n / asked:.0%}" for each, n in missed.items() if n)
+    causes = ", ".join(f"{MISSES[each]} {n / requested:.0%}" for each, n in missed.items() if n)
     yield Finding(
         Weight.NORMAL,
-        f"no problem in the metrics: {sum(missed.values()) / asked:.0%} of the tokens requested were in"
-        f" no tier ({causes})",
+        f"no problem in the metrics: {sum(missed.values()) / requested:.0%} of the tokens requested"
+        f" were in no tier ({causes})",
         remedy,
     )
 

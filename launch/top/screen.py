@@ -26,14 +26,14 @@ def screen(windows: Sequence[Window]) -> RenderableType:
     recent = windows[0]
     return Group(
         _head(recent),
-        _why(_told(windows)),
+        _why(_shown_findings(windows)),
         _hits(windows),
         _pools(recent),
         Text.assemble(*_lines(recent)),
     )
 
 
-def _told(windows: Sequence[Window]) -> list[Finding]:
+def _shown_findings(windows: Sequence[Window]) -> list[Finding]:
     """Return the findings of the shortest window.
 
     If none of these is severe, the severe findings of the next longer window come first.
@@ -100,8 +100,8 @@ def _hits(windows: Sequence[Window]) -> Table:
 
 
 def _share(tokens: float, window: Window) -> str:
-    asked = window.grew("asked_tokens_total")
-    return f"{tokens / asked:.1%}" if asked else "-"
+    requested = window.grew("asked_tokens_total")
+    return f"{tokens / requested:.1%}" if requested else "-"
 
 
 def _pools(window: Window) -> Table:
@@ -125,8 +125,8 @@ def _pools(window: Window) -> Table:
             ]
             # The metrics of stored and removed pages are sums over all pools. Show them only once, in
             # the row of the pool `kv`.
-            told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
-            table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
+            cells = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
+            table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *cells)
     return table
 
 
@@ -141,8 +141,8 @@ def _lines(window: Window) -> list[str]:
 
 
 def _counts(counts: dict[str, float]) -> str:
-    told = sorted(counts.items(), key=lambda each: -each[1])
-    return ", ".join(f"{name} {number:,.0f}" for name, number in told) or "none"
+    largest_first = sorted(counts.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {number:,.0f}" for name, number in largest_first) or "none"
 
 
 def _in_flight(window: Window) -> dict[str, float]:
@@ -156,20 +156,20 @@ def _rounds(window: Window) -> str:
         return "none"
     waits = {rank: waited / rounds for rank, waited in window.waits().items()}
     half, last = (window.percentile("step_seconds", share) for share in (0.5, 0.99))
-    told = [f"{rounds:,.0f}, a step blocks the engine {_took(half)} (p99 {_took(last)})"]
+    parts = [f"{rounds:,.0f}, a step blocks the engine {_took(half)} (p99 {_took(last)})"]
     if len(waits) > 1:
         slowest = min(waits, key=lambda rank: waits[rank])
-        told.append(
+        parts.append(
             f"slowest rank {slowest}: it waits {_took(waits[slowest])} a round, others up to"
             f" {_took(max(waits.values()))}"
         )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def _store(window: Window) -> str:
     states = window.values_of("store_state", "state")
     state = next((each for each in states if window.is_at("store_state", state=each)), "unknown")
-    told = [state]
+    parts = [state]
     for store in window.values_of("storage_bytes_total", "store"):
         for call in ("exists", "read", "write"):
             took = window.percentile("storage_call_seconds", 0.5, store=store, call=call)
@@ -178,11 +178,11 @@ def _store(window: Window) -> str:
             nbytes = window.grew_on_every_rank("storage_bytes_total", store=store, call=call)
             moved = f" {bytes_in_words(int(nbytes))}," if nbytes else ""
             last = window.percentile("storage_call_seconds", 0.99, store=store, call=call)
-            told.append(f"{store} {call}{moved} p50 {_took(took)}, p99 {_took(last)}")
+            parts.append(f"{store} {call}{moved} p50 {_took(took)}, p99 {_took(last)}")
     waiting = window.is_at_on_every_rank("storage_calls_in_flight")
     if waiting:
-        told.append(f"{count(int(waiting), 'call')} in flight")
-    return "; ".join(told)
+        parts.append(f"{count(int(waiting), 'call')} in flight")
+    return "; ".join(parts)
 
 
 def _took(seconds: float | None) -> str:

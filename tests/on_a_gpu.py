@@ -65,8 +65,8 @@ def run_tests(modules: Sequence[str], folder: Path = ROOT) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             status, ended = FAILED, f"the tests did not end within {TESTS_S} s"
         seconds = round(time.monotonic() - began, 1)
-        said = results.read_text(encoding="utf-8") if results.exists() else "<none/>"
-    outcomes = list(outcomes_in(said))
+        junit_xml = results.read_text(encoding="utf-8") if results.exists() else "<none/>"
+    outcomes = list(outcomes_in(junit_xml))
     passed = [name for name, outcome in outcomes if outcome == "passed"]
     others = {name: outcome for name, outcome in outcomes if outcome != "passed"}
     return {
@@ -121,10 +121,10 @@ def machine() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    asked = shutil.which("nvidia-smi")
-    if asked is None:
+    nvidia_smi = shutil.which("nvidia-smi")
+    if nvidia_smi is None:
         return "unknown: there is no nvidia-smi"
-    command = [asked, "--query-gpu=driver_version", "--format=csv,noheader"]
+    command = [nvidia_smi, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     return (done.stdout or done.stderr).strip()
 

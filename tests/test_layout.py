@@ -119,10 +119,10 @@ def test_the_library_imports_its_neighbours_relatively() -> None:
 
 
 def test_the_structure_names_every_folder() -> None:
-    told = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    structure = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     folders = {module.path.parent.name for module in read_library()} - {""}
 
-    assert {name for name in folders if not re.search(rf"[`/{{,]{name}[/,}}]", told)} == set()
+    assert {name for name in folders if not re.search(rf"[`/{{,]{name}[/,}}]", structure)} == set()
 
 
 def test_no_function_is_longer_than_a_screen() -> None:

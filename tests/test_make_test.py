@@ -32,9 +32,9 @@ def on_a_new_clock(folder: Path, unshare: str, *command: str) -> subprocess.Comp
 def test_tests_run_on_a_clock_that_has_just_begun(tmp_path: Path) -> None:
     done = on_a_new_clock(tmp_path, GRANTED, "pytest", "tests with spaces")
 
-    said = done.stdout.splitlines()[-1]
-    assert said.startswith("--time --monotonic -")
-    assert said.endswith(" pytest tests with spaces")
+    last_line = done.stdout.splitlines()[-1]
+    assert last_line.startswith("--time --monotonic -")
+    assert last_line.endswith(" pytest tests with spaces")
     assert not done.stderr
 
 
@@ -50,10 +50,14 @@ def test_without_the_right_to_it_they_run_on_the_machine_s_and_one_line_says_so(
     assert "the tests use the machine's" in done.stderr
 
 
-def hash_seeds(*said: str) -> list[str]:
+def hash_seeds(*arguments: str) -> list[str]:
     """Return the hash seeds with which `make test`, given these arguments, would run pytest."""
     done = subprocess.run(
-        ["make", "--dry-run", "test", *said], check=True, cwd=ROOT, capture_output=True, text=True
+        ["make", "--dry-run", "test", *arguments],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     return re.findall(r"PYTHONHASHSEED=(\d+) .* -m pytest", done.stdout)
 

@@ -25,9 +25,9 @@ def test_to_import_the_package_loads_no_torch() -> None:
     """`import lockstep` does not import torch, because that takes seconds and is often not needed."""
     seen = "import lockstep, sys; print('torch' in sys.modules, hasattr(lockstep, 'nothing'))"
 
-    said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
 
-    assert said.stdout == "False False\n"
+    assert done.stdout == "False False\n"
 
 
 def test_a_cache_shows_its_configuration_and_none_of_its_parts() -> None:

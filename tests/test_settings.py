@@ -107,10 +107,10 @@ def test_a_field_takes_a_value_or_refuses_it_in_one_line(kind: Any) -> None:
     kind(**given)
 
     wrong = [(name, value) for name in names for value in WRONG]
-    said = [(name, value, refusal(kind, {**given, name: value})) for name, value in wrong]
+    refusals = [(name, value, refusal(kind, {**given, name: value})) for name, value in wrong]
 
     # For a value of a wrong type, the error must name the field. For an invalid text or an empty list,
     # the error may omit the name.
-    typed = [each for each in said if not (isinstance(each[1], str) or repr(each[1]) == "[]")]
+    typed = [each for each in refusals if not (isinstance(each[1], str) or repr(each[1]) == "[]")]
     assert [each for each in typed if each[0] not in each[2].replace("-", "_")] == []
-    assert [each for each in said if "\n" in each[2]] == []
+    assert [each for each in refusals if "\n" in each[2]] == []

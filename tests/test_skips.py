@@ -36,10 +36,10 @@ def in_ci(tmp_path_factory: pytest.TempPathFactory) -> str:
     ids=["one test", "a whole module"],
 )
 def test_a_skip_fails_in_ci_and_says_what_was_missing(in_ci: str, line: str) -> None:
-    (said,) = [each for each in in_ci.splitlines() if each.startswith(line)]
+    (error_line,) = [each for each in in_ci.splitlines() if each.startswith(line)]
 
-    assert "Skipped where CI=true" in said
-    assert "no store" in said
+    assert "Skipped where CI=true" in error_line
+    assert "no store" in error_line
 
 
 def test_a_skip_is_a_skip_outside_of_ci(tmp_path: Path) -> None:

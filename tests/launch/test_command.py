@@ -86,9 +86,9 @@ def test_the_command_tells_its_version(lockstep: Run) -> None:
 def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_path: Path) -> None:
     path = trace(tmp_path, LINE, {**LINE, "hash_ids": "?"})
 
-    said = refusal(lockstep, "replay", path)
+    error_line = refusal(lockstep, "replay", path)
 
-    assert said == (
+    assert error_line == (
         f"lockstep: {path}, line 2: not a request in JSON: Expected `array`, got `str` - at"
         " `$.hash_ids`\n"
     )
@@ -130,9 +130,11 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 ) -> None:
     trace(tmp_path, LINE)
 
-    said = refusal(lockstep, "demo", "--store", tmp_path.as_uri())
+    error_line = refusal(lockstep, "demo", "--store", tmp_path.as_uri())
 
-    assert said == (f"lockstep: --store: {tmp_path} is not empty; the demo needs an empty store\n")
+    assert error_line == (
+        f"lockstep: --store: {tmp_path} is not empty; the demo needs an empty store\n"
+    )
 
 
 @pytest.mark.parametrize(

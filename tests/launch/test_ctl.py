@@ -25,14 +25,14 @@ class Group:
 
     def __init__(self, path: Path) -> None:
         self.socket = path
-        self.asked: list[Any] = []
-        self.says: dict[str, object] | LockstepError = {}
+        self.requests: list[Any] = []
+        self.answer: dict[str, object] | LockstepError = {}
 
-    def answered(self, asked: object) -> dict[str, object]:
-        self.asked.append(asked)
-        if isinstance(self.says, LockstepError):
-            raise self.says
-        return self.says
+    def answered(self, request: object) -> dict[str, object]:
+        self.requests.append(request)
+        if isinstance(self.answer, LockstepError):
+            raise self.answer
+        return self.answer
 
 
 @pytest.fixture
@@ -154,20 +154,20 @@ def test_statistics_are_told_in_lines_and_what_is_not_there_is_left_out() -> Non
 def test_a_command_asks_for_one_thing_and_tells_what_became_of_it(
     lockstep: Run, group: Group, said: Said
 ) -> None:
-    words, asked, answer, told = said
-    group.says = answer
+    words, request, answer, output = said
+    group.answer = answer
     command, *rest = words
 
     for_people = lockstep("ctl", command, group.socket, *rest)
     for_machines = lockstep("ctl", command, group.socket, *rest, "--json")
 
-    assert for_people == (0, f"{told}\n", "")
+    assert for_people == (0, f"{output}\n", "")
     assert (for_machines[0], json.loads(for_machines[1])) == (0, answer)
-    assert group.asked == [asked, asked]
+    assert group.requests == [request, request]
 
 
 def test_a_pin_that_keeps_nothing_is_not_done(lockstep: Run, group: Group) -> None:
-    group.says = {"tokens": 0}
+    group.answer = {"tokens": 0}
 
     ended = lockstep("ctl", "pin", group.socket, "p", "--tokens", "[1, 2]", "--namespace", "t")
 
@@ -176,11 +176,11 @@ def test_a_pin_that_keeps_nothing_is_not_done(lockstep: Run, group: Group) -> No
         "nothing is pinned: no token is cached, or the limit of pins is reached\n",
         "",
     )
-    assert group.asked[0]["namespace"] == "t"
+    assert group.requests[0]["namespace"] == "t"
 
 
 def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, group: Group) -> None:
-    group.says = {
+    group.answer = {
         "namespaces": {
             "": {"device_pages": 1, "host_pages": 2},
             "tenant\x1b": {"device_pages": 2000, "host_pages": 0},
@@ -190,10 +190,10 @@ def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, gro
         "store": "attached",
     }
 
-    status, told, _ = lockstep("ctl", "list", group.socket)
+    status, output, _ = lockstep("ctl", "list", group.socket)
 
     assert status == 0
-    assert told.splitlines() == [
+    assert output.splitlines() == [
         "namespace     device pages  host pages",
         r"'tenant\x1b'         2,000           0",
         "''                       1           2",
@@ -213,17 +213,17 @@ def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, gro
 def test_what_a_group_cannot_do_is_one_line_with_its_reason(
     lockstep: Run, group: Group, error: LockstepError, status: int
 ) -> None:
-    group.says = error
+    group.answer = error
 
     assert lockstep("ctl", "drop", group.socket, "x") == (status, "", f"lockstep: {error}\n")
 
 
 def test_a_group_of_another_version_is_named_as_such(lockstep: Run, group: Group) -> None:
-    group.says = {"operations": 7}
+    group.answer = {"operations": 7}
 
-    said = refusal(lockstep, "ctl", "flush", group.socket)
+    error_line = refusal(lockstep, "ctl", "flush", group.socket)
 
-    assert "the answer has no 'unwritten': the group runs another version" in said
+    assert "the answer has no 'unwritten': the group runs another version" in error_line
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_a_group_of_another_version_is_named_as_such(lockstep: Run, group: Group
 def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(
     lockstep: Run, group: Group, words: list[str], why: str
 ) -> None:
-    said = refusal(lockstep, "ctl", *(each.format(socket=group.socket) for each in words))
+    error_line = refusal(lockstep, "ctl", *(each.format(socket=group.socket) for each in words))
 
-    assert why in said
-    assert group.asked == []
+    assert why in error_line
+    assert group.requests == []
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
 ) -> None:
     (tmp_path / "file").write_text("no store")
     refused = lockstep("ctl", "attach", tmp_path / "s", (tmp_path / "file").as_uri())[0]
-    said = [
+    errors = [
         lockstep("ctl", command, tmp_path / "s", *rest)[2]
         for command, *rest in (
             ("list",),
@@ -289,7 +289,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     ended = serving.process.wait(60)
 
     report = read_report(tmp_path / "report.json")
-    assert [line for line in said if line] == []
+    assert [line for line in errors if line] == []
     assert (ended, report["pages_corrupt"]) == (EXIT_INTERRUPTED, 0)
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
@@ -298,10 +298,10 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert refused == 3
     # The default level logs the warning "withdrawn". Control requests appear only once the level is
     # INFO.
-    told = re.findall(
+    logged = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )
-    assert told == [("WARNING", "withdrawn")] * 2 + [("INFO", "request: drop n")] * 2
+    assert logged == [("WARNING", "withdrawn")] * 2 + [("INFO", "request: drop n")] * 2
     assert not (tmp_path / "s").exists()
 
 

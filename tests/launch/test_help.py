@@ -36,21 +36,21 @@ def lockstep(
 
 
 def test_the_help_fits_a_screen_and_says_where_to_begin(lockstep: Run) -> None:
-    status, told, _ = lockstep("--help")
+    status, output, _ = lockstep("--help")
 
     assert status == 0
-    assert len(told.splitlines()) <= 24
-    assert max(map(len, told.splitlines())) <= 80
-    assert "lockstep demo" in told
+    assert len(output.splitlines()) <= 24
+    assert max(map(len, output.splitlines())) <= 80
+    assert "lockstep demo" in output
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)
 def test_a_list_of_commands_says_of_each_in_one_whole_sentence_what_it_does(
     lockstep: Run, group: Words
 ) -> None:
-    _, told, _ = lockstep(*group, "--help")
+    _, output, _ = lockstep(*group, "--help")
 
-    listed = [line for line in told.partition("Commands")[2].splitlines() if line[0:1] == "│"]
+    listed = [line for line in output.partition("Commands")[2].splitlines() if line[0:1] == "│"]
     assert listed
     assert [line for line in listed if not re.fullmatch(r"│ \S+ +\S.*[^.]\. +│", line)] == []
 
@@ -59,22 +59,22 @@ def test_a_list_of_commands_says_of_each_in_one_whole_sentence_what_it_does(
 def test_every_command_says_what_it_does_and_which_options_it_has(
     lockstep: Run, path: Words, tmp_path: Path
 ) -> None:
-    status, told, said = lockstep(*path, "--help")
+    status, output, stderr = lockstep(*path, "--help")
 
-    assert (status, said, list(tmp_path.iterdir())) == (0, "", [])
-    assert lockstep(*path, "-h") == (status, told, said)
-    assert told.startswith(f"Usage: {' '.join(['lockstep', *path])} ")
-    assert "─ Options ─" in told or "─ Commands ─" in told or "─ Arguments ─" in told
+    assert (status, stderr, list(tmp_path.iterdir())) == (0, "", [])
+    assert lockstep(*path, "-h") == (status, output, stderr)
+    assert output.startswith(f"Usage: {' '.join(['lockstep', *path])} ")
+    assert "─ Options ─" in output or "─ Commands ─" in output or "─ Arguments ─" in output
 
 
 @pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
 def test_an_option_that_is_not_there_gets_one_line_and_status_2(
     lockstep: Run, path: Words, tmp_path: Path
 ) -> None:
-    said = refusal(lockstep, *path, "--no-such-option")
+    error_line = refusal(lockstep, *path, "--no-such-option")
 
-    assert "--no-such-option" in said or "requires an argument" in said
-    assert said.endswith(f"(see `{' '.join(['lockstep', *path])} --help`)\n")
+    assert "--no-such-option" in error_line or "requires an argument" in error_line
+    assert error_line.endswith(f"(see `{' '.join(['lockstep', *path])} --help`)\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,10 +82,10 @@ def test_an_option_that_is_not_there_gets_one_line_and_status_2(
 def test_a_group_of_commands_without_one_shows_its_help_and_ends_with_2(
     lockstep: Run, group: Words
 ) -> None:
-    status, told, said = lockstep(*group)
+    status, output, stderr = lockstep(*group)
 
-    assert (status, told) == (2, "")
-    assert said.startswith("Usage: ")
+    assert (status, output) == (2, "")
+    assert stderr.startswith("Usage: ")
 
 
 @pytest.mark.parametrize(

@@ -93,5 +93,7 @@ def test_what_is_no_sensible_number_is_refused_by_its_option_and_its_value(
     }
 
     assert [wrong for wrong, line in lines.items() if is_taken(line)] == []
-    said = {wrong: refusal(lockstep, *line) for wrong, line in lines.items()}
-    assert [text for wrong, text in said.items() if not {argument.name, wrong} <= words(text)] == []
+    errors = {wrong: refusal(lockstep, *line) for wrong, line in lines.items()}
+    assert [
+        text for wrong, text in errors.items() if not {argument.name, wrong} <= words(text)
+    ] == []

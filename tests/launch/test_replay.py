@@ -185,10 +185,10 @@ def test_ranks_that_no_launcher_started_say_each_which_settings_differ(trace: Pa
         for rank, page_tokens in enumerate(["64", "32"])
     ]
 
-    said = [line for rank in ranks for line in rank.communicate(timeout=60)[1].splitlines()]
+    error_lines = [line for rank in ranks for line in rank.communicate(timeout=60)[1].splitlines()]
 
     assert [rank.returncode for rank in ranks] == [2, 2]
-    assert [line.partition("different settings: ")[2] for line in said] == [
+    assert [line.partition("different settings: ")[2] for line in error_lines] == [
         "page_tokens is 64 on rank 0, 32 on rank 1"
     ] * 2
 

@@ -76,7 +76,7 @@ def pages(tmp_path: Path) -> int:
     return sum(1 for each in (tmp_path / "store").rglob("*") if each.is_file())
 
 
-def told(command: Running) -> list[str]:
+def output_lines(command: Running) -> list[str]:
     """Return the output lines, except warnings that another rank's store lacks a page."""
     return [line for line in command.said().splitlines() if " lacks page " not in line]
 
@@ -142,7 +142,7 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_c
     took_s = time.monotonic() - began
 
     assert status == 130
-    assert told(command) == ["lockstep: interrupted"]
+    assert output_lines(command) == ["lockstep: interrupted"]
     assert_nothing_is_left(command, tmp_path, shared)
     assert_counts_so_far_are_kept(tmp_path)
     assert TraceFile.read(tmp_path / "timeline.json").rounds()
@@ -159,7 +159,7 @@ def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_cou
     status = command.process.wait(30)
 
     assert status == 130
-    assert told(command) == []
+    assert output_lines(command) == []
     assert_counts_so_far_are_kept(tmp_path)
 
 
@@ -238,5 +238,5 @@ def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_r
     assert re.fullmatch(
         rf"lockstep: rank {named} did not join round \d+ before the deadline;"
         r" a round may take 2 s \(--round-timeout-s\)",
-        "\n".join(told(command)),
+        "\n".join(output_lines(command)),
     )

@@ -30,8 +30,8 @@ def opened() -> Iterator[ExitStack]:
 
 
 def begin(opened: ExitStack, errors: Path, *arguments: object) -> Running:
-    said = opened.enter_context(errors.open("w+", encoding="utf-8"))
-    command = start(said, *COMMAND, *RAY, *arguments)
+    stderr = opened.enter_context(errors.open("w+", encoding="utf-8"))
+    command = start(stderr, *COMMAND, *RAY, *arguments)
     opened.callback(command.kill)
     return command
 

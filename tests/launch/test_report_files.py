@@ -21,9 +21,9 @@ def test_what_is_no_plain_file_is_written_to_and_stays_what_it_is(tmp_path: Path
     with closing(os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0)) as reading:
         check_that_writable(str(pipe))
         write_text(str(pipe), "told")
-        told = reading.read(4)
+        received = reading.read(4)
 
-    assert told == b"told"
+    assert received == b"told"
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 

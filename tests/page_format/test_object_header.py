@@ -199,13 +199,13 @@ def test_a_statement_is_what_was_written(held: tuple[int, ...]) -> None:
     shape = ObjectShape(SHAPE.parts, held)
     raw = memoryview(encoded(shape))
 
-    said = check_object(raw)
+    statement = check_object(raw)
 
-    assert said == read_statement(raw[:HEADER_BYTES])
-    assert isinstance(said, Statement)
-    assert (said.name, said.present) == (NAME, shape.present)
-    assert said.shape.parts == tuple(SHAPE.parts[number] for number in held)
-    assert said.shape.is_whole
+    assert statement == read_statement(raw[:HEADER_BYTES])
+    assert isinstance(statement, Statement)
+    assert (statement.name, statement.present) == (NAME, shape.present)
+    assert statement.shape.parts == tuple(SHAPE.parts[number] for number in held)
+    assert statement.shape.is_whole
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,10 @@ def test_a_header_has_room_for_as_many_parts_as_there_may_be() -> None:
     longest = ObjectName("a" * 128, "b" * 128, "c" * 128, "d" * 128)
     raw = memoryview(encoded(shape, longest))
 
-    said = check_object(raw)
+    statement = check_object(raw)
 
-    assert isinstance(said, Statement)
-    assert (said.name, said.shape) == (longest, shape)
+    assert isinstance(statement, Statement)
+    assert (statement.name, statement.shape) == (longest, shape)
     assert stated_checksums(raw, PARTS_MAX - 1, 1) == xxhash.xxh3_128_digest(raw[-3:])
 
 

@@ -32,16 +32,16 @@ def workers() -> Iterator[Workers]:
 def test_ranks_that_have_a_replica_each_do_what_the_scenario_says(
     file: Path, request: pytest.FixtureRequest
 ) -> None:
-    told = run_here(parse(file.read_text()))
+    text = run_here(parse(file.read_text()))
 
-    write_if_asked(file, told, request.config)
-    assert told == file.read_text()
+    write_if_asked(file, text, request.config)
+    assert text == file.read_text()
 
 
-def write_if_asked(file: Path, told: str, config: pytest.Config) -> None:
+def write_if_asked(file: Path, text: str, config: pytest.Config) -> None:
     """Rewrite a scenario file if `make scenarios` requests it."""
     if config.getoption("write_scenarios"):
-        file.write_text(told)
+        file.write_text(text)
 
 
 @EVERY_SCENARIO
@@ -53,13 +53,13 @@ def test_one_replica_and_ranks_in_processes_of_their_own_do_the_same(
 
 def test_every_order_expectation_and_event_appears_in_some_scenario() -> None:
     lines = [line for file in FILES for line in file.read_text().splitlines()]
-    told = {re.sub(r"^event \d+", "event", line) for line in lines}
+    unnumbered = {re.sub(r"^event \d+", "event", line) for line in lines}
 
     missing = [
         f"{start}: {spaced(kind.__name__)}"
         for start, kinds in (("order", Order), ("expect", Expectation), ("event", Event))
         for kind in get_args(kinds)
-        if not any(line.startswith(f"{start}: {spaced(kind.__name__)}") for line in told)
+        if not any(line.startswith(f"{start}: {spaced(kind.__name__)}") for line in unnumbered)
     ]
 
     assert missing == []

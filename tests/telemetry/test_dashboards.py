@@ -43,19 +43,19 @@ def test_every_metric_that_is_named_is_one_that_a_group_exposes(name: str) -> No
 @pytest.mark.parametrize("name", ["grafana.json", "alerts.yml"])
 def test_every_label_that_is_asked_for_is_one_that_the_metric_has(name: str) -> None:
     known = exposed()
-    asked = {
+    queried = {
         (metric, label)
         for metric, labels in LABELS.findall(texts()[name])
         for label in LABEL.findall(labels)
     }
 
-    assert {each for each in asked if each[1] not in known[each[0]] | FROM_THE_SCRAPE} == set()
+    assert {each for each in queried if each[1] not in known[each[0]] | FROM_THE_SCRAPE} == set()
 
 
 def test_the_page_for_operators_explains_every_metric() -> None:
-    said = set(NAME.findall(texts()["monitoring.md"]))
+    documented = set(NAME.findall(texts()["monitoring.md"]))
 
-    assert {each.full_name for each in FAMILIES} - said == set()
+    assert {each.full_name for each in FAMILIES} - documented == set()
 
 
 @pytest.mark.parametrize(("what", "file"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])

@@ -104,8 +104,8 @@ def test_every_family_is_exposed_with_its_type_and_meaning_and_the_rank() -> Non
         text = exposed_by(watched.group.caches[1])
 
     ranks = {dict(labels).get("rank") for _, labels in numbers_in(text)}
-    said = {f"# TYPE {each.full_name} {each.type}" for each in FAMILIES}
-    assert {line for line in said if line not in text} == set()
+    type_lines = {f"# TYPE {each.full_name} {each.type}" for each in FAMILIES}
+    assert {line for line in type_lines if line not in text} == set()
     assert ranks == {"1"}
 
 
@@ -135,10 +135,10 @@ def test_who_connects_and_does_not_say_what_it_wants_is_let_go_of(
         port = serve_metrics(watched.group.caches[0].stats, 0)
         with socket.create_connection(("127.0.0.1", port.port), timeout=30.0) as slow:
             slow.sendall(b"GET /met")
-            heard = slow.recv(1)
+            received = slow.recv(1)
         port.close()
 
-    assert heard == b""
+    assert received == b""
 
 
 def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:

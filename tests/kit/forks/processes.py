@@ -60,8 +60,8 @@ class Nursery:
         return with_a_pipe(lambda there: self._start(called, place, there))
 
     def _start(self, called: str, place: Place, there: Connection) -> int:
-        told = (called, str(place.folder), str(place.log), dict(place.environment))
-        self._connection.send(told)
+        request = (called, str(place.folder), str(place.log), dict(place.environment))
+        self._connection.send(request)
         send_handle(self._connection, there.fileno(), self._process.pid)
         if not self._connection.poll(IMPORT_S):
             raise CannotStartError(f"{self._modules} were not imported in {IMPORT_S:g} s")

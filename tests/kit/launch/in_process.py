@@ -30,8 +30,8 @@ def run_lockstep(
         monkeypatch.setattr(sys, "argv", ["lockstep", *first, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             lockstep_command.main()
-        said = capfd.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
 
     yield run
     for each, disposition in before.items():
@@ -43,7 +43,7 @@ def refusal(run: Run, *arguments: str | Path) -> str:
 
     The command must exit with status 2 and print nothing but one line to stderr.
     """
-    status, printed, said = run(*arguments)
-    assert (status, printed, said.count("\n")) == (2, "", 1)
-    assert said.startswith("lockstep: ")
-    return said
+    status, printed, stderr = run(*arguments)
+    assert (status, printed, stderr.count("\n")) == (2, "", 1)
+    assert stderr.startswith("lockstep: ")
+    return stderr

@@ -33,15 +33,15 @@ def test_the_doctor_tells_all_that_it_has_probed_and_leaves_nothing(
 ) -> None:
     store = tmp_path / "kv"
 
-    told = run(
+    ended = run(
         *(*IN_A_PROCESS, "doctor", "--store", store.as_uri(), "--ranks", "1"),
         *["--json"] * as_json,
     )
 
     probed = ("Python", "torch", "gloo", "kernel calls", "O_DIRECT", "store room", "store answers")
-    assert (told.status, told.err) == (0, "")
-    assert [name for name in probed if name not in told.out] == []
-    assert not as_json or json.loads(told.out)["status"] in ("ok", "advice")
+    assert (ended.status, ended.err) == (0, "")
+    assert [name for name in probed if name not in ended.out] == []
+    assert not as_json or json.loads(ended.out)["status"] in ("ok", "advice")
     assert list(tmp_path.iterdir()) == []
 
 

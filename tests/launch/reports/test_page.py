@@ -89,9 +89,9 @@ def test_plots_without_matplotlib_are_refused_in_one_line(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     report_at(tmp_path / "run.json")
 
-    said = refusal(lockstep, *arguments)
+    error_line = refusal(lockstep, *arguments)
 
-    assert "pip install 'lockstep-kv[reports]'" in said
+    assert "pip install 'lockstep-kv[reports]'" in error_line
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 

@@ -66,9 +66,9 @@ def test_gc_removes_what_is_older_than_an_age(lockstep: Run, kept: Kept) -> None
     aged(kept, 10)
     kept.age(manifest_of(), 99 * HOUR_S)
 
-    status, printed, said = lockstep("gc", "--older-than", "210m", kept.uri)
+    status, printed, stderr = lockstep("gc", "--older-than", "210m", kept.uri)
 
-    assert (status, said) == (0, "")
+    assert (status, stderr) == (0, "")
     assert "freed 6 objects, 27.0 KiB; 14 pages, 63.0 KiB remain" in printed
     assert pages_left(kept, 10) == [0, 1, 2, 3]
     assert kept.has(manifest_of())
@@ -143,8 +143,8 @@ def test_rm_removes_a_model_or_only_some_of_its_weights(lockstep: Run, kept: Kep
 
     lockstep("rm", "--model", "llama", "--weights-version", "2", "--yes", kept.uri)
     assert kept.contents() == both
-    status, printed, said = lockstep("rm", "--model", "llama", "--yes", kept.uri)
-    assert (status, said) == (0, "")
+    status, printed, stderr = lockstep("rm", "--model", "llama", "--yes", kept.uri)
+    assert (status, stderr) == (0, "")
     assert "removed 8 objects" in printed
     assert kept.contents() == gemma
 
@@ -232,9 +232,9 @@ def test_a_dry_run_of_rm_says_how_much_would_go_and_asks_nothing(lockstep: Run, 
     kept.fill()
     before = kept.contents()
 
-    status, printed, said = lockstep("rm", "--all", "--dry-run", kept.uri)
+    status, printed, stderr = lockstep("rm", "--all", "--dry-run", kept.uri)
 
-    assert (status, said) == (0, "")
+    assert (status, stderr) == (0, "")
     assert f"{kept.uri}: would remove 8 objects, " in printed
     assert kept.contents() == before
 

@@ -53,17 +53,17 @@ COMMANDS = (
 def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
     lockstep: Run, tmp_path: Path, arguments: list[str]
 ) -> None:
-    said = refusal(lockstep, *arguments, of_ranks(tmp_path))
+    error_line = refusal(lockstep, *arguments, of_ranks(tmp_path))
 
-    assert "has {rank}, so each rank has its own; add --rank N" in said
+    assert "has {rank}, so each rank has its own; add --rank N" in error_line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk0", "disk1"]
 
 
 def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_path: Path) -> None:
     """`--rank` is refused if all ranks share the store, because a loop over ranks would repeat work."""
-    said = refusal(lockstep, "ls", tmp_path.as_uri(), "--rank", "1")
+    error_line = refusal(lockstep, "ls", tmp_path.as_uri(), "--rank", "1")
 
-    assert "has no {rank}; leave out --rank" in said
+    assert "has no {rank}; leave out --rank" in error_line
 
 
 def test_the_store_of_one_rank_is_found_by_its_rank(lockstep: Run, tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_store_that_cannot_say_what_is_in_it_is_refused_by_name(
     before = kept.contents()
     monkeypatch.setattr(FileBackend, "capabilities", Capabilities(lists=False))
 
-    said = refusal(lockstep, *arguments, kept.uri)
+    error_line = refusal(lockstep, *arguments, kept.uri)
 
-    assert f"store '{kept.uri}' cannot list its objects" in said
-    assert "use for example file://" in said
+    assert f"store '{kept.uri}' cannot list its objects" in error_line
+    assert "use for example file://" in error_line
     assert kept.contents() == before
 
 
@@ -143,9 +143,9 @@ def test_ls_groups_what_there_is_by_model_namespace_pool_and_shard(
     kept.fill(pages=range(3)).fill(pages=range(2), tp_size=4).fill(weights_version="2")
     kept.age(page_name(1), 3 * 86_400)
 
-    status, printed, said = lockstep("ls", kept.uri)
+    status, printed, stderr = lockstep("ls", kept.uri)
 
-    assert (status, said) == (0, "")
+    assert (status, stderr) == (0, "")
     lines = [words(line).strip() for line in printed.splitlines()]
     assert lines[0].startswith(f"{kept.uri}: 2 models, 25 objects, ")
     assert lines[2:5] == [
@@ -321,10 +321,10 @@ def test_secrets_in_a_uri_are_never_shown(
 ) -> None:
     uri = f"3fs://{tmp_path}?index=redis://user:s3kr1t@127.0.0.1:1/0&threads=2"
 
-    said = refusal(lockstep, *arguments, uri)
+    error_line = refusal(lockstep, *arguments, uri)
 
-    assert "s3kr1t" not in said
-    assert "***" in said
+    assert "s3kr1t" not in error_line
+    assert "***" in error_line
 
 
 def test_a_verification_can_be_of_one_namespace_or_a_sample(lockstep: Run, kept: Kept) -> None:
@@ -474,9 +474,9 @@ def test_a_store_that_cannot_be_written_to_is_refused_to_what_would_change_it(
     kept.fill()
     unwritable()
 
-    said = refusal(lockstep, *arguments, kept.uri)
+    error_line = refusal(lockstep, *arguments, kept.uri)
 
-    assert re.search("cannot be used: Read-only file system|Permission denied", said)
+    assert re.search("cannot be used: Read-only file system|Permission denied", error_line)
 
 
 @pytest.mark.parametrize("command", [["ls"], ["ls", "--objects"], ["stat"], ["verify"]])

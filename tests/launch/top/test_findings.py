@@ -300,17 +300,17 @@ def test_each_alert_fires_in_some_case() -> None:
     assert named == set.union(*(alerts for _, _, alerts in CASES.values()))
 
 
-def said(by_rank_0: str) -> GroupSample:
+def sample_of(by_rank_0: str) -> GroupSample:
     return GroupSample(WINDOW_S, {0: numbers_in(dedent(by_rank_0))})
 
 
 def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_path: Path) -> None:
-    told = """
+    metrics = """
     lockstep_missed_pages_total{rank="0",reason="unreadable"} 10
     lockstep_corrupt_pages_total{rank="0"} 0
     lockstep_storage_late_calls_total{rank="0"} 5
     """
-    window = Window(said(told), GroupSample(0.0, {0: {}}))
+    window = Window(sample_of(metrics), GroupSample(0.0, {0: {}}))
     found = [each.what for each in findings(window)]
 
     assert found[0] == ("the store is slow: 5 calls timed out; 10 pages were computed instead")
@@ -335,12 +335,12 @@ def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_pat
 def test_where_nothing_is_wrong_the_remedy_is_for_what_was_missed(
     state: str, missed: dict[str, int], what: str, remedy: str
 ) -> None:
-    told = [
+    lines = [
         'lockstep_asked_tokens_total{rank="0"} 10',
         f'lockstep_store_state{{rank="0",state="{state}"}} 1',
         *(f'lockstep_missed_tokens_total{{rank="0",cause="{c}"}} {n}' for c, n in missed.items()),
     ]
-    (found,) = findings(Window(said("\n".join([*told, ""]))))
+    (found,) = findings(Window(sample_of("\n".join([*lines, ""]))))
 
     assert what in found.what
     assert remedy in found.remedy
@@ -427,9 +427,11 @@ def test_pages_of_another_group_are_not_said_to_come_from_a_store(stack: ExitSta
     ("state", "where"), [("none", "peers"), ("attached", "the store or peers")]
 )
 def test_what_peers_may_be_to_blame_for_is_not_said_of_a_store(state: str, where: str) -> None:
-    told = f"""
+    metrics = f"""
     lockstep_store_state{{rank="0",state="{state}"}} 1
     lockstep_storage_calls_in_flight{{rank="0",store="peer",call="read"}} 0
     lockstep_corrupt_pages_total{{rank="0"}} 5
     """
-    assert findings(Window(said(told)))[0].what == f"pages in {where} were corrupt: rank 0 5"
+    assert (
+        findings(Window(sample_of(metrics)))[0].what == f"pages in {where} were corrupt: rank 0 5"
+    )

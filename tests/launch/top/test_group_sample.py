@@ -157,19 +157,19 @@ def test_one_scheduler_answers_for_all_ranks_until_it_is_gone(lockstep: Run) -> 
 
 def test_a_port_tells_of_each_rank_that_it_has_numbers_of(serve: Serve) -> None:
     info = 'lockstep_info{rank="0",transport="engine",world_size="2"} 1\n'
-    told = "".join(
+    metrics = "".join(
         f'lockstep_corrupt_pages_total{{rank="{rank}"}} {pages}\n'
         for rank, pages in ((0, 1), (1, 4))
     )
-    sample = look([f"127.0.0.1:{serve(http(info + told))}"], 0.0)
+    sample = look([f"127.0.0.1:{serve(http(info + metrics))}"], 0.0)
 
     assert Window(sample).grew_on_every_rank("corrupt_pages_total") == 5
 
 
 def exposed(world_size: int, **counters: int) -> Answer:
-    told = [f'lockstep_info{{rank="0",world_size="{world_size}"}} 1\n']
-    told += [f'lockstep_{each}_total{{rank="0"}} {n}\n' for each, n in counters.items()]
-    return http("".join(told))
+    lines = [f'lockstep_info{{rank="0",world_size="{world_size}"}} 1\n']
+    lines += [f'lockstep_{each}_total{{rank="0"}} {n}\n' for each, n in counters.items()]
+    return http("".join(lines))
 
 
 def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:

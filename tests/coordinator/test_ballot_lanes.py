@@ -305,9 +305,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         taken.append(len(prefetch_slots))
         at = self.inspection.lanes - SLOT_LANES * self._rounds.shape.prefetch_slots  # pyright: ignore[reportPrivateUsage]
         lanes = given[0][at:].reshape(-1, SLOT_LANES).tolist()
-        for number, said in enumerate(lanes):
+        for number, actual in enumerate(lanes):
             prefetch_slot = prefetch_slots.get(number)
-            assert said == (
+            assert actual == (
                 [NEUTRAL] * SLOT_LANES
                 if prefetch_slot is None
                 else slot_lanes(

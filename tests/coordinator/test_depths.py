@@ -102,7 +102,7 @@ class Play:
             orders, executor.orders = executor.orders, []
             for order in orders:
                 self._due[rank] += self._reports(rank, order)
-            now = [said for at, said in self._due[rank] if at <= self._side]
+            now = [report for at, report in self._due[rank] if at <= self._side]
             self._due[rank] = [each for each in self._due[rank] if each[0] > self._side]
             self.landed[rank] = max(
                 [self.landed[rank]] + [each.pages for each in now if isinstance(each, Landed)]

@@ -38,8 +38,8 @@ def test_the_first_difference_is_where_the_first_rank_left_the_others(
 def obvious_difference(ranks: list[list[str]]) -> str | None:
     for at, entries_there in enumerate(zip_longest(*ranks, fillvalue="nothing")):
         if len(set(entries_there)) > 1:
-            said = "; ".join(f"rank {rank}: {entry}" for rank, entry in enumerate(entries_there))
-            return f"the first entry that differs is number {at} ({said})"
+            text = "; ".join(f"rank {rank}: {entry}" for rank, entry in enumerate(entries_there))
+            return f"the first entry that differs is number {at} ({text})"
     return None
 
 

@@ -88,11 +88,11 @@ def test_where_the_python_of_one_rank_lacks_a_call_auto_takes_torch_on_all_and_s
 def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
     ranks: RanksAsProcesses,
 ) -> None:
-    said = ranks.run(want_memory_across_hosts, 2)
+    errors = ranks.run(want_memory_across_hosts, 2)
 
-    assert said[0] == said[1]
-    assert "needs all ranks on one host" in said[0]
-    assert "2 hosts" in said[0] or "there are 2" in said[0]
+    assert errors[0] == errors[1]
+    assert "needs all ranks on one host" in errors[0]
+    assert "2 hosts" in errors[0] or "there are 2" in errors[0]
 
 
 def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:

@@ -44,15 +44,15 @@ def test_a_round_is_the_minimum_in_whatever_order_ballots_are_folded(
 
 def test_a_round_is_answered_once_every_rank_s_ballot_is_in_it() -> None:
     channel = EngineChannel(2)
-    said = [channel.answered]
+    flags = [channel.answered]
     channel.launch(header(1))
-    said.append(channel.answered)
+    flags.append(channel.answered)
     channel.deliver(ballot(1, 1))
-    said += [channel.answered, channel.asks_again]
+    flags += [channel.answered, channel.asks_again]
     channel.deliver(ballot(0, 1).joined(ballot(1, 1)))
-    said += [channel.answered, channel.asks_again]
+    flags += [channel.answered, channel.asks_again]
 
-    assert said == [True, False, False, True, True, False]
+    assert flags == [True, False, False, True, True, False]
     assert channel.wait(0.0).tolist() == header(1).tolist()
 
 

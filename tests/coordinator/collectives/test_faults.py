@@ -75,8 +75,10 @@ class Trial:
         self._victim = victim
 
     def points(self) -> list[Point]:
-        told: list[list[Point]] = self._ranks.run(partial(points_of_a_round, self._victim), 4)
-        return told[self._victim.rank]
+        points_by_rank: list[list[Point]] = self._ranks.run(
+            partial(points_of_a_round, self._victim), 4
+        )
+        return points_by_rank[self._victim.rank]
 
     def kill_at(self, point: Point) -> list[str]:
         fault = Fault(self._victim, signal.SIGKILL, point, PATIENCE_S)
@@ -149,8 +151,10 @@ def first_found(
     points: Sequence[Point], call: Callable[[Point], list[str]], count: int
 ) -> list[str]:
     """Try points until the victim has reached `count` of them; it reaches some only by chance."""
-    told = ((point, call(point)) for point in points)
-    reached = list(islice(((point, wrong) for point, wrong in told if wrong != NEVER_CAME), count))
+    results = ((point, call(point)) for point in points)
+    reached = list(
+        islice(((point, wrong) for point, wrong in results if wrong != NEVER_CAME), count)
+    )
     lacking = [f"only {len(reached)} points were come to"] * (len(reached) < count)
     return [f"{point}: {each}" for point, wrong in reached for each in wrong] + lacking
 

@@ -34,10 +34,12 @@ def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
     """Rule R10: a forked child runs its parent's `finally` blocks, and this must not end the epoch."""
     ranks = RanksAsProcesses(tmp_path, build=BUILDS[transport])
 
-    told = ranks.run(fork_in_a_round, 4)
+    results = ranks.run(fork_in_a_round, 4)
 
-    assert [beginnings(said) for said, _ in told] == [[REFUSED] * 3 + ["went well"] * 2] * 4
-    assert [rounds for _, rounds in told] == [[1, 2, 3]] * 4
+    assert [beginnings(outcomes) for outcomes, _ in results] == [
+        [REFUSED] * 3 + ["went well"] * 2
+    ] * 4
+    assert [rounds for _, rounds in results] == [[1, 2, 3]] * 4
 
 
 @pytest.mark.parametrize("transport", ["auto", "torch"])
@@ -45,17 +47,19 @@ def test_a_forked_child_that_closes_the_cache_does_nothing_to_its_parent(
     transport: str, tmp_path: Path
 ) -> None:
     """The parent's rounds, copies and storage writes continue after the child closes its cache."""
-    told = RanksAsProcesses(tmp_path).run(partial(fork_with_a_cache, transport, tmp_path / "kv"), 2)
+    results = RanksAsProcesses(tmp_path).run(
+        partial(fork_with_a_cache, transport, tmp_path / "kv"), 2
+    )
 
     expected = [REFUSED] * 5 + ["went well"] * 3
-    assert [(beginnings(said), *rest) for said, *rest in told] == [
+    assert [(beginnings(outcomes), *rest) for outcomes, *rest in results] == [
         (expected, True, True, {"complete": 1})
     ] * 2
 
 
 def fork_in_a_round(collective: Collective, hold: Hold) -> tuple[list[str], list[int]]:
     pending = collective.launch(lanes_of(1 + collective.rank))
-    said = said_by_a_child(
+    outcomes = said_by_a_child(
         lambda: pending.wait(PATIENCE_S),
         lambda: collective.launch(lanes_of(0)),
         lambda: collective.gather(b"", PATIENCE_S),
@@ -68,7 +72,7 @@ def fork_in_a_round(collective: Collective, hold: Hold) -> tuple[list[str], list
         rounds.append(int(collective.launch(lanes).wait(PATIENCE_S)[0]))
     collective.gather(b"", PATIENCE_S)
     collective.close()
-    return said, rounds
+    return outcomes, rounds
 
 
 def fork_with_a_cache(
@@ -90,7 +94,7 @@ def fork_with_a_cache(
     cache.insert("a", tokens)
     cache.step()
     in_flight = not cache.inspection.idle
-    said = said_by_a_child(
+    outcomes = said_by_a_child(
         cache.step,
         cache.step,
         lambda: cache.prefetch("b", tokens),
@@ -104,7 +108,7 @@ def fork_with_a_cache(
     flushed = bool(cache.flush())
     persisted = cache.stats().operations["persist"]
     cache.close()
-    return said, in_flight, flushed, persisted
+    return outcomes, in_flight, flushed, persisted
 
 
 def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
@@ -121,16 +125,16 @@ def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
     readable, _, _ = select.select([ours], [], [], PROMPT_S)
     if not readable:
         os.kill(child, signal.SIGKILL)
-    said = os.read(ours, 1 << 16) if readable else b'["the child hung"]'
+    encoded = os.read(ours, 1 << 16) if readable else b'["the child hung"]'
     os.close(ours)
     os.waitpid(child, 0)
-    told: list[str] = json.loads(said)
-    return told
+    outcomes: list[str] = json.loads(encoded)
+    return outcomes
 
 
-def beginnings(said: list[str]) -> list[str]:
+def beginnings(outcomes: list[str]) -> list[str]:
     """Return the start of each outcome, as long as the expected error text."""
-    return [each[: len(REFUSED)] for each in said]
+    return [each[: len(REFUSED)] for each in outcomes]
 
 
 def outcome(call: Callable[[], object], parent: str) -> str:

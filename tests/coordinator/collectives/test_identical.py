@@ -36,8 +36,10 @@ def join(member: Member) -> Member:
 
 def hold_to(folder: Path, world_size: int, rounds_by_lanes: dict[int, int]) -> None:
     """Run the rounds on new ranks; fail unless every transport returned the minimum."""
-    told = RanksAsProcesses(folder, join=join).run(partial(run_all, rounds_by_lanes), world_size)
-    for rank, wrong in enumerate(told):
+    wrong_by_rank = RanksAsProcesses(folder, join=join).run(
+        partial(run_all, rounds_by_lanes), world_size
+    )
+    for rank, wrong in enumerate(wrong_by_rank):
         assert not wrong, f"seed {SEED}, rank {rank} of {world_size}: " + "\n".join(wrong)
 
 

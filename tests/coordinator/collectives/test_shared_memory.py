@@ -71,12 +71,12 @@ def test_if_one_rank_cannot_share_memory_every_rank_says_so_and_nothing_is_left(
     ranks: RanksAsProcesses, trouble: str
 ) -> None:
     """Rule R1: if one rank cannot share memory, no rank hangs and the bootstrap group stays usable."""
-    told = ranks.run(partial(meet_in_trouble, trouble), 3)
+    results = ranks.run(partial(meet_in_trouble, trouble), 3)
 
-    (error,) = {error for error, _, _ in told}
+    (error,) = {error for error, _, _ in results}
     assert "refused by the test" in error
-    assert [gathered for _, gathered, _ in told] == [[b"0", b"1", b"2"]] * 3
-    assert [left for _, _, left in told] == [[]] * 3
+    assert [gathered for _, gathered, _ in results] == [[b"0", b"1", b"2"]] * 3
+    assert [left for _, _, left in results] == [[]] * 3
 
 
 def meet_in_trouble(trouble: str, group: Piped, hold: Hold) -> tuple[str, list[bytes], list[str]]:
@@ -135,12 +135,12 @@ def as_another_user(call: Callable[[], object]) -> str:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        said = "nothing"
+        error_name = "nothing"
         try:
             call()
         except OSError as error:
-            said = type(error).__name__
-        os.write(writer, said.encode())
+            error_name = type(error).__name__
+        os.write(writer, error_name.encode())
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
@@ -179,13 +179,13 @@ def test_a_deadline_of_zero_finds_what_has_come(ranks: RanksAsProcesses) -> None
 
 def wait_for_no_time(group: Piped, hold: Hold) -> list[int]:
     collective: Any = over_shared_memory(group)
-    said: list[int] = []
+    minima: list[int] = []
     for _ in range(50):
         pending = collective.launch(lanes_of(group.rank))
         group.gather(b"", PATIENCE_S)
-        said.append(int(pending.wait(0.0)[0]))
+        minima.append(int(pending.wait(0.0)[0]))
     collective.close()
-    return said
+    return minima
 
 
 def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
@@ -204,9 +204,9 @@ def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
     ranks: RanksAsProcesses,
 ) -> None:
     """The error blames a local rank, because the group has no other hosts."""
-    told = ranks.run(partial(miss_the_moment, "stays", 0.0), 2, late={0})
+    errors = ranks.run(partial(miss_the_moment, "stays", 0.0), 2, late={0})
 
-    assert told[1] == "rank 0 did not join round 1 before the deadline"
+    assert errors[1] == "rank 0 did not join round 1 before the deadline"
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:
@@ -256,10 +256,10 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
     """Return the cause that each of two threads reports, and the cause recorded for other ranks."""
     collective: Any = over_shared_memory(group)
     host = collective._host
-    told: list[str] = []
+    causes: list[str] = []
     ending: Any = Cells.ending
     other = threading.Thread(
-        target=lambda: told.append(host.end(EndingCause.LATE_ELSEWHERE, 0, 0).cause.name)
+        target=lambda: causes.append(host.end(EndingCause.LATE_ELSEWHERE, 0, 0).cause.name)
     )
 
     def look(cells: Cells) -> int:
@@ -270,11 +270,11 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
         return word
 
     Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment]
-    told.append(host.end(EndingCause.LATE, 0, 0).cause.name)
+    causes.append(host.end(EndingCause.LATE, 0, 0).cause.name)
     other.join(PATIENCE_S)
-    told.append(Ending.of(host.cells.ending).cause.name)
+    causes.append(Ending.of(host.cells.ending).cause.name)
     collective.close()
-    return told
+    return causes
 
 
 def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

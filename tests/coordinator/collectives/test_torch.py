@@ -42,10 +42,10 @@ def test_when_a_rank_is_killed_all_survivors_end_promptly(
 ) -> None:
     """Rule R10: every rank that notices a rank's death leaves the group, so that all others notice."""
     with ranks.start(die, world_size) as group:
-        told = [group.result(rank) for rank in range(world_size - 1)]
+        outcomes = [group.result(rank) for rank in range(world_size - 1)]
 
-    assert {error for error, _ in told} == {"PeerLost"}
-    assert max(waited_s for _, waited_s in told) < PROMPT_S
+    assert {error for error, _ in outcomes} == {"PeerLost"}
+    assert max(waited_s for _, waited_s in outcomes) < PROMPT_S
 
 
 def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
@@ -53,12 +53,12 @@ def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
 ) -> None:
     """Rule R10: no rank waits past the deadline for a stopped rank that neither answers nor leaves."""
     with ranks.start(freeze, 4) as group:
-        told = [group.result(rank) for rank in range(3)]
+        outcomes = [group.result(rank) for rank in range(3)]
 
-    assert {error for error, _, _ in told} == {"CollectiveTimeout"}
-    assert min(waited_s for _, waited_s, _ in told) >= SHORT_S * 0.9
-    assert max(waited_s for _, waited_s, _ in told) < SHORT_S + PROMPT_S
-    assert max(closed_s for _, _, closed_s in told) < 2.0
+    assert {error for error, _, _ in outcomes} == {"CollectiveTimeout"}
+    assert min(waited_s for _, waited_s, _ in outcomes) >= SHORT_S * 0.9
+    assert max(waited_s for _, waited_s, _ in outcomes) < SHORT_S + PROMPT_S
+    assert max(closed_s for _, _, closed_s in outcomes) < 2.0
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
     ranks: RanksAsProcesses, absent: list[int], named: str
 ) -> None:
     """If a rank does not join a gather, all others name it, so operators see why the start hangs."""
-    told = ranks.run(partial(gather_without, absent), 4, late=absent)
+    errors = ranks.run(partial(gather_without, absent), 4, late=absent)
 
     text = f"{named} did not join a gather within {SHORT_S} s"
-    assert told == ["" if rank in absent else text for rank in range(4)]
+    assert errors == ["" if rank in absent else text for rank in range(4)]
 
 
 def test_ranks_that_are_joined_without_the_others_are_named_as_those_know_them(
     ranks: RanksAsProcesses,
 ) -> None:
     """The error names global ranks: in a group of ranks 1 and 3, the missing one is rank 3."""
-    told = ranks.run(join_some, 4, late=[3])
+    errors = ranks.run(join_some, 4, late=[3])
 
-    assert told[1] == f"rank 3 did not join a gather within {SHORT_S} s"
+    assert errors[1] == f"rank 3 did not join a gather within {SHORT_S} s"
 
 
 def test_a_rank_that_dies_before_a_gathering_is_named(
     ranks: RanksAsProcesses,
 ) -> None:
     with ranks.start(die_before_a_gathering, 3) as group:
-        told = [group.result(rank) for rank in (0, 1)]
+        errors = [group.result(rank) for rank in (0, 1)]
 
-    assert [message.rpartition("; ")[2] for message in told] == ["rank 2 had not joined"] * 2
+    assert [message.rpartition("; ")[2] for message in errors] == ["rank 2 had not joined"] * 2
 
 
 def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:

@@ -58,9 +58,9 @@ def test_a_child_that_has_all_files_of_a_rank_does_not_keep_it_alive(
 ) -> None:
     """Rule R10: a dead rank is noticed even if a forked child still has its file descriptors open."""
     with ranks_over("shm", tmp_path).start(partial(fork_and_end, ending), 3) as group:
-        told = [group.result(rank) for rank in range(2)]
+        results = [group.result(rank) for rank in range(2)]
 
-    assert told == [(("PeerLost", text, True), [])] * 2
+    assert results == [(("PeerLost", text, True), [])] * 2
 
 
 def fork_and_end(
@@ -70,9 +70,9 @@ def fork_and_end(
     collective = opening.make()
     assert said_in_a_round(collective)[0] == "vector"
     if collective.rank < 2:
-        said = said_in_a_round(collective)
+        outcome = said_in_a_round(collective)
         collective.close()
-        return said, before.left_over()
+        return outcome, before.left_over()
     parent = os.getpid()
     if not os.fork():
         # The child lives until the test closes its pipe to this rank.
@@ -92,10 +92,10 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
     world_size: int, tmp_path: Path
 ) -> None:
     """Rule R9, applied to lanes: ranks detect a damaged cell of shared memory by its checksum."""
-    told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
+    outcomes = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
 
     text = "the lanes that rank 1 wrote in round 2 have a wrong checksum"
-    assert told == [("PeerLost", text, True)] * world_size
+    assert outcomes == [("PeerLost", text, True)] * world_size
 
 
 @pytest.mark.parametrize(("rank", "writer", "named"), [(3, 1, 3), (2, 2, 2), (2, 0, 2)])
@@ -106,10 +106,10 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
 
     The leader's own host raises the error one round before the other hosts.
     """
-    told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
+    outcomes = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
     text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
-    assert told == [("PeerLost", text, True)] * 4
+    assert outcomes == [("PeerLost", text, True)] * 4
 
 
 def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
@@ -119,11 +119,11 @@ def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, s
     if collective.rank == rank:
         cells = collective._host.cells
         cells.write = partial(write_wrongly, cells, writer)
-    said = said_in_a_round(collective)
-    if said[0] == "vector":
-        said = said_in_a_round(collective)
+    outcome = said_in_a_round(collective)
+    if outcome[0] == "vector":
+        outcome = said_in_a_round(collective)
     collective.close()
-    return said
+    return outcome
 
 
 def write_wrongly(cells: Any, spoilt: int, writer: int, number: int, lanes: Any) -> None:
@@ -165,12 +165,12 @@ def wait_and_be_interrupted(collective: Collective, hold: Hold) -> tuple[str, bo
     started = time.monotonic()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        said, _, _ = said_in_a_round(collective)
+        result, _, _ = said_in_a_round(collective)
     except KeyboardInterrupt:
-        said = "interrupted"
+        result = "interrupted"
     took_s = time.monotonic() - started
     collective.close()
-    return said, took_s < PROMPT_S
+    return result, took_s < PROMPT_S
 
 
 ENDINGS = {

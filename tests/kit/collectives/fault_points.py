@@ -229,9 +229,12 @@ def suffer(fault: Fault, opening: Opening, hold: Hold) -> Story:
     started = time.monotonic()
     rounds = _run_rounds(fault, wire, collective, wrong, kept)
     waited_s = time.monotonic() - started
-    later = [_said(partial(_one_round, collective)), _said(partial(_one_gathering, collective))]
+    later = [
+        _error_of(partial(_one_round, collective)),
+        _error_of(partial(_one_gathering, collective)),
+    ]
     collective.close()
-    later.append(_said(partial(_one_round, collective)))
+    later.append(_error_of(partial(_one_round, collective)))
     left = before.left_over()
     if fault.signal == SIGKILL:
         # Check for leaks repeatedly, because the other ranks may still be reading this rank's last
@@ -324,7 +327,7 @@ def _one_gathering(collective: Collective) -> None:
     collective.gather(b"", PATIENCE_S)
 
 
-def _said(call: Callable[[], None]) -> tuple[str, str]:
+def _error_of(call: Callable[[], None]) -> tuple[str, str]:
     try:
         call()
     except GroupError as error:

@@ -58,7 +58,7 @@ class Block:
 
     lines: tuple[str, ...]
     """Source lines of a block before its expected output, unchanged and including comments."""
-    told: tuple[str, ...]
+    output: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class Scenario:
     settings: Mapping[str, str]
     blocks: tuple[Block, ...]
 
-    def written(self, told: Sequence[Sequence[str]]) -> str:
-        """Return the text of the scenario file, with the output of each block replaced by `told`."""
+    def written(self, outputs: Sequence[Sequence[str]]) -> str:
+        """Return the text of the scenario file, with each block's output taken from `outputs`."""
         parts = [self.head]
-        for block, lines in zip(self.blocks, told, strict=True):
+        for block, lines in zip(self.blocks, outputs, strict=True):
             parts.append("\n".join((*block.lines, _RULE, *lines)))
         return "\n\n".join(parts) + "\n"
 

@@ -133,22 +133,22 @@ class Run:
 
     def block(self, lines: Sequence[str]) -> list[str]:
         """Execute the lines of a block; return the output lines."""
-        told: list[str] = []
+        output: list[str] = []
         for line in lines:
             if line.startswith(("rank ", "all ranks: ")):
                 self._report(*line.split(": ", 1))
             elif line == "step":
-                told += self._step()
+                output += self._step()
             elif line == "settle":
-                told += self._settle()
+                output += self._settle()
             elif line.startswith("compute "):
-                told += self._compute(Words.of(line.split()[1:]))
+                output += self._compute(Words.of(line.split()[1:]))
             elif not line.startswith("#"):
-                told += self._command(line)
+                output += self._command(line)
         for replica in self._replicas:
             check(replica)
         assert len({each.digest for each in self._replicas}) == 1
-        return told
+        return output
 
     def _report(self, whose: str, report: str) -> None:
         ranks = self._ranks if whose == "all ranks" else [self._ranks[int(whose.split()[1])]]
@@ -195,9 +195,9 @@ class Run:
     def _step(self) -> list[str]:
         if not self._depth:
             return self._apply(self._launch())
-        told = [] if self._pending is None else self._apply(self._pending)
+        output = [] if self._pending is None else self._apply(self._pending)
         self._pending = self._launch()
-        return told or ["nothing to apply yet"]
+        return output or ["nothing to apply yet"]
 
     def _launch(self) -> tuple[LaneLayout, Vector]:
         """Collect and fold the ballots of all ranks."""
@@ -223,19 +223,19 @@ class Run:
             return [f"the epoch ends: rank {unhealthy} cannot continue"]
         verdict = self._verdicts.read(layout, folded)
         effects = self._every(lambda replica: replica.apply(verdict))
-        told = [*self._write.verdict(verdict), *self._follow(effects)]
-        return [*told, *self._hear(effects.requests)]
+        output = [*self._write.verdict(verdict), *self._follow(effects)]
+        return [*output, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
         """Commit messages up to number `through`. All ranks must have received the same messages."""
-        told: list[str] = []
+        output: list[str] = []
         for number in range(self._replicas[0].hearing.heard + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]
             assert len(set(contents)) == 1, contents
             for replica, content in zip(self._replicas, contents, strict=False):
                 assert replica.hear(number, content) == (None, NOTHING)
-            told.append(f"message {number}: {contents[0].decode()}")
-        return told
+            output.append(f"message {number}: {contents[0].decode()}")
+        return output
 
     def _follow(self, effects: Effects) -> list[str]:
         for rank in self._ranks:
@@ -244,18 +244,18 @@ class Run:
 
     def _every(self, ask: Callable[[Replica], T]) -> T:
         """Run `ask` on every replica; check that all results are equal, and return the result."""
-        said: list[T] = []
+        results: list[T] = []
         refused: list[UsageError] = []
         for replica in self._replicas:
             try:
-                said.append(ask(replica))
+                results.append(ask(replica))
             except UsageError as error:
                 refused.append(error)
         if refused:
             assert [str(each) for each in refused] == [str(refused[0])] * len(self._replicas)
             raise refused[0]
-        assert all(each == said[0] for each in said), said
-        return said[0]
+        assert all(each == results[0] for each in results), results
+        return results[0]
 
 
 def run(scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> str:

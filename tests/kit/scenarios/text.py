@@ -53,17 +53,17 @@ class Writer:
 
     def verdict(self, verdict: Verdict) -> Iterator[str]:
         start = f"verdict {verdict.round}:"
-        told = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
-        told += [self._text(each) for each in verdict.prefetch_slots]
+        changes = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
+        changes += [self._text(each) for each in verdict.prefetch_slots]
         if verdict.proposed is not None:
-            told.append(self._text(verdict.proposed))
+            changes.append(self._text(verdict.proposed))
         if verdict.time_ms != self._time_ms:
             self._time_ms = verdict.time_ms
-            told.append(f"time {verdict.time_ms} ms")
+            changes.append(f"time {verdict.time_ms} ms")
         if verdict.requests != self._messages:
             self._messages = verdict.requests
-            told.append(f"messages {verdict.requests}")
-        for each in told or ["nothing new"]:
+            changes.append(f"messages {verdict.requests}")
+        for each in changes or ["nothing new"]:
             yield f"{start} {each}"
 
     def effects(self, effects: Effects) -> Iterator[str]:
@@ -98,8 +98,10 @@ class Writer:
                 return f"{value.pool} from {value.first}{span}{held}: {keys}"
             case _:
                 kind: Any = type_info(type(value))
-                told = [self._field(each.name, getattr(value, each.name)) for each in kind.fields]
-                return f"{spaced(value.__class__.__name__)} {', '.join(filter(None, told))}".strip()
+                fields = [self._field(each.name, getattr(value, each.name)) for each in kind.fields]
+                return (
+                    f"{spaced(value.__class__.__name__)} {', '.join(filter(None, fields))}".strip()
+                )
 
     def _field(self, name: str, value: Any) -> str:
         label = name.removesuffix("_s").replace("_", " ")
@@ -108,8 +110,8 @@ class Writer:
                 return ""
             case MissedTokens():
                 counts = value._asdict().items()
-                told = [f"{cause.replace('_', ' ')} {count}" for cause, count in counts if count]
-                return f"{label} {', '.join(told)}" if told else ""
+                parts = [f"{cause.replace('_', ' ')} {count}" for cause, count in counts if count]
+                return f"{label} {', '.join(parts)}" if parts else ""
             case True:
                 return label
             case Enum():

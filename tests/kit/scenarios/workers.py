@@ -137,7 +137,7 @@ def work(connection: Connection) -> None:
 class _Worker:
     """State of a worker process during a scenario."""
 
-    _told: ToldRank
+    _scenario_rank: ToldRank
     _rank: int
 
     def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
@@ -146,13 +146,13 @@ class _Worker:
             case "begin":
                 self._rank, world_size, prefetch_slots = parts
                 shape = BallotShape(world_size=world_size, prefetch_slots=prefetch_slots)
-                self._told = ToldRank(self._rank, shape)
+                self._scenario_rank = ToldRank(self._rank, shape)
             case "follow":
-                self._told.follow(*followed)
+                self._scenario_rank.follow(*followed)
             case "hear":
-                self._told.hear(*parts)
+                self._scenario_rank.hear(*parts)
             case "read":
-                return (self._told.read(*parts),)
+                return (self._scenario_rank.read(*parts),)
             case _:
                 epoch, number, state_digest, cells, digest = parts
                 rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
@@ -163,5 +163,5 @@ class _Worker:
                     state_digest=state_digest,
                     prefetch_slots=prefetch_slots,
                 )
-                return self._rank, number, self._told.vote(layout).tobytes()
+                return self._rank, number, self._scenario_rank.vote(layout).tobytes()
         return ()

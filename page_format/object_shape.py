@@ -98,7 +98,7 @@ class ObjectShape:
         return _bits(self.parts)
 
     @cached_property
-    def told_by_length(self) -> bool:
+    def known_by_length(self) -> bool:
         """Whether a payload's length alone proves that the object has exactly the caller's columns."""
         columns = sorted({part.bit for part in self.parts if part.bit != ALWAYS})
         room = {bit: sum(part.nbytes for part in self.parts if part.bit == bit) for bit in columns}

@@ -40,7 +40,7 @@ class _Errand:
 
 
 @dataclass(slots=True, eq=False)
-class _Told:
+class _Delivery:
     """A proposal that has reached one rank, with its outcome on this rank."""
 
     rank: int
@@ -78,7 +78,7 @@ class Proposing:
         self._executors: Sequence[SimulatedExecutor] = ()
         self._steps = 0
         self._errands: list[_Errand] = []
-        self._deliveries: list[_Told] = []
+        self._deliveries: list[_Delivery] = []
         self._attached = False
         """Whether a store was attached at the end of the previous step."""
         self._recorded: int = 0
@@ -127,7 +127,7 @@ class Proposing:
                 self._coverage["proposals put off"] += 1
                 continue
             self._trace(f"rank {errand.rank} is told: {proposal}")
-            delivery = _Told(errand.rank, proposal, outcome, now_us)
+            delivery = _Delivery(errand.rank, proposal, outcome, now_us)
             outcome.add_done_callback(partial(self._ends, delivery))
             self._deliveries.append(delivery)
 
@@ -182,11 +182,11 @@ class Proposing:
             step = self._steps + random.randrange(span)
             self._errands.append(_Errand(step, rank, its, random.random() < 0.5))
 
-    def _check_ended_alike(self, ended: Sequence[_Told]) -> None:
+    def _check_ended_alike(self, ended: Sequence[_Delivery]) -> None:
         if not ended:
             return
         had_store = self._had_store()
-        groups: defaultdict[tuple[int, Proposal], list[_Told]] = defaultdict(list)
+        groups: defaultdict[tuple[int, Proposal], list[_Delivery]] = defaultdict(list)
         for delivery in sorted(ended, key=attrgetter("ended_in")):
             groups[delivery.ended_in, delivery.proposal].append(delivery)
         for (_, proposal), mine in groups.items():
@@ -205,7 +205,7 @@ class Proposing:
             elif isinstance(errors[0], LockstepError):
                 self._coverage["proposals withdrawn"] += 1
 
-    def _ends(self, delivery: _Told, outcome: "Future[None]") -> None:
+    def _ends(self, delivery: _Delivery, outcome: "Future[None]") -> None:
         del outcome
         delivery.ended_in = self._caches[delivery.rank].inspection.rounds
 

@@ -155,11 +155,11 @@ class DaemonThreads:
 class Stop:
     """The deadline and stop flag of a call; a running job checks them between two keys."""
 
-    __slots__ = ("_touched", "_touching", "asked", "deadline")
+    __slots__ = ("_touched", "_touching", "deadline", "requested")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.asked = False
+        self.requested = False
         self._touching = 0
         self._touched = threading.Condition()
 
@@ -186,12 +186,12 @@ class Stop:
         The call may then return although its jobs still run.
         """
         with self._touched:
-            self.asked = True
+            self.requested = True
             self._touched.wait_for(lambda: not self._touching)
 
     def due(self) -> bool:
         """Return whether the job should stop before the next key."""
-        return self.asked or time.monotonic() >= self.deadline
+        return self.requested or time.monotonic() >= self.deadline
 
 
 class ThreadCalls:
@@ -298,7 +298,7 @@ class ThreadCalls:
         exception, this method raises it too.
         """
         for stop in self._stops:
-            stop.asked = True
+            stop.requested = True
         # Signal the threads before the first await, so that they stop even if this task is cancelled.
         ended = self._pool.end()
         try:
@@ -367,14 +367,14 @@ async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, lea
     done = _AllDone(jobs)
     cancelled: asyncio.CancelledError | None = None
     while not done.come.done():
-        unhurried = stop.asked and not leaves
+        unhurried = stop.requested and not leaves
         timeout_s = None if unhurried else max(0.0, stop.deadline - time.monotonic())
         try:
             await asyncio.wait([done.come], timeout=timeout_s)
         except asyncio.CancelledError as error:
             cancelled = error
         if not done.come.done():
-            stop.asked = True
+            stop.requested = True
             for job in jobs:
                 job.cancel()
             if leaves:

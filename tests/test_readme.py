@@ -13,7 +13,7 @@ from tests.kit.source_tree import ROOT
 PROGRAMS = [
     block.text
     for block in blocks_of("README.md", (ROOT / "README.md").read_text(encoding="utf-8"))
-    if block.language == "python" and block.said == "tests/test_readme.py"
+    if block.language == "python" and block.note == "tests/test_readme.py"
 ]
 STORE = re.compile(r"file:///tmp/lockstep-\w+")
 

@@ -66,7 +66,7 @@ def prepare(folder: Path, block: Block) -> None:
     """Create the files that a docs page assumes: its readers' saved files, traces, store folders."""
     for each in before(block):
         if each.mark is Mark.SAVED_AS:
-            (folder / each.said).write_text(moved(each.text, folder))
+            (folder / each.note).write_text(moved(each.text, folder))
     requests = [
         {"timestamp": 100 * n, "input_length": 1024, "output_length": 4, "hash_ids": [0, n % 3]}
         for n in range(40)
@@ -123,12 +123,12 @@ def test_every_block_names_its_language() -> None:
 
 
 def test_what_is_not_run_says_why_and_what_is_run_elsewhere_says_where() -> None:
-    unsaid = [block.place for block in BLOCKS if block.mark is Mark.NOT_RUN and not block.said]
+    unexplained = [block.place for block in BLOCKS if block.mark is Mark.NOT_RUN and not block.note]
     elsewhere = [block for block in BLOCKS if block.mark is Mark.RUN_BY]
     output = [b.place for b in BLOCKS if b.language == "console" and b.mark is Mark.PLAIN]
 
-    assert unsaid == []
-    assert [block.place for block in elsewhere if not (ROOT / block.said).is_file()] == []
+    assert unexplained == []
+    assert [block.place for block in elsewhere if not (ROOT / block.note).is_file()] == []
     assert output == []
 
 
@@ -141,7 +141,7 @@ def test_a_file_of_a_page_is_run_by_a_command_of_that_page() -> None:
         for word in block.text.split()
     }
 
-    assert [block.place for block in saved if (block.page, block.said) not in used] == []
+    assert [block.place for block in saved if (block.page, block.note) not in used] == []
 
 
 def test_every_target_of_make_that_the_docs_name_is_there() -> None:
@@ -159,7 +159,7 @@ def test_every_target_of_make_that_the_docs_name_is_there() -> None:
 
 def test_one_page_lists_all_blocks_that_no_test_runs() -> None:
     rows = [
-        f"| {block.page} | `{block.first_line}` | {block.said} |"
+        f"| {block.page} | `{block.first_line}` | {block.note} |"
         for block in BLOCKS
         if block.mark is Mark.NOT_RUN
     ]
@@ -179,7 +179,7 @@ def test_a_block_is_read_with_its_language_its_mark_and_without_its_indentation(
         language="bash",
         text="one \\\n  two  # exit status 1",
         mark=Mark.NOT_RUN,
-        said="no GPU",
+        note="no GPU",
     )
     assert script_of(block).splitlines()[1:] == [
         "one two  # exit status 1",

@@ -56,7 +56,7 @@ class EngineChannel:
         self._pending: int | None = None
         """The number of the round that was launched and not yet waited for; None if there is none."""
         self._arrived: Vector | None = None
-        self.asks_again = False
+        self.must_repeat = False
         """Whether the pending round must be requested again because a rank's ballot is missing."""
         self._closed = False
 
@@ -70,7 +70,7 @@ class EngineChannel:
         if self._closed:
             raise PeerLost("the engine channel is closed")
         self.launches += 1
-        self._pending, self._arrived, self.asks_again = int(lanes[ROUND]), None, False
+        self._pending, self._arrived, self.must_repeat = int(lanes[ROUND]), None, False
         return self
 
     def deliver(self, ballots: FoldedBallots) -> None:
@@ -82,9 +82,9 @@ class EngineChannel:
                 f"the workers voted in round {ballots.round}, must be round {self._pending}"
             )
         if ballots.ranks == self._all:
-            self._arrived, self.asks_again = ballots.lanes, False
+            self._arrived, self.must_repeat = ballots.lanes, False
         else:
-            self.asks_again = True
+            self.must_repeat = True
 
     def wait(self, timeout_s: float) -> Vector:  # noqa: ARG002 - nothing is waited for.
         """Return the fold that `deliver` received, without blocking; see `PendingRound`."""

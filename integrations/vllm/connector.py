@@ -48,7 +48,7 @@ from .groups import pool_groups
 from .lent_blocks import LentBlocks
 from .plugin_telemetry import PluginTelemetry
 from .scheduler_side import SchedulerSide
-from .stats import Told
+from .stats import Report
 from .tracked import PassResult
 from .vllm_opening import (
     has_one_scheduler_process,
@@ -115,7 +115,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._lending = LentBlocks(pool_groups(kv_cache_config))
         self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
         if role is KVConnectorRole.SCHEDULER:
-            _hear_weight_versions(LockstepConnector._weights_are)
+            _watch_weight_versions(LockstepConnector._weights_are)
             if not self._one_scheduler:
                 self._scheduler = open_beside_worker(
                     vllm_config, self._lending, self._settings, self._engine_id, self._events
@@ -316,7 +316,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
         In one-scheduler mode, workers send their own statistics together with their ballots.
         """
-        report = None if self._watching is None else self._watching.told()
+        report = None if self._watching is None else self._watching.report()
         return None if report is None else LockstepStats(data=report)
 
     @property
@@ -346,7 +346,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return "LBHNC"
 
     @classmethod
-    def build_kv_connector_stats(cls, data: Told | None = None) -> KVConnectorStats:
+    def build_kv_connector_stats(cls, data: Report | None = None) -> KVConnectorStats:
         return LockstepStats(data=data or {})
 
     @classmethod
@@ -395,7 +395,7 @@ def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
     return metadata
 
 
-def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
+def _watch_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
     """Make vLLM's engine core pass each new weight version to the scheduler's connector; idempotent.
 
     vLLM sets the version in the engine core (`finish_weight_update(weight_version=...)`,

@@ -7,7 +7,7 @@ from ...storage_backends.uri import parse_uri
 from ...telemetry.families import ranked_samples
 from .contract import VllmRequest
 from .scheduler_side import SchedulerSide
-from .stats import RESTORED, Restored, StatsFeed, Told
+from .stats import RESTORED, Report, Restored, StatsFeed
 from .tracked import PassResult
 
 HOST: Final = "host"
@@ -44,7 +44,7 @@ class PluginTelemetry:
         """Record that a request has finished."""
         self._restored.ended("dropped", [request.request_id])
 
-    def told(self) -> Told | None:
+    def report(self) -> Report | None:
         """Return the changes of the statistics since the last report; None if no report is due."""
         if not self._feed.due(idle=self._side.idle):
             return None
@@ -52,7 +52,7 @@ class PluginTelemetry:
         stats = self._side.cache.stats(rounds=0)
         restored = RESTORED.samples(self._restored)
         own = [((str(stats.rank), *labels), tokens) for labels, tokens in restored]
-        return self._feed.told([*ranked_samples(stats), (RESTORED, own)])
+        return self._feed.report([*ranked_samples(stats), (RESTORED, own)])
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
         """Return how many of a request's loaded tokens come from each source, by vLLM's names."""

@@ -65,7 +65,7 @@ class RequestIdentities:
             found = [each.content.hex() for each in items or ()] if known else [CONTENT_NOT_KNOWN]
             self._cache.digest_facts("items of request", self._count, "are", *found)
         if items is None or (items and not self._own_embeddings):
-            self._tell_once()
+            self._warn_once()
             return None
         if not known:
             return None
@@ -96,7 +96,7 @@ class RequestIdentities:
             not tracked.items or self._names.trusted(tracked.items)
         )
 
-    def _tell_once(self) -> None:
+    def _warn_once(self) -> None:
         if not self._warned:
             self._warned = True
             _log.warning(

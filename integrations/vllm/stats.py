@@ -15,11 +15,11 @@ from typing import Any, Final
 from ...storage_backends.latencies import BOUNDS_S, Histogram
 from ...telemetry.families import FAMILIES, Family, Labels, Type
 
-TOLD_EVERY_S: Final = 1.0
+REPORT_EVERY_S: Final = 1.0
 """Minimum seconds between two reports of a busy engine. An engine that becomes idle reports at once."""
 
 Number = int | float
-Told = dict[str, dict[str, Any]]
+Report = dict[str, dict[str, Any]]
 """A report: changes by family and labels. A histogram's change is [sum, count of each bucket...]."""
 
 
@@ -70,14 +70,14 @@ class StatsFeed:
         now = self._clock()
         if now < self._due and not idle:
             return False
-        self._due = now + TOLD_EVERY_S
+        self._due = now + REPORT_EVERY_S
         return True
 
-    def told(
+    def report(
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
-    ) -> Told:
+    ) -> Report:
         """Return a report of the changes in these families; a sample's first label is the rank."""
-        report: Told = {}
+        report: Report = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
             for labels, value in samples:
@@ -90,7 +90,7 @@ class StatsFeed:
         return report
 
     def _tell(
-        self, report: Told, where: tuple[str, str], of: Type, value: float | Histogram
+        self, report: Report, where: tuple[str, str], of: Type, value: float | Histogram
     ) -> None:
         before = self._before.get(where)
         if value == before:
@@ -105,9 +105,9 @@ class StatsFeed:
         report.setdefault(where[0], {})[where[1]] = added
 
 
-def add(one: Told, other: Told) -> Told:
+def add(one: Report, other: Report) -> Report:
     """Return the sum of two reports. The value of a gauge is that of `other`, the later report."""
-    both: Told = {name: {**values} for name, values in one.items()}
+    both: Report = {name: {**values} for name, values in one.items()}
     for name, values in other.items():
         family, into = ALL[name], both.setdefault(name, {})
         for labels, value in values.items():
@@ -137,7 +137,7 @@ def spread(histogram: list[Number]) -> Iterator[tuple[float, int]]:
             yield min(high, low + share * (high - low)), count
 
 
-def line(report: Told) -> dict[str, Number]:
+def line(report: Report) -> dict[str, Number]:
     """Return a line about a report for vLLM's log; values of rare events are left out if they are 0."""
 
     def total(name: str, *labels: str) -> Number:

@@ -19,7 +19,7 @@ from ...errors import InternalError
 from ...ranks.executor.base import ExecutorCounts
 from ...ranks.group.one_scheduler.worker import WorkerRank
 from .rank_channel import RankChannel
-from .stats import TOLD_EVERY_S
+from .stats import REPORT_EVERY_S
 from .tracked import PassResult
 
 
@@ -136,7 +136,7 @@ class RemoteScheduler:
         now = time.monotonic()
         if now < self._counts_due_s and (self._applied is None or self._applied.computes):
             return {}
-        self._counts_due_s = now + TOLD_EVERY_S
+        self._counts_due_s = now + REPORT_EVERY_S
         return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:

@@ -80,7 +80,7 @@ def run_ranks(
     *,
     address: str = LOOPBACK,
     shutdown_timeout_s: int,
-    are_heard: bool = True,
+    show_output: bool = True,
 ) -> tuple[int, str]:
     """Run `python` with these arguments as `ranks` processes; return (exit status, error line).
 
@@ -88,7 +88,7 @@ def run_ranks(
     restarted. If a rank fails, the other ranks are ended. The call returns when all processes have
     ended. The status is that of the first rank that failed, as a shell would give it, and 0 if none has
     failed. The line says why that rank failed, and is empty if the rank has printed the reason. If
-    `are_heard` is false, the output of the ranks is discarded. If this process is interrupted, the
+    `show_output` is false, the output of the ranks is discarded. If this process is interrupted, the
     ranks have `shutdown_timeout_s` seconds to shut down in order.
     """
     if problem := why_ranks_cannot_start(address):
@@ -108,7 +108,7 @@ def run_ranks(
             local_addr=address,
             max_restarts=0,
             monitor_interval=_POLL_S,
-            logs_specs=DefaultLogsSpecs(folder, redirects=Std.NONE if are_heard else Std.ALL),
+            logs_specs=DefaultLogsSpecs(folder, redirects=Std.NONE if show_output else Std.ALL),
             # Do not let torch install its signal handlers. They would abort the ranks' shutdown at a
             # second Ctrl-C, and would undo `nohup`. Our handlers raise `Interrupted` only once.
             signals_to_handle="",

@@ -119,7 +119,7 @@ def probe_gloo(interface: Interface) -> Gloo:
             RANKS,
             address=interface.address,
             shutdown_timeout_s=0,
-            are_heard=False,
+            show_output=False,
         )
         if status:
             return Gloo(failure=line or f"a process ended with status {status}")

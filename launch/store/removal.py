@@ -28,7 +28,7 @@ from .batches import ANY_BYTES, Batch, Defects, Scratch, for_each_batch, only, t
 from .opened_store import OpenedStore, exit_status, reporting_partial, run_on_store
 from .options import Digest, DryRun, Rank, Uri, of_rank
 from .store_opening import call_deadline
-from .survey import extent_of, find_models, find_namespace, survey, told
+from .survey import extent_of, find_models, find_namespace, survey, with_progress
 from .tables import print_found, say
 
 _JOBS: Final = 2
@@ -175,7 +175,7 @@ async def _collect(
     wanted = pages_of(namespaces)
     store.progress.begin("looking")
     pages, unknown_age = Totals(), 0
-    async for stored in told(only(store.listed(), wanted), store.progress):
+    async for stored in with_progress(only(store.listed(), wanted), store.progress):
         pages.add(stored)
         unknown_age += stored.age_s is None
     if unknown_age and unknown_age == pages.objects:

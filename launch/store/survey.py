@@ -55,7 +55,7 @@ async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surve
     """List a store and read its manifests; every listed object is offered to `sample`."""
     store.progress.begin("looking")
     catalogue = Catalogue()
-    async for stored in told(store.listed(), store.progress):
+    async for stored in with_progress(store.listed(), store.progress):
         catalogue.add(stored)
         if sample is not None:
             sample.add(stored)
@@ -76,7 +76,7 @@ async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[Read
     return outcome, bytes(content)
 
 
-async def told(
+async def with_progress(
     objects: AsyncIterator[StoredObject], progress: StoreProgress
 ) -> AsyncIterator[StoredObject]:
     """Yield all `objects`, and advance the progress bar by many objects at a time."""

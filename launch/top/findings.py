@@ -80,8 +80,10 @@ def silence_of(seen: GroupSample) -> str:
     """Return text with the addresses at which no rank answers, and the times of their last answers."""
     addresses: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
-        heard_s = seen.heard_s.get(address)
-        last_answer = "" if heard_s is None else f"last answer {_time(seen.at_s - heard_s)} ago"
+        last_answer_s = seen.last_answer_s.get(address)
+        last_answer = (
+            "" if last_answer_s is None else f"last answer {_time(seen.at_s - last_answer_s)} ago"
+        )
         why = ", ".join(filter(None, (other, last_answer)))
         addresses.append(f"{address} ({why})" if why else address)
     others = len(seen.silent) - len(addresses)

@@ -44,7 +44,7 @@ class GroupSample:
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
     """By address at which no rank answered: a description of another program's answer, or "" if there
     was no answer."""
-    heard_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    last_answer_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Time of a rank's last answer in seconds, by address."""
 
     @property
@@ -127,16 +127,16 @@ def look(addresses: Sequence[str], at_s: float, before: GroupSample | None = Non
         thread.join(max(0.0, until_s - time.monotonic()))
     ranks: dict[int, Numbers] = {}
     silent: dict[str, str] = {}
-    heard_s = {} if before is None else dict(before.heard_s)
+    last_answer_s = {} if before is None else dict(before.last_answer_s)
     # Copy the answers, because threads may add further answers after the timeout.
     in_time = answers.copy()
     for address in addresses:
         try:
             ranks |= _ranks_in(in_time.get(address, b""))
-            heard_s[address] = at_s
+            last_answer_s[address] = at_s
         except ValueError as error:
             silent[address] = printable(str(error))
-    return GroupSample(at_s, ranks, silent, heard_s)
+    return GroupSample(at_s, ranks, silent, last_answer_s)
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:

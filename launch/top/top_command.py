@@ -32,7 +32,7 @@ class GroupHistory:
     def look(self) -> None:
         """Read the metrics again; raise `ConfigError` if no rank has ever answered."""
         now = self._look()
-        if not now.heard_s:
+        if not now.last_answer_s:
             raise ConfigError(
                 f"{silence_of(now)}; the group has ended (see its log) or uses another port: give"
                 " the one of --metrics-port, or of metrics_port under an engine"

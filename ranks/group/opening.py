@@ -139,13 +139,13 @@ def _agree_and_open(
     # Check the free memory on every rank of a host before any rank allocates. Each check compares the
     # free memory with the need of all ranks of the host, so memory that a rank has already taken would
     # count twice.
-    with _problems_told(collective, timeout_s):
+    with _problems_shared(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
     connect = partial(store_access, config, collective.rank, collective.world_size)
     connect_source = partial(source_access, config, collective.rank, collective.world_size)
     try:
-        with _problems_told(collective, timeout_s):
+        with _problems_shared(collective, timeout_s):
             executor = RankExecutor.create(
                 config,
                 pools,
@@ -223,7 +223,7 @@ def _host_bytes(
 
 
 @contextmanager
-def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
+def _problems_shared(collective: Collective, timeout_s: float) -> Generator[None]:
     """Raise the same error on every rank if the `with` block failed on one of them."""
     problem: str | None = None
     try:

@@ -137,7 +137,9 @@ class Reader:
                 raise StorageError("a request with something attached")
             match message:
                 case LookupRequest():
-                    self._answers.append(LookupReply(message.number, self._pages.told(message)))
+                    self._answers.append(
+                        LookupReply(message.number, self._pages.lookup_reply(message))
+                    )
                 case ReadRequest():
                     self._jobs.append(_Job(message))
                 case LocateRequest() if self._pages.by_engine:

@@ -70,7 +70,7 @@ class ServedPages:
         """Of each pool, the shard's part of the objects' names; and the group's mark."""
         return (*self._shards.items(), (MARK_POOL, self._mark.shard))
 
-    def told(self, ask: LookupRequest) -> bytes:
+    def lookup_reply(self, ask: LookupRequest) -> bytes:
         """Return one byte for each key: 1 if the object can be read now."""
         if (ask.pool, ask.shard) == (MARK_POOL, self._mark.shard):
             return bytes([key == self._mark.key for key in ask.keys])

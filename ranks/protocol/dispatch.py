@@ -59,7 +59,7 @@ class Vote(Record, frozen=True):
     layout_digest: int
 
 
-Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Log | Rest | Vote
+WorkerMessage: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Log | Rest | Vote
 
 
 class Dispatch(Record, frozen=True):
@@ -67,7 +67,7 @@ class Dispatch(Record, frozen=True):
 
     number: int
     """Sequence number from 1 on, so that a worker detects a lost dispatch."""
-    told: tuple[Told, ...]
+    messages: tuple[WorkerMessage, ...]
 
 
 class Opened(Record, frozen=True):

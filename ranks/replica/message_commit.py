@@ -19,7 +19,7 @@ class MessageCommit:
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0
         """The number up to which every rank has all messages."""
-        self.heard = 0
+        self.committed = 0
         """The number of the last message that became a command."""
         self._journal = journal
         self._outbox = outbox
@@ -35,12 +35,12 @@ class MessageCommit:
         `content` is None on a rank that does not receive messages. Raises `UsageError`, and changes
         nothing, unless the message is the next one and every rank has it.
         """
-        if number != self.heard + 1:
-            raise UsageError(f"message {number} does not follow message {self.heard}")
+        if number != self.committed + 1:
+            raise UsageError(f"message {number} does not follow message {self.committed}")
         if number > self.agreed:
             raise UsageError(
                 f"message {number} is not on every rank; those up to {self.agreed} are"
             )
-        self.heard = number
+        self.committed = number
         digest = None if content is None else sha256(content).hexdigest()
         self._journal.record("message", number, digest)

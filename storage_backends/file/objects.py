@@ -396,5 +396,5 @@ def _identity(status: os.stat_result) -> Identity:
 
 def _may_be_object(status: os.stat_result, new: _New) -> bool:
     """Return whether a file's length alone shows that its object has the columns to be written."""
-    length_suffices = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
+    length_suffices = new.shape.known_by_length and stat.S_ISREG(status.st_mode)
     return length_suffices and status.st_size == BLOCK_BYTES + new.shape.nbytes

@@ -101,7 +101,7 @@ class MooncakeBackend(ThreadedBackend):
         calls = self._ready()
         if calls is None or calls.left >= THREADS:
             return [ReadOutcome.FAILED] * len(reads)
-        pending = [_Asked(read) for read in reads]
+        pending = [_PendingRead(read) for read in reads]
         await calls.run(
             self._read,
             pending,
@@ -158,7 +158,7 @@ class MooncakeBackend(ThreadedBackend):
             found[at] = generation is not None
         return found
 
-    def _read(self, pending: Sequence["_Asked"], stop: Stop) -> list[None]:
+    def _read(self, pending: Sequence["_PendingRead"], stop: Stop) -> list[None]:
         wanted = [_wanted(each.read, writable=True) for each in pending]
         unsound = [each for each, want in zip(pending, wanted, strict=True) if want is None]
         _answer(unsound, [ReadOutcome.FAILED] * len(unsound), stop)
@@ -207,14 +207,14 @@ class MooncakeBackend(ThreadedBackend):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingRead:
     """A read and its outcome, which stays TIMED_OUT until a thread has finished the read."""
 
     read: Read
     outcome: ReadOutcome = ReadOutcome.TIMED_OUT
 
 
-def _answer(pending: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
+def _answer(pending: Sequence[_PendingRead], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
     with stop.touching() as wanted:
         for each, outcome in zip(pending, outcomes, strict=True) if wanted else ():
             each.outcome = outcome

@@ -68,7 +68,7 @@ def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "complaint"),
     [
         (["--ranks", "0"], "--ranks. Must be >= 1"),
         (["--operations", "-1"], "--operations. Must be >= 0"),
@@ -77,11 +77,13 @@ def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> No
         (["--transport", "pigeon"], '--transport. Choose from: "auto", "torch", "shm"'),
     ],
 )
-def test_what_cannot_be_measured_is_refused(lockstep: Run, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_measured_is_refused(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
     status, _, error = lockstep("bench", "agreement", *QUICK, *arguments)
 
     assert status == 2
-    assert said in error
+    assert complaint in error
 
 
 @pytest.mark.slow

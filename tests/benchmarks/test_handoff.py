@@ -63,7 +63,7 @@ def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "complaint"),
     [
         (["--page-bytes", "0"], "--page-bytes. Must be >= 1"),
         (["--page-bytes", "9", "--bytes", "8"], "--bytes is 8, must be 9 or more"),
@@ -74,10 +74,10 @@ def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(
-    lockstep: Run, arguments: list[str], said: str
+    lockstep: Run, arguments: list[str], complaint: str
 ) -> None:
     status, _, error = lockstep("bench", "handoff", *arguments)
 
     assert status == 2
-    assert said in error
+    assert complaint in error
     assert error.count("\n") == 1

@@ -107,9 +107,9 @@ class Play:
             self.landed[rank] = max(
                 [self.landed[rank]] + [each.pages for each in now if isinstance(each, Landed)]
             )
-            executor.said += now
+            executor.reports += now
         if self._side == schedule.deadline:
-            self.ranks.executors[0].said.append(Expired(1))
+            self.ranks.executors[0].reports.append(Expired(1))
         self._side += 1
 
     def _reports(self, rank: int, order: Order) -> list[tuple[int, Progress]]:

@@ -72,7 +72,7 @@ def test_text_stands_for_numbers_and_flags_where_nothing_else_can_be_written() -
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (7, "here is 7, must hold keys and values"),
         ({"name": ""}, "here: name is '', must be non-empty text"),
@@ -102,11 +102,11 @@ def test_text_stands_for_numbers_and_flags_where_nothing_else_can_be_written() -
         ({"kind": "udp"}, "here: kind is 'udp', must be one of tcp, rdma"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_value_and_the_remedy(given: Any, said: str) -> None:
+def test_what_is_wrong_is_named_with_its_value_and_the_remedy(given: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_settings(Outer, given, "here")
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -139,17 +139,17 @@ class Many(Settings):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"one": {"page": 1}}, "one: there is no key 'page'; known: colour, depth, pages"),
         ({"inners": [{"page": 1}]}, "inners: there is no key 'page'; known: colour, depth, pages"),
         ({"inners": [{"pages": 0}]}, "inners.pages is 0, must be at least 1"),
     ],
 )
-def test_maps_are_read_as_settings_wherever_they_stand(given: dict[str, Any], said: str) -> None:
+def test_maps_are_read_as_settings_wherever_they_stand(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Many(**given)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

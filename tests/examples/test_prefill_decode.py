@@ -45,7 +45,7 @@ def test_if_a_rank_is_killed_both_groups_end_and_the_side_is_named(
         command.wait_until(lambda: ranks_of(command, side) != [])
         ranks_of(command, side)[0].kill()
         status = command.process.wait(60)
-        last_line = command.said().splitlines()[-1]
+        last_line = command.output_so_far().splitlines()[-1]
 
     assert (status, command.survivors()) == (1, [])
     assert f"'{side}': 1" in last_line

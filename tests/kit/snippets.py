@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.kit.source_tree import ROOT
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
-_MARK = re.compile(r"^ *<!-- (?P<mark>not run|run by|saved as|slow)(?:: (?P<said>.+))? -->$")
+_MARK = re.compile(r"^ *<!-- (?P<mark>not run|run by|saved as|slow)(?:: (?P<note>.+))? -->$")
 _INDENTED = re.compile(r"^ {4}\S")
 _LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
@@ -48,7 +48,7 @@ class Block:
     language: str
     text: str
     mark: Mark = Mark.PLAIN
-    said: str = ""
+    note: str = ""
 
     @property
     def place(self) -> str:
@@ -95,7 +95,7 @@ def blocks_of(page: str, text: str) -> Iterator[Block]:
                 language=language,
                 text=body,
                 mark=Mark(mark["mark"]) if mark else Mark.PLAIN,
-                said=(mark["said"] or "") if mark else "",
+                note=(mark["note"] or "") if mark else "",
             )
             opened = None
 

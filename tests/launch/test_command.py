@@ -167,7 +167,7 @@ def test_settings_of_another_shape_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"concurrency": 0}, "--concurrency is 0: Must be >= 1."),
         ({"round_timeout_s": float("nan")}, "--round-timeout-s is nan: Must be <= 1000000.0."),
@@ -176,11 +176,11 @@ def test_settings_of_another_shape_are_refused(text: str) -> None:
         ({"store": ["s3://key:secret@x"]}, "--store is a list: Expected `str | null`, got `array`"),
     ],
 )
-def test_settings_from_json_are_checked_as_options_are(given: dict[str, Any], said: str) -> None:
+def test_settings_from_json_are_checked_as_options_are(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         ReplaySettings.from_json(json.dumps(given))
 
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
 def test_what_may_differ_between_ranks_is_not_compared() -> None:

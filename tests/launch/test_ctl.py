@@ -44,10 +44,10 @@ def group(tmp_path: Path) -> Iterator[Group]:
     port.close()
 
 
-Said = tuple[list[str], dict[str, object], dict[str, object], str]
+Case = tuple[list[str], dict[str, object], dict[str, object], str]
 """For each case: the command line, the request, the answer, and the command's output."""
 
-SAID: list[Said] = [
+CASES: list[Case] = [
     (
         ["pin", "p", "--tokens", "1,2,3"],
         {"ask": "pin", "name": "p", "tokens": [1, 2, 3], "namespace": "", "ttl_s": 3600.0},
@@ -150,11 +150,11 @@ def test_statistics_are_told_in_lines_and_what_is_not_there_is_left_out() -> Non
     ]
 
 
-@pytest.mark.parametrize("said", SAID, ids=[" ".join(each[0]) for each in SAID])
+@pytest.mark.parametrize("case", CASES, ids=[" ".join(each[0]) for each in CASES])
 def test_a_command_asks_for_one_thing_and_tells_what_became_of_it(
-    lockstep: Run, group: Group, said: Said
+    lockstep: Run, group: Group, case: Case
 ) -> None:
-    words, request, answer, output = said
+    words, request, answer, output = case
     group.answer = answer
     command, *rest = words
 
@@ -293,7 +293,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert (ended, report["pages_corrupt"]) == (EXIT_INTERRUPTED, 0)
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
-    log = serving.said()
+    log = serving.output_so_far()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
     # The default level logs the warning "withdrawn". Control requests appear only once the level is

@@ -128,9 +128,9 @@ def test_a_store_with_another_page_size_is_refused_in_one_line(
 
     ended = run(*start, trace, "--store", store_of_64, "--requests", 4, "--page-tokens", 32)
 
-    assert (ended.status, len(ended.said), ended.err.count("\n")) == (2, 1, 1)
-    assert "32" in ended.said[0]
-    assert "64" in ended.said[0]
+    assert (ended.status, len(ended.error_lines), ended.err.count("\n")) == (2, 1, 1)
+    assert "32" in ended.error_lines[0]
+    assert "64" in ended.error_lines[0]
 
 
 def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trace: Path) -> None:
@@ -148,7 +148,7 @@ def test_bad_options_under_torchrun_are_in_its_own_report() -> None:
     ended = run(*torchrun(2), "--ranks=4")
 
     assert ended.status != 0
-    assert ended.said == []
+    assert ended.error_lines == []
     _, _, cause = ended.err.partition("Root Cause")
     assert ": lockstep: --ranks is 4, but 2 ranks were started" in cause
 

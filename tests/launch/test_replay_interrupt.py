@@ -78,7 +78,7 @@ def pages(tmp_path: Path) -> int:
 
 def output_lines(command: Running) -> list[str]:
     """Return the output lines, except warnings that another rank's store lacks a page."""
-    return [line for line in command.said().splitlines() if " lacks page " not in line]
+    return [line for line in command.output_so_far().splitlines() if " lacks page " not in line]
 
 
 def interrupt(command: Running, how: str) -> None:
@@ -175,7 +175,9 @@ def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
 
     assert_nothing_is_left(command, tmp_path, shared)
     assert_counts_so_far_are_kept(tmp_path)
-    assert [line for line in command.said().splitlines() if line.startswith("lockstep: ")] == []
+    assert [
+        line for line in command.output_so_far().splitlines() if line.startswith("lockstep: ")
+    ] == []
 
 
 @pytest.mark.parametrize("ranks_only", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -210,7 +212,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
 
     assert status == 128 + signal.SIGKILL
     assert command.survivors() == []
-    assert command.said().splitlines()[-1:] == [
+    assert command.output_so_far().splitlines()[-1:] == [
         "lockstep: rank 1 was killed by SIGKILL; the others were ended"
     ]
 

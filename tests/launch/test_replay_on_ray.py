@@ -60,12 +60,12 @@ def test_ctrl_c_leaves_no_rank_on_either_node(
 
     assert [nodes.count(node) for node in sorted(set(nodes))] == [2, 2]
     assert (status, replaying.survivors_after(10)) == (130, [])
-    assert replaying.said() == "lockstep: interrupted\n"
+    assert replaying.output_so_far() == "lockstep: interrupted\n"
     assert two_nodes.actors(ACTOR) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--ranks", 4), "4 ranks on one node need 4 CPUs, but"),
         (
@@ -76,12 +76,12 @@ def test_ctrl_c_leaves_no_rank_on_either_node(
 )
 @pytest.mark.slow
 def test_ranks_that_the_cluster_has_no_room_for_are_refused_in_one_line(
-    two_nodes: TwoNodes, options: tuple[object, ...], said: str
+    two_nodes: TwoNodes, options: tuple[object, ...], message: str
 ) -> None:
     ended = run(*COMMAND, *RAY, "--ray-address", two_nodes.address, *options)
 
     assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert ended.err.startswith(f"lockstep: {said}")
+    assert ended.err.startswith(f"lockstep: {message}")
 
 
 @pytest.mark.slow
@@ -94,4 +94,4 @@ def test_without_a_cluster_one_is_embedded_and_gone_at_the_end(
     replaying.wait_until(report.exists, 200)
     status = replaying.process.wait(60)
 
-    assert (status, replaying.survivors_after(10), replaying.said()) == (0, [], "")
+    assert (status, replaying.survivors_after(10), replaying.output_so_far()) == (0, [], "")

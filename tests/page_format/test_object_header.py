@@ -103,7 +103,7 @@ def test_a_header_says_which_optional_columns_the_payload_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "asked", "finding"),
+    ("written", "requested", "finding"),
     [
         ((0, 1), (0, 1), HeaderFinding.SOUND),
         ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), HeaderFinding.SOUND),
@@ -114,9 +114,9 @@ def test_a_header_says_which_optional_columns_the_payload_has() -> None:
     ],
 )
 def test_a_header_with_other_columns_than_were_asked_for_is_told_apart(
-    written: tuple[int, ...], asked: tuple[int, ...], finding: HeaderFinding
+    written: tuple[int, ...], requested: tuple[int, ...], finding: HeaderFinding
 ) -> None:
-    shape = ObjectShape(SHAPE.parts, asked)
+    shape = ObjectShape(SHAPE.parts, requested)
     header = memoryview(encoded(ObjectShape(SHAPE.parts, written)))[:HEADER_BYTES]
     length = sum(SHAPE.parts[number].nbytes for number in written)
 

@@ -137,15 +137,15 @@ def test_a_length_tells_an_object_only_if_no_other_columns_are_as_long(
         if not bits & ~known and shape.payload_bytes(bits) == ours and bits != present & known
     }
 
-    assert shape.told_by_length == (not others)
+    assert shape.known_by_length == (not others)
 
 
 def test_with_more_columns_than_can_be_compared_a_length_is_not_trusted() -> None:
     parts = (Part(10), *(Part(1 << bit, bit) for bit in range(5)))
 
-    assert not ObjectShape(parts, (0, 1)).told_by_length
-    assert ObjectShape(parts, (0,)).told_by_length
-    assert ObjectShape(parts, tuple(range(6))).told_by_length
+    assert not ObjectShape(parts, (0, 1)).known_by_length
+    assert ObjectShape(parts, (0,)).known_by_length
+    assert ObjectShape(parts, tuple(range(6))).known_by_length
 
 
 @given(st.lists(st.binary(max_size=5)), st.data())

@@ -34,11 +34,11 @@ def test_ranks_that_have_a_replica_each_do_what_the_scenario_says(
 ) -> None:
     text = run_here(parse(file.read_text()))
 
-    write_if_asked(file, text, request.config)
+    write_if_requested(file, text, request.config)
     assert text == file.read_text()
 
 
-def write_if_asked(file: Path, text: str, config: pytest.Config) -> None:
+def write_if_requested(file: Path, text: str, config: pytest.Config) -> None:
     """Rewrite a scenario file if `make scenarios` requests it."""
     if config.getoption("write_scenarios"):
         file.write_text(text)

@@ -116,14 +116,14 @@ def test_a_connection_for_another_purpose_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "told"), [(SECRET, RefusalReason.FULL), (SECRET[::-1], RefusalReason.SECRET)]
+    ("secret", "reason"), [(SECRET, RefusalReason.FULL), (SECRET[::-1], RefusalReason.SECRET)]
 )
 def test_that_there_is_no_room_is_told_to_those_who_know_the_secret(
-    secret: bytes, told: RefusalReason
+    secret: bytes, reason: RefusalReason
 ) -> None:
     outcomes, _ = meet(connecting(secret), listening(full=True))
 
-    assert outcomes == [told, told]
+    assert outcomes == [reason, reason]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_no_refusal_of_a_uri_repeats_a_secret(uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (StorageError("no r/ead from u"), "StorageError: no *** from u"),
         (OSError("cannot use 'r/ead'"), "ConfigError: OSError: cannot use '***'"),
@@ -190,12 +190,12 @@ def test_no_refusal_of_a_uri_repeats_a_secret(uri: str) -> None:
     ],
 )
 def test_what_a_client_says_of_a_store_is_told_without_the_secrets_of_its_uri(
-    error: Exception, told: str
+    error: Exception, expected: str
 ) -> None:
     with (
         pytest.raises((LockstepError, ValueError)) as raised,
         hiding_secrets("3fs:///x?index=redis://u:r%2Fead@h"),
     ):
         raise error
-    assert f"{raised.typename}: {raised.value}" == told
+    assert f"{raised.typename}: {raised.value}" == expected
     assert raised.value.__cause__ is None

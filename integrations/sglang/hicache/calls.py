@@ -28,7 +28,7 @@ from .contract import EngineFacts, HicacheHostPool, HicacheTransfer, StorageConf
 from .hicache_settings import parse
 from .names import KV, PoolNames, pool_names
 from .pages import PageBatch, PoolPages
-from .prefixes import LookupResult, names_asked, restorable_prefixes
+from .prefixes import LookupResult, keys_to_query, restorable_prefixes
 
 _CALLS_KEPT: Final = 4096
 """Maximum number of read records, and of write records, that are kept until SGLang collects metrics."""
@@ -121,7 +121,7 @@ class HiCacheCalls:
             return pool in self._pools and self._pools[pool].names.of([key])[0] in there
 
         try:
-            queried_keys = names_asked(keys, transfers)
+            queried_keys = keys_to_query(keys, transfers)
             names = [
                 name
                 for pool, of_pool in queried_keys.items()

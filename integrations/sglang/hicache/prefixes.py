@@ -33,7 +33,9 @@ class LookupResult(NamedTuple):
     """Lengths of all restorable prefixes of at least one page, ascending."""
 
 
-def names_asked(keys: Sequence[str], transfers: Sequence[HicacheTransfer]) -> dict[str, list[str]]:
+def keys_to_query(
+    keys: Sequence[str], transfers: Sequence[HicacheTransfer]
+) -> dict[str, list[str]]:
     """Return the page keys to look up in the store, by pool name and without duplicates."""
     queried_keys = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:

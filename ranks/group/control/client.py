@@ -129,7 +129,7 @@ def _require_reachable(path: Path) -> None:
         raise ConfigError(f"{path} belongs to user {owner}; only that user can control the group")
 
 
-class _Told(msgspec.Struct):
+class _Reply(msgspec.Struct):
     """The reply to a control request: a result, or the text and type of an error."""
 
     answer: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
@@ -141,7 +141,7 @@ def _answer_in(reply: bytes, path: Path) -> Any:
     if not reply.endswith(b"\n"):
         raise LockstepError(f"the group at {path} has ended before it answered")
     try:
-        found = msgspec.json.decode(reply, type=_Told)
+        found = msgspec.json.decode(reply, type=_Reply)
     except ValueError as error:
         detail = f"{error}: it answers {reply[:80]!r}"
         raise UsageError(f"the process that listens at {path} is not a group: {detail}") from error

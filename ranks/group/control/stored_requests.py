@@ -70,7 +70,7 @@ class StoredRequests(RequestLog):
         self._wanted = 0
         self._reading = threading.Lock()
         self._again_s = again_s
-        self._asks_again = 0.0
+        self._next_query_s = 0.0
 
     def submit(self, content: bytes) -> int:
         """Store a control request; return its number. For rank 0, on any thread except the engine's.
@@ -111,7 +111,7 @@ class StoredRequests(RequestLog):
 
     def learn(self, newest: int) -> None:
         self._wanted = newest
-        if time.monotonic() >= self._asks_again and self._reading.acquire(blocking=False):
+        if time.monotonic() >= self._next_query_s and self._reading.acquire(blocking=False):
             # Use a daemon thread, so that a store that does not answer cannot block the process's exit.
             reader = threading.Thread(target=self._read, name="lockstep-requests", daemon=True)
             try:
@@ -136,7 +136,7 @@ class StoredRequests(RequestLog):
             self._reading.release()
 
     def _retry_later(self, error: Exception) -> None:
-        self._asks_again = time.monotonic() + self._again_s
+        self._next_query_s = time.monotonic() + self._again_s
         why = str(error) or "its content is not the one written by rank 0"
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 

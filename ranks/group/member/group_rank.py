@@ -154,7 +154,7 @@ class GroupRank:
         Call on every rank before the first step. All ranks execute a control request in the same step,
         once a verdict says that every rank has received it. Its bytes enter the digest.
         """
-        self._requests.obeyed_by = carry_out
+        self._requests.handler = carry_out
 
     def log_from(self, level: str) -> None:
         """Set the log level in every process that works for this rank."""

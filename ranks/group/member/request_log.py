@@ -98,7 +98,7 @@ class AgreedRequests:
         self.log = log
         """The log of received control requests; None if this rank takes none."""
         self._agreed = 0
-        self.obeyed_by: CarryOut | None = None
+        self.handler: CarryOut | None = None
         """Function that executes a control request; None until one is registered."""
 
     def learn(self, newest: int) -> None:
@@ -124,6 +124,6 @@ class AgreedRequests:
         """Execute a control request that has become a command, then delete it from the log."""
         if self.log is None or content is None:
             return
-        if self.obeyed_by is not None:
-            self.obeyed_by(content)
+        if self.handler is not None:
+            self.handler(content)
         self.log.let_go(number)

@@ -32,8 +32,8 @@ from ...protocol.dispatch import (
     Opened,
     Prepare,
     Rest,
-    Told,
     Vote,
+    WorkerMessage,
 )
 from ...protocol.orders import Direction, Order
 from ...replica.parts import Parts
@@ -47,7 +47,7 @@ class _Outgoing:
     """Buffer of the scheduler's messages to all workers for their next step, in order."""
 
     def __init__(self) -> None:
-        self.messages: list[Told] = []
+        self.messages: list[WorkerMessage] = []
         self.last_vote: Vote | None = None
         """The vote message of the last launched round; None before the first round."""
         self._number = 0
@@ -186,8 +186,8 @@ class SchedulerCache(HostCache):
             self._executor.wait(idle_s)
         if not self._rounds.pending:
             super()._end_step(0.0)
-        elif self._channel.asks_again and self._outgoing.last_vote is not None:
-            self._channel.asks_again = False
+        elif self._channel.must_repeat and self._outgoing.last_vote is not None:
+            self._channel.must_repeat = False
             self._outgoing.messages.append(self._outgoing.last_vote)
 
     def log_from(self, level: str) -> None:

@@ -57,7 +57,7 @@ class WorkerRank:
             )
         self._last_number = step.number
         self._rest_s, self._vote = 0.0, None
-        for message in step.told:
+        for message in step.messages:
             match message:
                 case Expect(expectations=expectations):
                     self._ballot.follow(expectations)

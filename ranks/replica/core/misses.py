@@ -68,8 +68,8 @@ class Misses:
     ) -> tuple[MissedTokens, Sequence[Digests]]:
         """Return (missed tokens by cause, digests of the missed pages) of one request.
 
-        The first `cached_tokens` of `tokens` are not missed. The caller passes the digests to `asked`
-        once the request computes.
+        The first `cached_tokens` of `tokens` are not missed. The caller passes the digests to
+        `record_lookup` once the request computes.
         """
         requested, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
         first, last = cached_tokens // page_tokens, requested // page_tokens
@@ -89,7 +89,7 @@ class Misses:
         by_cause[-1] += requested - bounds[-1]
         return MissedTokens(*by_cause), (here, anywhere)
 
-    def asked(self, digests: Sequence[Digests]) -> None:
+    def record_lookup(self, digests: Sequence[Digests]) -> None:
         """Record digests that `count` returned; the next verdict adds them to the table.
 
         Because the table changes only then, requests that arrive together get the same cause for a

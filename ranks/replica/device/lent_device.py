@@ -126,7 +126,7 @@ class LentDevice:
         on_device, from_host, source = cached - brought, brought - fetched, request.source
         hit = Hit(request.id, requested, on_device, from_host, fetched, missed, source)
         self._outbox.events.append(hit)
-        self._seen.asked(seen)
+        self._seen.record_lookup(seen)
         request.forget_sources()
 
     def require_loadable(

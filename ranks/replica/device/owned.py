@@ -358,7 +358,7 @@ class OwnedDevice:
         assert request.counted is not None
         (hit, seen), request.counted = request.counted, None
         self._outbox.events.append(hit)
-        self._seen.asked(seen)
+        self._seen.record_lookup(seen)
         request.forget_sources()
 
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:

@@ -85,12 +85,12 @@ class BackingUp:
             self.write_through(worth)
 
     def write_through(
-        self, node: Node, lent: Lent | None = None, *, tells: bool = True, passes: bool = True
+        self, node: Node, lent: Lent | None = None, *, reports: bool = True, passes: bool = True
     ) -> tuple[int, ...]:
         """Back up the part of the path to `node` that is not on the host, from the top down.
 
         Parents come first because a backed-up child implies a backed-up parent. The backup stops where
-        host memory has no room; if `tells`, an event reports that. The pages are copied from the nodes'
+        host memory has no room; if `reports`, an event says so. The pages are copied from the nodes'
         device pages, or from `lent`. If `passes`, a path longer than host memory may use temporary host
         pages. Pages that are already on the host are offered to the store. Returns the ids of the
         operations begun.
@@ -100,7 +100,7 @@ class BackingUp:
         too_long = passes and self._is_too_long(node)
         ends = self._ends(node, lent, all_lacking=False)
         operations, left_out = self._back_up(node, ends, lent, too_long=too_long)
-        if left_out and tells:
+        if left_out and reports:
             self._outbox.events.append(NotBegun(OperationKind.BACKUP))
         self._postpone(left_out, lent)
         self._persisting.offer_path(node)

@@ -144,7 +144,7 @@ class ServingPeers:
             # `serve` is called in every step, so report only the first time that host memory has no
             # room.
             is_first = request.served_to != last.end
-            self._backing_up.write_through(last, tells=is_first, passes=False)
+            self._backing_up.write_through(last, reports=is_first, passes=False)
             request.served_to = last.end
         return last is not None
 

@@ -48,9 +48,9 @@ def test_a_round_is_answered_once_every_rank_s_ballot_is_in_it() -> None:
     channel.launch(header(1))
     flags.append(channel.answered)
     channel.deliver(ballot(1, 1))
-    flags += [channel.answered, channel.asks_again]
+    flags += [channel.answered, channel.must_repeat]
     channel.deliver(ballot(0, 1).joined(ballot(1, 1)))
-    flags += [channel.answered, channel.asks_again]
+    flags += [channel.answered, channel.must_repeat]
 
     assert flags == [True, False, False, True, True, False]
     assert channel.wait(0.0).tolist() == header(1).tolist()

@@ -59,7 +59,7 @@ def test_a_forked_child_that_closes_the_cache_does_nothing_to_its_parent(
 
 def fork_in_a_round(collective: Collective, hold: Hold) -> tuple[list[str], list[int]]:
     pending = collective.launch(lanes_of(1 + collective.rank))
-    outcomes = said_by_a_child(
+    outcomes = outcomes_in_a_child(
         lambda: pending.wait(PATIENCE_S),
         lambda: collective.launch(lanes_of(0)),
         lambda: collective.gather(b"", PATIENCE_S),
@@ -94,7 +94,7 @@ def fork_with_a_cache(
     cache.insert("a", tokens)
     cache.step()
     in_flight = not cache.inspection.idle
-    outcomes = said_by_a_child(
+    outcomes = outcomes_in_a_child(
         cache.step,
         cache.step,
         lambda: cache.prefetch("b", tokens),
@@ -111,7 +111,7 @@ def fork_with_a_cache(
     return outcomes, in_flight, flushed, persisted
 
 
-def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
+def outcomes_in_a_child(*calls: Callable[[], object]) -> list[str]:
     """Fork; return the outcome of each call in the child, or one line if the child hung."""
     ours, theirs = os.pipe()
     parent = str(os.getpid())

@@ -36,7 +36,7 @@ def ranks_over(transport: str, folder: Path) -> RanksAsProcesses:
     return RanksAsProcesses(folder, join=JOINS[transport])
 
 
-def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
+def outcome_of_a_round(collective: Collective) -> tuple[str, str, bool]:
     """Run a round; return the error's name and text (or "vector"), and whether it ended quickly."""
     started = time.monotonic()
     try:
@@ -68,9 +68,9 @@ def fork_and_end(
 ) -> tuple[tuple[str, str, bool], list[str]] | None:
     before = Holdings()
     collective = opening.make()
-    assert said_in_a_round(collective)[0] == "vector"
+    assert outcome_of_a_round(collective)[0] == "vector"
     if collective.rank < 2:
-        outcome = said_in_a_round(collective)
+        outcome = outcome_of_a_round(collective)
         collective.close()
         return outcome, before.left_over()
     parent = os.getpid()
@@ -115,13 +115,13 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
 def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
     """Let `rank`'s process corrupt each write of cell number `writer`, from round 2 on."""
     collective: Any = opening.make()
-    assert said_in_a_round(collective)[0] == "vector"
+    assert outcome_of_a_round(collective)[0] == "vector"
     if collective.rank == rank:
         cells = collective._host.cells
         cells.write = partial(write_wrongly, cells, writer)
-    outcome = said_in_a_round(collective)
+    outcome = outcome_of_a_round(collective)
     if outcome[0] == "vector":
-        outcome = said_in_a_round(collective)
+        outcome = outcome_of_a_round(collective)
     collective.close()
     return outcome
 
@@ -158,14 +158,14 @@ def test_a_rank_that_waits_for_another_can_be_interrupted(transport: str, tmp_pa
 
 
 def wait_and_be_interrupted(collective: Collective, hold: Hold) -> tuple[str, bool]:
-    assert said_in_a_round(collective)[0] == "vector"
+    assert outcome_of_a_round(collective)[0] == "vector"
     if collective.rank:
         hold()
         return "", True
     started = time.monotonic()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        result, _, _ = said_in_a_round(collective)
+        result, _, _ = outcome_of_a_round(collective)
     except KeyboardInterrupt:
         result = "interrupted"
     took_s = time.monotonic() - started

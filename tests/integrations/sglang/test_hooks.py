@@ -218,7 +218,7 @@ NO_FILES = "Failed to get weights iterator: no files."
 
 
 @pytest.mark.parametrize(
-    ("request_", "success", "message", "told"),
+    ("request_", "success", "message", "arguments"),
     [
         (FILES, True, "", (WeightsUpdate.ALL, Update("7", "/step", "auto"))),
         (FILES, False, BUSY, (WeightsUpdate.ALL, Update("7", "/step", "auto"))),
@@ -230,7 +230,7 @@ NO_FILES = "Failed to get weights iterator: no files."
     ids=["files", "busy", "no files", "rolled back", "tensors", "not all tensors"],
 )
 def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
-    request_: Any, success: bool, message: str, told: tuple[WeightsUpdate, Update]
+    request_: Any, success: bool, message: str, arguments: tuple[WeightsUpdate, Update]
 ) -> None:
     scheduler = Scheduler()
 
@@ -241,18 +241,22 @@ def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
     outcome = hooks.around_update(update, SimpleNamespace(scheduler=scheduler), request_)
 
     assert outcome.success is success
-    assert scheduler.calls == [("weights_may_change",), ("update",), ("weights_changed", *told)]
+    assert scheduler.calls == [
+        ("weights_may_change",),
+        ("update",),
+        ("weights_changed", *arguments),
+    ]
 
 
-@pytest.mark.parametrize(("is_open", "told"), [(False, [("weights_session_begins",)]), (True, [])])
+@pytest.mark.parametrize(("is_open", "calls"), [(False, [("weights_session_begins",)]), (True, [])])
 def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
-    is_open: bool, told: list[tuple[str]]
+    is_open: bool, calls: list[tuple[str]]
 ) -> None:
     scheduler = Scheduler()
     updater = SimpleNamespace(scheduler=scheduler, _session=object() if is_open else None)
 
     def begin(updater: Any, request: Any) -> None:
-        assert scheduler.calls == told
+        assert scheduler.calls == calls
         updater._session = object()
 
     def end(updater: Any, request: Any) -> None:
@@ -265,7 +269,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
     # the end.
     hooks.around_session_end(end, updater, None)
 
-    assert scheduler.calls == [*told, ("end",), ("weights_session_ends",), ("end",)]
+    assert scheduler.calls == [*calls, ("end",), ("weights_session_ends",), ("end",)]
 
 
 def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() -> None:
@@ -309,9 +313,9 @@ def test_whom_sglang_preempts_is_queued_in_one_order_and_nobody_is_for_one_that_
     assert [each.rid for each in adder.preempt_list] == ["z", "a", "b", "c"]
 
 
-@pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])
+@pytest.mark.parametrize(("session", "count"), [(None, 0), (object(), 2)])
 def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
-    session: object, told: int
+    session: object, count: int
 ) -> None:
     scheduler = Scheduler()
     updater = SimpleNamespace(scheduler=scheduler, _session=session)
@@ -321,7 +325,7 @@ def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     outcome = hooks.around_update_in_session(lambda *_: refused, updater, request)
 
     assert outcome is refused
-    assert len(scheduler.calls) == told
+    assert len(scheduler.calls) == count
 
 
 def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None:
@@ -379,9 +383,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("told", OTHERS.values(), ids=OTHERS)
-def test_an_engine_with_another_cache_hears_nothing(told: Callable[[], Any]) -> None:
-    assert told() is None
+@pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS)
+def test_an_engine_with_another_cache_hears_nothing(call: Callable[[], Any]) -> None:
+    assert call() is None
 
 
 def test_an_engine_with_another_cache_does_as_ever() -> None:

@@ -28,13 +28,13 @@ def test_a_lock_is_kept_until_every_rank_has_copied() -> None:
     below.every(keep)
     operation = below.ranks.take_operation(CopyToHost)
 
-    below.ranks.executors[0].said.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[0].reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.backups.collect())
     assert below.every(lambda rank: rank.unlocked) == []
     assert below.every(lambda rank: len(rank.backups)) == 1
     assert below.every(lambda rank: "b1" in rank.backups)
-    below.ranks.executors[1].said.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[1].reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.backups.collect())
 

@@ -207,7 +207,7 @@ def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> 
 
 
 @pytest.mark.parametrize(
-    ("told", "named"),
+    ("arguments", "named"),
     [
         ({"backend": "file"}, "the storage backend is 'file', must be 'dynamic'"),
         ({"extra": None}, "store is missing; give it"),
@@ -219,5 +219,7 @@ def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> 
         ({"rule": "timeout"}, "prefetch_policy is 'timeout', must stay 'wait_complete'"),
     ],
 )
-def test_an_attach_that_says_anything_else_is_refused(told: dict[str, Any], named: str) -> None:
-    check(refusal(attached, **told), named)
+def test_an_attach_that_says_anything_else_is_refused(
+    arguments: dict[str, Any], named: str
+) -> None:
+    check(refusal(attached, **arguments), named)

@@ -33,7 +33,7 @@ def loading(below: RanksBelow, handle: str = "r") -> int:
 
 
 @pytest.mark.parametrize(
-    ("threshold", "device_tokens", "asked"),
+    ("threshold", "device_tokens", "is_queried"),
     [
         (0, 0, True),
         (0, len(PROMPT) - 1, True),
@@ -44,14 +44,14 @@ def loading(below: RanksBelow, handle: str = "r") -> int:
     ],
 )
 def test_storage_is_asked_for_more_tokens_than_the_threshold(
-    threshold: int, device_tokens: int, *, asked: bool
+    threshold: int, device_tokens: int, *, is_queried: bool
 ) -> None:
     below = RanksBelow(threshold_tokens=threshold)
 
     below.every(lambda rank: rank.arrive("r", PROMPT, device_tokens))
 
-    assert [bool(each.given(LookUp)) for each in below.ranks.executors] == [asked] * 2
-    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r"))) is asked
+    assert [bool(each.given(LookUp)) for each in below.ranks.executors] == [is_queried] * 2
+    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r"))) is is_queried
 
 
 def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
@@ -89,13 +89,13 @@ def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() ->
 def test_a_load_is_good_once_every_rank_has_it() -> None:
     below = published(store=False)
     operation = loading(below)
-    below.ranks.executors[0].said.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[0].reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == []
     assert below.every(lambda rank: rank.waiting.loads) == 1
     assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
-    below.ranks.executors[1].said.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[1].reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
 
     assert below.every(lambda rank: rank.ended()) == [("r2", True)]
@@ -114,7 +114,7 @@ def test_nobody_else_is_admitted_while_something_is_loaded_or_has_just_landed() 
 
     while_loaded = [below.every(lambda rank: rank.waits(each)) for each in ("before", "after")]
     for executor in below.ranks.executors:
-        executor.said.append(TransferEnded(operation, ok=True))
+        executor.reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.ended())
     landed = below.every(lambda rank: rank.waits("r"))
@@ -137,7 +137,7 @@ def test_others_are_visited_again_once_what_has_landed_is_admitted() -> None:
     below.every(lambda rank: rank.arrive("other", LONGER))
     operation = loading(below)
     for executor in below.ranks.executors:
-        executor.said.append(TransferEnded(operation, ok=True))
+        executor.reports.append(TransferEnded(operation, ok=True))
     below.ranks.step()
     below.every(lambda rank: rank.ended())
 
@@ -162,8 +162,8 @@ def test_requests_come_after_each_other_as_sglang_visits_them() -> None:
 def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> None:
     below = published(store=False)
     operation = loading(below)
-    below.ranks.executors[0].said.append(TransferEnded(operation, ok=True))
-    below.ranks.executors[1].said.append(TransferEnded(operation, ok=False))
+    below.ranks.executors[0].reports.append(TransferEnded(operation, ok=True))
+    below.ranks.executors[1].reports.append(TransferEnded(operation, ok=False))
     below.ranks.step()
     assert below.every(lambda rank: rank.ended()) == []
     below.ranks.report(Quiesced(operation))

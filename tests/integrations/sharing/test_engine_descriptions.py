@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.sglang.processes import said_by
+from tests.kit.sglang.processes import last_line_of
 from tests.kit.sharing.models import KINDS, YARN, write_model
 from tests.kit.vllm.processes import Program, run_together
 
@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Descriptions:
     """An engine's descriptions, by the name of the model."""
 
     digests: dict[str, str]
@@ -36,24 +36,24 @@ class Said:
     positions: dict[str, torch.Tensor]
 
 
-def ask_vllm(folder: Path) -> Said:
+def ask_vllm(folder: Path) -> Descriptions:
     kept = folder / "vllm.pt"
     arguments = [folder / "models.json", kept]
     ended = run_together([Program("tests.kit.sharing.described_by_vllm", arguments)], folder)
     ended.check()
-    return read(ended.said.splitlines()[-1], kept)
+    return read(ended.output.splitlines()[-1], kept)
 
 
-def ask_sglang(folder: Path) -> Said:
+def ask_sglang(folder: Path) -> Descriptions:
     kept = folder / "sglang.pt"
     return read(
-        said_by("tests.kit.sharing.described_by_sglang", folder / "models.json", kept), kept
+        last_line_of("tests.kit.sharing.described_by_sglang", folder / "models.json", kept), kept
     )
 
 
-def read(output: str, kept: Path) -> Said:
+def read(output: str, kept: Path) -> Descriptions:
     described = json.loads(output)
-    return Said(
+    return Descriptions(
         {name: each[0] for name, each in described.items()},
         {name: each[1] for name, each in described.items()},
         torch.load(kept),
@@ -61,7 +61,7 @@ def read(output: str, kept: Path) -> Said:
 
 
 @pytest.fixture(scope="module")
-def descriptions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
+def descriptions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Descriptions, Descriptions]:
     folder = tmp_path_factory.mktemp("described")
     usual = {"dtype": "float32", "page_tokens": 32}
     models = {kind: {"folder": write_model(folder / kind, kind), **usual} for kind in KINDS}
@@ -75,7 +75,7 @@ def descriptions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
 
 @pytest.mark.parametrize("model", [*KINDS, "yarn", "another theta"])
 def test_both_engines_describe_a_model_alike_with_nothing_left_to_prove(
-    descriptions: tuple[Said, Said], model: str
+    descriptions: tuple[Descriptions, Descriptions], model: str
 ) -> None:
     one, other = descriptions
 
@@ -84,7 +84,7 @@ def test_both_engines_describe_a_model_alike_with_nothing_left_to_prove(
 
 
 def test_models_types_pages_and_positions_that_differ_are_told_apart(
-    descriptions: tuple[Said, Said],
+    descriptions: tuple[Descriptions, Descriptions],
 ) -> None:
     one, other = descriptions
 
@@ -101,13 +101,13 @@ def test_models_types_pages_and_positions_that_differ_are_told_apart(
     ],
 )
 def test_what_engines_compute_in_ways_of_their_own_is_shared_by_neither(
-    descriptions: tuple[Said, Said], model: str, named: str
+    descriptions: tuple[Descriptions, Descriptions], model: str, named: str
 ) -> None:
     assert [each.unproven[model] for each in descriptions] == [[named]] * 2
 
 
 def test_positions_of_all_kinds_that_are_shared_are_equal_to_the_last_bit(
-    descriptions: tuple[Said, Said],
+    descriptions: tuple[Descriptions, Descriptions],
 ) -> None:
     one, other = (each.positions for each in descriptions)
 

@@ -122,15 +122,20 @@ UNPROVEN_OF_VLLM: dict[str, Any] = {
     "layers of kind sliding_attention": {
         "config": of_model(
             dtype=torch.bfloat16,
-            hf_config=Pretrained(said={"layer_types": ["full_attention", "sliding_attention"]}),
+            hf_config=Pretrained(
+                other_fields={"layer_types": ["full_attention", "sliding_attention"]}
+            ),
         )
     },
     "sliding_window": {
-        "config": of_model(dtype=torch.bfloat16, hf_config=Pretrained(said={"sliding_window": 9}))
+        "config": of_model(
+            dtype=torch.bfloat16, hf_config=Pretrained(other_fields={"sliding_window": 9})
+        )
     },
     "quantization_config": {
         "config": of_model(
-            dtype=torch.bfloat16, hf_config=Pretrained(said={"quantization_config": {"bits": 4}})
+            dtype=torch.bfloat16,
+            hf_config=Pretrained(other_fields={"quantization_config": {"bits": 4}}),
         )
     },
     "yarn' with attention_factor": {

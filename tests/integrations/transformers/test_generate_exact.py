@@ -12,12 +12,12 @@ from lockstep.integrations.transformers import LockstepCache
 from tests.kit.transformers.generated import (
     NEW_TOKENS,
     PAGE,
-    Said,
+    Generated,
     alone,
+    generate,
     ids,
     prompt,
     reusing,
-    said,
     with_own_past,
 )
 from tests.kit.transformers.stored_pages import flip, pages_in
@@ -32,12 +32,12 @@ PROMPT = prompt("first")
 REUSED = (len(PROMPT) - 1) // PAGE * PAGE
 
 
-def close(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> list[bool]:
+def close(model: Any, prompts: Sequence[list[int]], came: Sequence[Generated]) -> list[bool]:
     """Return for each prompt whether its output is close to the one without a cache."""
     return [one.near(alone(model, each)) for each, one in zip(prompts, came, strict=True)]
 
 
-def exact(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> list[bool]:
+def exact(model: Any, prompts: Sequence[list[int]], came: Sequence[Generated]) -> list[bool]:
     """Return for each prompt whether its output equals the one without a cache, to the bit."""
     return [one.same_bits(alone(model, each)) for each, one in zip(prompts, came, strict=True)]
 
@@ -49,7 +49,7 @@ def spoil(cache: Any) -> None:
             memory.fill_(torch.nan)
 
 
-def cold_warm_and_restarted(open_one: "Open", model: Any, store: str) -> list[Said]:
+def cold_warm_and_restarted(open_one: "Open", model: Any, store: str) -> list[Generated]:
     """Return the outputs without cached pages, with pages from host memory, and from a store."""
     with open_one(model, store=store) as cache:
         spoil(cache)
@@ -131,7 +131,7 @@ def test_a_conversation_takes_up_what_it_was_answered(
     model = load(kind)
     cache = opened(model)
     turn = PROMPT
-    came: list[Said] = []
+    came: list[Generated] = []
 
     for seed in range(3):
         came.append(reusing(cache, model, turn))
@@ -143,13 +143,13 @@ def test_a_conversation_takes_up_what_it_was_answered(
     assert close(model, prompts, came) == [True] * 3
 
 
-def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
+def with_another_page(cache: LockstepCache, model: Any, page: int) -> Generated:
     with cache.reuse(ids(PROMPT)) as past:
         for layer in past.paged:
             for memory in layer.memory:
                 wrong = memory[:, :, page * PAGE : (page + 1) * PAGE]
                 wrong.copy_(wrong.flip(3))
-        return said(model, PROMPT, past)
+        return generate(model, PROMPT, past)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_any_one_page_with_other_content_would_show(
     assert [each.near(right) for each in wrong] == [False] * len(pages)
 
 
-def with_flipped(open_one: "Open", model: Any, store: Path, number: int) -> tuple[Said, int]:
+def with_flipped(open_one: "Open", model: Any, store: Path, number: int) -> tuple[Generated, int]:
     """Return the output with one bit of a stored page flipped, and the number of corrupt pages."""
     copy = store.with_name(f"flipped-{number}")
     shutil.copytree(store, copy)

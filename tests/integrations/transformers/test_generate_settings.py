@@ -16,7 +16,7 @@ def test_the_longest_sequence_is_whole_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({}, "give host_memory_gib"),
         ({"host_pages": 4, "max_tokens": 0}, "max_tokens is 0, must be at least 1"),
@@ -24,8 +24,8 @@ def test_the_longest_sequence_is_whole_pages() -> None:
         ({"host_pages": 4, "adapter_versions": {"a": "1"}}, "there is no key 'adapter_versions'"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=f"LockstepCache.open: {says}"):
+def test_a_setting_that_makes_no_sense_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"LockstepCache.open: {message}"):
         GenerateSettings.read(given)
 
 

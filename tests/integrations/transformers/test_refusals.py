@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from lockstep import ConfigError, UsageError
-from tests.kit.transformers.generated import NEAR, alone, ids, prompt, reusing, said
+from tests.kit.transformers.generated import NEAR, alone, generate, ids, prompt, reusing
 
 if TYPE_CHECKING:
     from tests.integrations.transformers.conftest import Load, Open
@@ -23,7 +23,7 @@ OTHER[0, -3] += 1
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "says"),
+    ("given", "options", "message"),
     [
         (IDS, {"num_beams": 3}, "no beams"),
         (IDS, {"do_sample": True, "num_return_sequences": 2}, "no num_return_sequences"),
@@ -40,12 +40,12 @@ OTHER[0, -3] += 1
     ],
 )
 def test_what_generate_is_asked_for_beside_tokens_is_refused_and_leaves_nothing(
-    load: "Load", opened: "Open", given: torch.Tensor, options: dict[str, Any], says: str
+    load: "Load", opened: "Open", given: torch.Tensor, options: dict[str, Any], message: str
 ) -> None:
     model = load(attn_implementation="eager")
     cache = opened(model)
 
-    with pytest.raises(UsageError, match=says), cache.reuse(IDS) as past:
+    with pytest.raises(UsageError, match=message), cache.reuse(IDS) as past:
         model.generate(given, past_key_values=past, max_new_tokens=8, **options)
 
     after = reusing(cache, model, PROMPT)
@@ -64,11 +64,11 @@ def test_what_computes_a_prompt_from_its_start_whatever_the_past_has_is_refused(
         pytest.raises(UsageError, match="neither prefill_chunk_size nor an assistant"),
         cache.reuse(IDS) as past,
     ):
-        said(model, PROMPT, past, **options)
+        generate(model, PROMPT, past, **options)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"inputs_embeds": torch.zeros(1, 4, 128)}, "was given inputs_embeds"),
         ({"input_ids": IDS, "pixel_values": torch.zeros(1)}, "was given pixel_values"),
@@ -76,11 +76,11 @@ def test_what_computes_a_prompt_from_its_start_whatever_the_past_has_is_refused(
     ],
 )
 def test_a_pass_of_the_model_itself_is_held_to_the_same(
-    load: "Load", opened: "Open", given: dict[str, Any], says: str
+    load: "Load", opened: "Open", given: dict[str, Any], message: str
 ) -> None:
     model = load()
 
-    with pytest.raises(UsageError, match=says), opened(model).reuse(IDS) as past:
+    with pytest.raises(UsageError, match=message), opened(model).reuse(IDS) as past:
         model(**given, past_key_values=past)
 
 
@@ -100,7 +100,7 @@ def test_autocast_is_refused(load: "Load", opened: "Open") -> None:
         torch.autocast("cpu", torch.bfloat16),
         cache.reuse(IDS) as past,
     ):
-        said(model, PROMPT, past)
+        generate(model, PROMPT, past)
 
 
 def test_layers_that_are_computed_around_the_model_are_noticed(
@@ -143,7 +143,7 @@ def test_one_past_at_a_time_and_none_after_its_block(load: "Load", opened: "Open
         with pytest.raises(UsageError, match="in use"):
             cache.reset()
     with pytest.raises(UsageError, match="used after its block"):
-        said(model, PROMPT, past)
+        generate(model, PROMPT, past)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (5,), (1, 0)])
@@ -232,7 +232,7 @@ def made(kind: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "says"),
+    ("kind", "fields", "message"),
     [
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 .* LinearAttention"),
         (
@@ -243,9 +243,9 @@ def made(kind: str, **fields: Any) -> Any:
     ],
 )
 def test_a_model_whose_state_no_page_holds_is_refused(
-    opened: "Open", kind: str, fields: dict[str, Any], says: str
+    opened: "Open", kind: str, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         opened(made(kind, **fields), weights_version="drawn")
 
 

@@ -57,7 +57,7 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
         one.stats.get("digest") == other.stats.get("digest")
         and all(
             a.same_bits(b) and a.reused == b.reused
-            for a, b in zip(one.said, other.said, strict=True)
+            for a, b in zip(one.outputs, other.outputs, strict=True)
         )
         for one, other in results
     ]
@@ -65,13 +65,13 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
 
 def exact(ran: Run, phase: int, reference: int) -> list[bool]:
     """Return for each prompt of a phase whether its output is close to that of the reference phase."""
-    expected, came = (ran[1][at][0].said for at in (reference, phase))
+    expected, came = (ran[1][at][0].outputs for at in (reference, phase))
     # On some processors, a pass over part of the prompt sums in another order.
     return [one.near(other) for one, other in zip(came, expected, strict=False)]
 
 
 def reused(ran: Run, phase: int) -> list[int]:
-    return [each.reused for each in ran[1][phase][0].said]
+    return [each.reused for each in ran[1][phase][0].outputs]
 
 
 def test_both_ranks_say_the_same_in_every_phase(ran: Run) -> None:
@@ -123,10 +123,10 @@ def test_what_one_rank_s_store_has_lost_or_damaged_both_compute_and_other_prompt
         [Phase([PROMPT], own), Phase([PROMPT], flipped), Phase([PROMPT], own, apart=True)],
     )
 
-    expected = before[0][0].said[0]
+    expected = before[0][0].outputs[0]
     assert agree([*before, *after]) == [True] * 4
-    assert [phase[0].said[0].same_bits(expected) for phase in after] == [True] * 2
-    assert [phase[0].said[0].reused < REUSED for phase in after] == [True] * 2
+    assert [phase[0].outputs[0].same_bits(expected) for phase in after] == [True] * 2
+    assert [phase[0].outputs[0].reused < REUSED for phase in after] == [True] * 2
     assert [each.stats["corrupt"] > 0 for each in after[1]] == [False, True]
     prefix = "DivergenceError: the ranks differ in"
     assert [each.error[: len(prefix)] for each in apart] == [prefix] * 2

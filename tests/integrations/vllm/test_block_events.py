@@ -49,7 +49,7 @@ def test_pages_that_another_engine_has_written_are_told_once_a_request_brings_th
     with scripted(f"file://{tmp_path}") as restarted:
         request = restarted.serve(LONGER)
 
-        changes = restarted.told()
+        changes = restarted.published_events()
 
     assert restarted.sources == [{"disk": len(PROMPT)}]
     first, *_ = changes
@@ -66,7 +66,7 @@ def test_salts_and_images_are_hashed_as_the_engine_hashes_them() -> None:
             engine.serve(PROMPT, mm_features=[image]),
         ]
 
-        changes = engine.told()
+        changes = engine.published_events()
 
     chains = [chain(engine, each) for each in requests]
     assert [hashes(each) for each in changes] == chains
@@ -78,7 +78,7 @@ def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
         engine.serve(PROMPT)
         second = engine.serve([50 + each for each in PROMPT])
 
-        changes = engine.told()
+        changes = engine.published_events()
         cached = engine.cache.stats().pools[KV_POOL][Tier.HOST].cached
 
     known = held(changes)
@@ -91,13 +91,13 @@ def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had(
     """A reset announces the removal of all blocks, because later requests cannot hit them."""
     with scripted() as engine:
         request = engine.serve(PROMPT)
-        engine.told()
+        engine.published_events()
 
         assert engine.side.reset()
         engine.events.listen([Reset(0, None)])
-        taken_back = engine.told()
+        taken_back = engine.published_events()
         engine.serve(PROMPT)
-        changes = engine.told()
+        changes = engine.published_events()
 
     assert [type(each) for each in taken_back] == [PagesRemoved]
     assert hashes(taken_back[0]) == chain(engine, request) == hashes(changes[0])
@@ -111,7 +111,7 @@ def test_what_a_request_computes_that_waited_while_the_weights_changed_is_told()
         engine.side.weights_are("step-1")
         engine.answer_to(request)
 
-        assert held(engine.told()) == {*chain(engine, request)}
+        assert held(engine.published_events()) == {*chain(engine, request)}
 
 
 def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:

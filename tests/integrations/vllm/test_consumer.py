@@ -60,7 +60,7 @@ def waiting() -> Waiting:
 
 
 @pytest.mark.parametrize(
-    ("peers", "loads", "params", "says"),
+    ("peers", "loads", "params", "message"),
     [
         (Peers(allow_sources=("192.0.2.0/24",)), True, PARAMS, "it is not in allow_sources"),
         (None, True, PARAMS, "set `peers` in kv_connector_extra_config"),
@@ -72,14 +72,14 @@ def test_a_request_of_which_nothing_can_be_read_waits_for_nothing_and_says_why(
     peers: Peers | None,
     loads: bool,
     params: dict[str, Any],
-    says: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = SimpleNamespace(agreed_ms=1)
 
     assert taking(peers, clock, loads=loads).arrived(params) is None
     assert "a request's pages cannot be read from " in caplog.text
-    assert f": {says}" in caplog.text
+    assert f": {message}" in caplog.text
 
 
 def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:

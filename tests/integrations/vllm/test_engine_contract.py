@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.vllm.processes import said_by
+from tests.kit.vllm.processes import last_line_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -13,4 +13,4 @@ LOOK = "tests.kit.vllm.contract"
 
 
 def test_vllm_has_what_the_plug_in_uses_of_it(tmp_path: Path) -> None:
-    assert json.loads(said_by(LOOK, tmp_path)) == []
+    assert json.loads(last_line_of(LOOK, tmp_path)) == []

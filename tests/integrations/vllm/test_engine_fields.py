@@ -9,7 +9,7 @@ import pytest
 from lockstep.integrations.vllm.key_exclusions import EXCLUSIONS, RESOLVED
 from tests.kit.sharing.fields import compare
 from tests.kit.source_tree import ROOT
-from tests.kit.vllm.processes import said_by
+from tests.kit.vllm.processes import last_line_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ def test_every_name_on_a_list_is_a_setting_and_new_settings_are_printed(
 ) -> None:
     """Each excluded setting exists in vLLM. New settings of a release are in the key, and printed."""
     listed = replace(EXCLUSIONS, rounding=EXCLUSIONS.rounding | RESOLVED.keys())
-    found = compare(listed, json.loads(said_by(LOOK, tmp_path)), json.loads(KNOWN.read_text()))
+    found = compare(listed, json.loads(last_line_of(LOOK, tmp_path)), json.loads(KNOWN.read_text()))
 
     with capsys.disabled():
         print(*(f"\nnew in vLLM: {each}" for each in found.added), sep="")  # noqa: T201

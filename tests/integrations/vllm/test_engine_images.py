@@ -24,7 +24,7 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
 
     def answers_with(store: str) -> list[tuple[int, list[int]]]:
         answers = tmp_path / "answers"
-        program = Program("tests.kit.vllm.asked_of_images", (tmp_path / "model", store, answers))
+        program = Program("tests.kit.vllm.image_requests", (tmp_path / "model", store, answers))
         run_together([program], tmp_path, within_s=280).check()
         found: list[tuple[int, list[int]]] = json.loads(answers.read_text())
         return found

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.vllm.group import Group, lockstep_connector
 from tests.kit.vllm.mixed_prompts import Prompt
 from tests.kit.vllm.plan import Phase, Plan
-from tests.kit.vllm.processes import said_by
+from tests.kit.vllm.processes import last_line_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -49,7 +49,9 @@ def test_what_is_wrong_is_the_last_line_before_any_process_is_started(
     configurations.append(SERVED | {"kv_transfer_config": lockstep_connector()})
     (tmp_path / "configurations.json").write_text(json.dumps(configurations))
 
-    output = said_by("tests.kit.vllm.refused", tmp_path, model, tmp_path / "configurations.json")
+    output = last_line_of(
+        "tests.kit.vllm.refused", tmp_path, model, tmp_path / "configurations.json"
+    )
     *refused, served = json.loads(output)
 
     assert served == ""

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.ranks.protocol.events import MissReason
 from tests.kit.telemetry.file_watch import metrics_asked_for
-from tests.kit.vllm.processes import said_by
+from tests.kit.vllm.processes import last_line_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -45,7 +45,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
-    return Seen(**json.loads(said_by("tests.kit.vllm.watched", folder, model, folder)))
+    return Seen(**json.loads(last_line_of("tests.kit.vllm.watched", folder, model, folder)))
 
 
 def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:

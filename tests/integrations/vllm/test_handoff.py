@@ -184,19 +184,19 @@ def test_engines_that_serve_nothing_hand_over_by_the_store(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({}, "set `peers`, or a store"),
         ({"peers": Peers(), "backs_up": False}, "kv_role is kv_consumer, so this engine saves"),
     ],
 )
 def test_an_engine_that_nobody_can_read_from_says_so_once_and_promises_nothing(
-    stack: ExitStack, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+    stack: ExitStack, options: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefill = stack.enter_context(scripted(**options))
 
     assert [computed(prefill), computed(prefill)] == [None, None]
-    assert [says in each for each in caplog.messages] == [True]
+    assert [message in each for each in caplog.messages] == [True]
 
 
 def test_what_another_engine_did_not_say_is_no_use_and_is_computed(

@@ -297,7 +297,7 @@ def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
     side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
     side.arrived(request)
     [lookup] = ranks.executors[0].take(LookUp)
-    ranks.executors[0].said.append(Answered(lookup.operation, 4))
+    ranks.executors[0].reports.append(Answered(lookup.operation, 4))
     before = ranks.caches[0].stats().steps
 
     assert side.hit(request, 0) is None

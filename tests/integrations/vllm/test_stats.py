@@ -13,9 +13,9 @@ from lockstep.integrations.vllm.plugin_telemetry import ELSEWHERE, PluginTelemet
 from lockstep.integrations.vllm.stats import (
     ALL,
     RESTORED,
+    Report,
     Restored,
     StatsFeed,
-    Told,
     add,
     line,
     spread,
@@ -41,7 +41,7 @@ PROMPT = list(range(4 * PAGE_TOKENS + 1))
 LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
 
 
-def counters(stats: CacheStats) -> Told:
+def counters(stats: CacheStats) -> Report:
     return {
         family.name: {",".join(("0", *labels)): value for labels, value in family.samples(stats)}
         for family in FAMILIES
@@ -49,20 +49,20 @@ def counters(stats: CacheStats) -> Told:
     }
 
 
-def of_counters(report: Told) -> Told:
+def of_counters(report: Report) -> Report:
     return {name: each for name, each in report.items() if ALL[name].type is Type.COUNTER}
 
 
-def without(report: Told, name: str) -> Told:
+def without(report: Report, name: str) -> Report:
     return {each: values for each, values in report.items() if values and each != name}
 
 
 def test_all_that_is_told_adds_up_to_what_the_cache_has_counted(tmp_path: Path) -> None:
-    total: Told = {}
+    total: Report = {}
     with scripted(f"file://{tmp_path}") as engine:
         for tokens in (PROMPT, LONGER, PROMPT, list(range(500, 520)), LONGER):
             engine.serve(tokens)
-            total = add(total, engine.watching.told() or {})
+            total = add(total, engine.watching.report() or {})
         stats = engine.cache.stats()
 
     assert stats.replica.hit_tokens["host"] == 4 * PAGE_TOKENS * 2 + 6 * PAGE_TOKENS
@@ -113,10 +113,10 @@ def test_a_gauge_is_told_when_it_changes_and_is_nothing_once_it_is_gone() -> Non
         feed = StatsFeed()
         engine.cache.prefetch("waits", PROMPT)
         engine.cache.back_up("r", PROMPT[:-1], range(4))
-        first = feed.told(ranked_samples(engine.cache.stats()))
-        again = feed.told(ranked_samples(engine.cache.stats()))
+        first = feed.report(ranked_samples(engine.cache.stats()))
+        again = feed.report(ranked_samples(engine.cache.stats()))
         engine.cache.flush()
-        later = feed.told(ranked_samples(engine.cache.stats()))
+        later = feed.report(ranked_samples(engine.cache.stats()))
 
     assert first["operations_in_flight"] == {"0,backup": 1}
     assert again == {}
@@ -146,7 +146,7 @@ def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_o
     cache.deliver(None, {0: counts[1]})
     cache.deliver(None, counts)
 
-    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
+    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).report() or {}
     window = Window(GroupSample(0.0, {0: numbers_in(exposed_by(cache))}))
     stats = cache.stats()
 
@@ -180,7 +180,7 @@ def test_the_scheduler_s_port_has_each_metric_that_the_dashboard_and_the_alerts_
 def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place() -> None:
     cache = deciding(1)
 
-    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).told() or {}
+    report = PluginTelemetry(side_of(cache, LentBlocks([])), None).report() or {}
 
     assert report["asked_tokens"] == {"0": 0}
     assert report["restored_tokens"]["0,saved"] == 0
@@ -189,8 +189,8 @@ def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place()
 
 def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
     buckets = [1.0, *(0 for _ in range(22))]
-    one: Told = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
-    other: Told = {"rounds": {"0": 4}, "namespaces": {"0": 2}, "step_seconds": {"0": buckets}}
+    one: Report = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
+    other: Report = {"rounds": {"0": 4}, "namespaces": {"0": 2}, "step_seconds": {"0": buckets}}
 
     total = add(one, other)
 

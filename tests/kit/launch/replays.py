@@ -39,7 +39,7 @@ class Ended:
     err: str
 
     @property
-    def said(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """Return the stderr lines that Lockstep itself printed."""
         return [line for line in self.err.splitlines() if line.startswith("lockstep: ")]
 
@@ -88,7 +88,7 @@ class Running:
         """Wait until a condition is true; fail if the command exits first."""
         deadline = time.monotonic() + timeout_s
         while not true():
-            assert self.process.poll() is None, f"ended early: {self.said()}"
+            assert self.process.poll() is None, f"ended early: {self.output_so_far()}"
             assert time.monotonic() < deadline, "timed out"
             time.sleep(0.05)
             self.look()
@@ -100,7 +100,7 @@ class Running:
             return
         self.seen.update({child.pid: child for child in children})
 
-    def said(self) -> str:
+    def output_so_far(self) -> str:
         """Return the command's stderr so far."""
         self.errors.seek(0)
         return self.errors.read()

@@ -24,7 +24,7 @@ def config_with(control: Control, **settings: Any) -> CacheConfig:
     )
 
 
-class AskedGroup:
+class ControlledGroup:
     """A group whose ranks step in parallel threads until `end` is called."""
 
     def __init__(
@@ -83,7 +83,7 @@ def socket_in(folder: Path) -> Control:
     return Control(path=str(folder / "s"))
 
 
-def asked_of(step: Callable[[], None], control: Control, what: str, **fields: Any) -> Any:
+def reply_to_request(step: Callable[[], None], control: Control, what: str, **fields: Any) -> Any:
     """Send a control request and step the group with `step` until the reply comes; return the reply."""
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask, control.path, what, **fields)

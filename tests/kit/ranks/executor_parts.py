@@ -257,7 +257,7 @@ class HeldStore(MemoryBackend):
         self.stubborn = stubborn
         self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.exists_calls = 0
-        self.asked: list[ObjectName] = []
+        self.queried_names: list[ObjectName] = []
         """The object names passed to `exists`, in order."""
         self.bytes_running = 0
         self.bytes_running_max = 0
@@ -290,7 +290,7 @@ class HeldStore(MemoryBackend):
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         self.exists_calls += 1
-        self.asked += names
+        self.queried_names += names
         await self._pass(names)
         return await super().exists(names, deadline=deadline)
 

@@ -79,7 +79,7 @@ def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindo
     )
 
 
-class ToldExecutor:
+class ScriptedExecutor:
     """An executor that records orders, and reports only progress that the test scripts."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ToldExecutor:
         """The directions passed to `begin_copies`, in order."""
         self.begun_after: list[int] = []
         """For each call of `begin_copies`: the number of orders recorded before the call."""
-        self.said: list[Progress] = []
+        self.reports: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
         """For each proposal's digest: the readiness that this executor reports, or an error. Set by the
@@ -105,7 +105,7 @@ class ToldExecutor:
         self.begun_after.append(len(self.orders))
 
     def progress(self) -> list[Progress]:
-        progress, self.said = self.said, []
+        progress, self.reports = self.reports, []
         return progress
 
     def wait(self, timeout_s: float) -> None:
@@ -155,7 +155,7 @@ class ToldExecutor:
         moves += self.take(Put)
         moves += self.take(CopyToHost)
         moves += self.take(CopyToDevice)
-        self.said += [TransferEnded(order.operation, ok=False) for order in moves]
+        self.reports += [TransferEnded(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Report success for every order. A lookup finds the keys for which `stored(key)` is true."""
@@ -164,18 +164,18 @@ class ToldExecutor:
             match order:
                 case LookUp(operation=operation, needs=needs):
                     present = [[stored(key) for key in need.keys] for need in needs]
-                    self.said.append(Answered(operation, *restorable(order, present)))
+                    self.reports.append(Answered(operation, *restorable(order, present)))
                 case Fetch(operation=operation, transfers=transfers):
                     landed = sum(len(each.keys) for each in transfers)
-                    self.said.append(Landed(operation, landed))
+                    self.reports.append(Landed(operation, landed))
                 case Put() | CopyToHost() | CopyToDevice():
-                    self.said.append(TransferEnded(order.operation, ok=True))
+                    self.reports.append(TransferEnded(order.operation, ok=True))
                 case Fence(operations=operations):
-                    self.said += [
+                    self.reports += [
                         TransferEnded(operation, ok=True) for operation in operations or ()
                     ]
                 case Cancel(operation=operation):
-                    self.said.append(Quiesced(operation))
+                    self.reports.append(Quiesced(operation))
                 case Fork() | Serve() | AttachStore() | DetachStore():
                     pass
 
@@ -223,7 +223,7 @@ class InTurn(Generic[CacheT]):
         self._engine_pages = engine_pages
         self.now_ms = [1000] * ranks
         self.group = InProcessGroup(ranks)
-        self.executors = [ToldExecutor() for _ in range(ranks)]
+        self.executors = [ScriptedExecutor() for _ in range(ranks)]
         self.logs = [RequestLog() for _ in range(ranks)] if logs else None
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
@@ -254,7 +254,7 @@ class InTurn(Generic[CacheT]):
     def report(self, *progress: Progress) -> None:
         """Make every rank's executor report the same progress; the next step processes it."""
         for executor in self.executors:
-            executor.said += progress
+            executor.reports += progress
 
     def take_operation(self, kind: type[LookUp | Fetch | Put | CopyToHost | CopyToDevice]) -> int:
         """Remove the only order of a type from every rank; return its operation id.

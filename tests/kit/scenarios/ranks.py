@@ -70,7 +70,7 @@ class Rank(Protocol):
     def read(self, number: int) -> bytes: ...
 
 
-class ToldRank:
+class InProcessRank:
     """A scenario's rank in this process."""
 
     def __init__(self, rank: int, shape: BallotShape) -> None:

@@ -14,7 +14,7 @@ from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
 from lockstep.ranks.replica.tree.page_allocator import TIERS
 from tests.kit.scenarios.language import PAGE_TOKENS, Names, Scenario, Words, config_of
-from tests.kit.scenarios.ranks import Rank, ToldRank
+from tests.kit.scenarios.ranks import InProcessRank, Rank
 from tests.kit.scenarios.text import Writer, pages_text
 
 T = TypeVar("T")
@@ -229,7 +229,7 @@ class Run:
     def _hear(self, through: int) -> list[str]:
         """Commit messages up to number `through`. All ranks must have received the same messages."""
         output: list[str] = []
-        for number in range(self._replicas[0].hearing.heard + 1, through + 1):
+        for number in range(self._replicas[0].hearing.committed + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]
             assert len(set(contents)) == 1, contents
             for replica, content in zip(self._replicas, contents, strict=False):
@@ -266,4 +266,4 @@ def run(scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> str:
 
 def run_here(scenario: Scenario) -> str:
     """Run a scenario in this process, with one replica, ballot and executor for each rank."""
-    return run(scenario, ToldRank, one_replica=False)
+    return run(scenario, InProcessRank, one_replica=False)

@@ -22,7 +22,7 @@ from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.prefetch_slots import COLUMNS, PrefetchSlotTable
 from lockstep.ranks.protocol.orders import Order
 from tests.kit.scenarios.language import Scenario
-from tests.kit.scenarios.ranks import ToldRank
+from tests.kit.scenarios.ranks import InProcessRank
 from tests.kit.scenarios.run import run
 
 PATIENCE_S = 60.0
@@ -137,7 +137,7 @@ def work(connection: Connection) -> None:
 class _Worker:
     """State of a worker process during a scenario."""
 
-    _scenario_rank: ToldRank
+    _scenario_rank: InProcessRank
     _rank: int
 
     def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
@@ -146,7 +146,7 @@ class _Worker:
             case "begin":
                 self._rank, world_size, prefetch_slots = parts
                 shape = BallotShape(world_size=world_size, prefetch_slots=prefetch_slots)
-                self._scenario_rank = ToldRank(self._rank, shape)
+                self._scenario_rank = InProcessRank(self._rank, shape)
             case "follow":
                 self._scenario_rank.follow(*followed)
             case "hear":

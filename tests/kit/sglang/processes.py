@@ -30,7 +30,7 @@ def start_forked(place: Place) -> tuple[int, Connection]:
     return _nursery().start(f"{DRIVER}:drive", place)
 
 
-def said_by(module: str, *arguments: object) -> str:
+def last_line_of(module: str, *arguments: object) -> str:
     """Run a program that imports SGLang; return the last line of its output."""
     finished = subprocess.run(
         program(module, *arguments),

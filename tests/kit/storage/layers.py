@@ -91,12 +91,12 @@ class Watched(Wrapper):
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
-        self.asked: list[list[ObjectName]] = []
+        self.calls: list[list[ObjectName]] = []
         self.times: list[float] = []
         self.before: Callable[[], Awaitable[object]] | None = None
 
     async def _watch(self, names: Sequence[ObjectName]) -> None:
-        self.asked.append(list(names))
+        self.calls.append(list(names))
         self.times.append(now())
         if self.before is not None:
             await self.before()

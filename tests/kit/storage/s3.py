@@ -102,7 +102,7 @@ class Proxy:
         """In how many of the next responses above 4096 bytes the proxy flips one bit."""
         self.swells = False
         """Whether the proxy appends 256 MiB to each long response."""
-        self.asked = asyncio.Event()
+        self.request_arrived = asyncio.Event()
         """Event that is set whenever a request arrives."""
         self.dropped = asyncio.Event()
         """Event that is set when a client closes a connection."""
@@ -158,7 +158,7 @@ class Proxy:
                 verb = data.split(b" ", 1)[0]
                 if verb in (b"GET", b"PUT", b"HEAD", b"DELETE", b"POST"):
                     self.requests.append(verb.decode())
-                    self.asked.set()
+                    self.request_arrived.set()
                 if verb == b"GET" and self.refuses(data.split(b" ", 2)[1].decode()):
                     writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
                     continue

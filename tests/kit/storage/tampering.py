@@ -51,12 +51,12 @@ class Tampering:
     def __init__(self, target: str, alter: Alter) -> None:
         self.connections = 0
         self._target, self._alter = target, alter
-        self.said: dict[Way, bytes] = {Way.READER: b"", Way.SERVER: b""}
+        self.sent: dict[Way, bytes] = {Way.READER: b"", Way.SERVER: b""}
         """All bytes that each side of the last connection has sent."""
 
     async def relay(self, reader: socket.socket) -> None:
         self.connections += 1
-        self.said = {Way.READER: b"", Way.SERVER: b""}
+        self.sent = {Way.READER: b"", Way.SERVER: b""}
         server = socket.socket()
         with reader, server:
             server.setblocking(False)
@@ -82,7 +82,7 @@ class Tampering:
                 if not some:
                     raise ConnectionResetError
                 got += some
-            self.said[way] += got
+            self.sent[way] += got
             return got
 
         await loop.sock_sendall(target, await take(_GREETING_BYTES))

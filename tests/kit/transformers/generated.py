@@ -15,7 +15,7 @@ NEAR = 1e-4
 """Largest rounding difference between logits whose terms were added in different orders."""
 
 
-class Said(NamedTuple):
+class Generated(NamedTuple):
     """The output of one `generate()` call."""
 
     tokens: list[int]
@@ -25,10 +25,10 @@ class Said(NamedTuple):
     reused: int = 0
     """How many of the prompt's tokens came from the cache."""
 
-    def same_bits(self, other: "Said") -> bool:
+    def same_bits(self, other: "Generated") -> bool:
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
-    def near(self, other: "Said") -> bool:
+    def near(self, other: "Generated") -> bool:
         """Return whether both outputs have the same tokens, and logits at most `NEAR` apart."""
         return self.tokens == other.tokens and torch.allclose(
             self.logits, other.logits, rtol=0, atol=NEAR
@@ -46,7 +46,7 @@ def ids(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([tokens])
 
 
-def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Said:
+def generate(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Generated:
     """Generate from a prompt; the cache `past` may hold the prompt's first tokens."""
     output = model.generate(
         ids(tokens).to(model.device),
@@ -60,15 +60,15 @@ def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any)
         }
         | options,
     )
-    return Said(output.sequences[0].tolist(), torch.cat(output.logits))
+    return Generated(output.sequences[0].tolist(), torch.cat(output.logits))
 
 
-def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Said:
+def alone(model: PreTrainedModel, tokens: list[int], **options: Any) -> Generated:
     """Generate from a prompt without a Lockstep cache."""
-    return said(model, tokens, DynamicCache(config=model.config), **options)
+    return generate(model, tokens, DynamicCache(config=model.config), **options)
 
 
-def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Said:
+def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Generated:
     """Generate from a prompt whose first `reused` tokens are in Transformers' own cache.
 
     The KV in this cache comes from a forward pass over the whole prompt.
@@ -78,13 +78,13 @@ def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Sai
         model(input_ids=ids(tokens).to(model.device), past_key_values=whole)
     for at, layer in enumerate(whole.layers):
         past.update(layer.keys[:, :, :reused], layer.values[:, :, :reused], at)
-    return said(model, tokens, past)._replace(reused=reused)
+    return generate(model, tokens, past)._replace(reused=reused)
 
 
 def reusing(
     cache: LockstepCache, model: PreTrainedModel, tokens: list[int], salt: str = "", **options: Any
-) -> Said:
+) -> Generated:
     """Generate from a prompt, reusing the first tokens that the Lockstep cache holds."""
     with cache.reuse(ids(tokens), salt=salt) as past:
-        came = said(model, tokens, past, **options)
+        came = generate(model, tokens, past, **options)
     return came._replace(reused=past.reused_tokens)

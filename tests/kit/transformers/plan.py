@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tests.kit.transformers.generated import Said
+from tests.kit.transformers.generated import Generated
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Phase:
 class PhaseResult:
     """The result of a phase on one rank."""
 
-    said: list[Said]
+    outputs: list[Generated]
     stats: dict[str, Any]
     error: str
 
@@ -41,11 +41,11 @@ def read_plan(path: Path) -> tuple[Path, list[Phase]]:
 
 
 def write_results(path: Path, results: list[PhaseResult]) -> None:
-    torch.save([(list(map(tuple, each.said)), each.stats, each.error) for each in results], path)
+    torch.save([(list(map(tuple, each.outputs)), each.stats, each.error) for each in results], path)
 
 
 def read_results(path: Path) -> list[PhaseResult]:
     return [
-        PhaseResult([Said(*each) for each in outputs], stats, error)
+        PhaseResult([Generated(*each) for each in outputs], stats, error)
         for outputs, stats, error in torch.load(path, weights_only=True)
     ]

@@ -10,7 +10,7 @@ from transformers.distributed import DistributedConfig
 
 from lockstep import GroupError
 from lockstep.integrations.transformers import LockstepCache
-from tests.kit.transformers.generated import Said, alone, reusing
+from tests.kit.transformers.generated import Generated, alone, reusing
 from tests.kit.transformers.plan import Phase, PhaseResult, read_plan, write_results
 from tests.kit.transformers.tiny_models import load
 
@@ -19,7 +19,7 @@ def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
     prompts = [[rank + 3, *each] if phase.apart else each for each in phase.prompts]
     if phase.settings is None:
         return PhaseResult([alone(model, each) for each in prompts], {}, "")
-    came: list[Said] = []
+    came: list[Generated] = []
     cache = LockstepCache.open(model, **phase.settings)
     try:
         with cache:

@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.integrations.vllm.weights import InFlight, WeightsChange, WeightsTracker
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ToldExecutor
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ScriptedExecutor
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
 from tests.kit.vllm.sides import side_of
 
@@ -34,7 +34,7 @@ class Content(NamedTuple):
     """All tokens of the prefix that ends with this page."""
 
 
-class Remembering(ToldExecutor):
+class Remembering(ScriptedExecutor):
     """An executor that copies the `Content` of pages between tiers when `move` is called."""
 
     def __init__(self) -> None:

@@ -48,10 +48,10 @@ class Pretrained:
 
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
 
-    said: dict[str, Any] = field(default_factory=dict[str, Any])
+    other_fields: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_dict(self) -> dict[str, object]:
-        return {"rope_parameters": self.rope_parameters, "hidden_size": 64, **self.said}
+        return {"rope_parameters": self.rope_parameters, "hidden_size": 64, **self.other_fields}
 
 
 def long_rope() -> Pretrained:

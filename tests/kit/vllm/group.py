@@ -54,7 +54,7 @@ class Group:
         arguments = [folder / "plan.json", ranks]
         environments = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
         ended = run_together([Program(RANK, arguments, each) for each in environments], folder)
-        (folder / "log").write_text(ended.said)
+        (folder / "log").write_text(ended.output)
         return ended, folder
 
     def start_by_torchrun(self, plan: Plan) -> subprocess.CompletedProcess[str]:

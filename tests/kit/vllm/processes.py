@@ -44,11 +44,11 @@ class Ended:
     failed: Sequence[int]
     """Indices of the programs that failed by themselves or had not finished at the timeout. After a
     failure the other programs are killed; they are not listed."""
-    said: str
+    output: str
 
     def check(self) -> None:
         """Raise `AssertionError` with the end of the output if a program failed."""
-        assert not self.failed, f"{self.failed} failed:\n{self.said[-6000:]}"
+        assert not self.failed, f"{self.failed} failed:\n{self.output[-6000:]}"
 
 
 def run_together(programs: Sequence[Program], folder: Path, *, within_s: float = START_S) -> Ended:
@@ -84,11 +84,11 @@ def run_together(programs: Sequence[Program], folder: Path, *, within_s: float =
     return Ended(failed, "".join(each.read_text(errors="replace") for each in logs))
 
 
-def said_by(module: str, folder: Path, *arguments: object) -> str:
+def last_line_of(module: str, folder: Path, *arguments: object) -> str:
     """Run a program in a folder; return the last line of its output."""
     ended = run_together([Program(module, arguments)], folder)
     ended.check()
-    return ended.said.splitlines()[-1]
+    return ended.output.splitlines()[-1]
 
 
 def environment() -> dict[str, str]:

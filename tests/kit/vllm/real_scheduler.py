@@ -30,7 +30,7 @@ from lockstep.ranks.protocol.config import HostCacheConfig
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
-from tests.kit.ranks.in_turn import ToldExecutor
+from tests.kit.ranks.in_turn import ScriptedExecutor
 from tests.kit.vllm.group import lockstep_connector
 
 BLOCK_TOKENS = 32
@@ -56,7 +56,7 @@ class Served:
     ahead: bool = False
     """Whether the scheduler schedules a step before it has the output of the previous step."""
     scheduler: Any = field(init=False)
-    executors: list[ToldExecutor] = field(init=False)
+    executors: list[ScriptedExecutor] = field(init=False)
     failing: set[int] = field(default_factory=set[int])
     """The ranks on which every load fails from now on."""
     loads_failed: int = 0
@@ -85,7 +85,7 @@ class Served:
         self.scheduler = Scheduler(
             config, layers, StructuredOutputManager(config), BLOCK_TOKENS, log_stats=True
         )
-        self.executors = [ToldExecutor() for _ in range(RANKS)]
+        self.executors = [ScriptedExecutor() for _ in range(RANKS)]
         self._open()
         hash_of = get_hash_fn_by_name("sha256")
         init_none_hash(hash_of)
@@ -172,7 +172,7 @@ class Served:
         request = self.scheduler.requests.get(name)
         return request is not None and request.num_computed_tokens >= request.num_prompt_tokens
 
-    def _carry_out(self, rank: int, executor: ToldExecutor) -> None:
+    def _carry_out(self, rank: int, executor: ScriptedExecutor) -> None:
         if rank in self.failing and executor.given(CopyToDevice):
             loads = executor.take(CopyToDevice)
             self.loads_failed += len(loads)

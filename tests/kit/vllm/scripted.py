@@ -187,7 +187,7 @@ class ScriptedEngine:
         """Return the root key of a namespace, from which the keys of first pages are derived."""
         return self.cache.last_key(b"", namespace)
 
-    def told(self) -> list[PagesStored | PagesRemoved]:
+    def published_events(self) -> list[PagesStored | PagesRemoved]:
         """Return the KV events published since the last call."""
         return list(self.events.take(self.seed))
 

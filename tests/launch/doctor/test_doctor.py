@@ -124,7 +124,7 @@ def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> No
 
 
 @pytest.mark.parametrize(
-    ("uri", "status", "said"),
+    ("uri", "status", "text"),
     [
         (
             "file:///kv/{rank}",
@@ -136,12 +136,12 @@ def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> No
     ],
 )
 def test_it_is_told_how_much_a_store_of_files_may_hold(
-    tmp_path: Path, uri: str, status: Status, said: str
+    tmp_path: Path, uri: str, status: Status, text: str
 ) -> None:
     (found,) = judge_room(uri, str(tmp_path))
 
     assert found.status is status
-    assert said in found.seen
+    assert text in found.seen
 
 
 @pytest.mark.parametrize("uri", ["3fs:///kv?index=sqlite:///kv/index.db", "file:///kv?read_only=1"])

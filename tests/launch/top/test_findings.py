@@ -168,7 +168,7 @@ def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -
         ranks.report(Answered(operation, 2))
         ranks.step()
         ranks.every(lambda cache: cache.abort("hangs"))
-        ranks.executors[1].said.append(QuiesceExpired(operation))
+        ranks.executors[1].reports.append(QuiesceExpired(operation))
         ranks.step()
         ranks.step()
         assert ranks.phase(operation) == "QUARANTINED"

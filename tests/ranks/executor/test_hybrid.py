@@ -71,7 +71,7 @@ def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> N
 
 
 def queried_keys(store: HeldStore, pool: str) -> list[int]:
-    return [int(name.key, 16) for name in store.asked if name.pool == pool]
+    return [int(name.key, 16) for name in store.queried_names if name.pool == pool]
 
 
 def test_a_fetch_of_several_pools_brings_back_the_bytes_that_a_persist_wrote(start: Start) -> None:

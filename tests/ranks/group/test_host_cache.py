@@ -247,7 +247,7 @@ def test_one_line_names_the_rank_that_lacks_what_the_others_have(
     for name, answers in (("missed by all", (2, 2)), ("lost\nby one", (3, 1))):
         ranks.every(lambda cache: cache.prefetch(name, PROMPT))
         for executor, pages in zip(ranks.executors, answers, strict=True):
-            executor.said.append(Answered(executor.take(LookUp)[0].operation, pages))
+            executor.reports.append(Answered(executor.take(LookUp)[0].operation, pages))
         ranks.step()
 
     [record] = [each for each in caplog.records if each.name == "lockstep"]
@@ -290,9 +290,9 @@ def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
     assert not ranks.every(lambda cache: cache.release("r"))
     assert ranks.every(lambda cache: cache.pending_frees)
 
-    ranks.executors[0].said.append(TransferEnded(backup, ok=False))
+    ranks.executors[0].reports.append(TransferEnded(backup, ok=False))
     ranks.step()
-    ranks.executors[0].said.append(QuiesceExpired(backup))
+    ranks.executors[0].reports.append(QuiesceExpired(backup))
     ranks.step()
 
     assert ranks.phase(backup) == "QUARANTINED"

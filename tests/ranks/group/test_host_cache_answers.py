@@ -75,11 +75,11 @@ def test_what_one_rank_could_not_read_was_brought_to_nobody() -> None:
     ranks = HostRanksInTurn()
     ranks.every(lambda cache: cache.prefetch("r", PROMPT))
     for executor in ranks.executors:
-        executor.said.append(Answered(executor.take(LookUp)[0].operation, 4))
+        executor.reports.append(Answered(executor.take(LookUp)[0].operation, 4))
     ranks.step()
     for executor, pages in zip(ranks.executors, (4, 3), strict=True):
         operation = executor.take(Fetch)[0].operation
-        executor.said += [Landed(operation, pages), Capped(operation, pages)]
+        executor.reports += [Landed(operation, pages), Capped(operation, pages)]
 
     ranks.settle()
 

@@ -25,13 +25,13 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     free = ranks.free(HOST)
     ranks.every(lambda c: c.prefetch("q", more))
     for executor in ranks.executors:
-        executor.said.append(Answered(executor.take(LookUp)[0].operation, PAGES + 1))
+        executor.reports.append(Answered(executor.take(LookUp)[0].operation, PAGES + 1))
     ranks.step()
     ranks.every(lambda c: c.back_up("p", TOKENS, range(PAGES)))
     ranks.every(lambda c: c.retract("q", TOKENS, range(10, 10 + PAGES)))
     backup, retract = (each.operation for each in ranks.executors[0].given(CopyToHost))
-    ranks.executors[0].said.append(TransferEnded(backup, ok=False))
-    ranks.executors[1].said.append(TransferEnded(backup, ok=True))
+    ranks.executors[0].reports.append(TransferEnded(backup, ok=False))
+    ranks.executors[1].reports.append(TransferEnded(backup, ok=True))
     ranks.step()
     ranks.report(TransferEnded(retract, ok=True), Quiesced(backup))
     ranks.step()
@@ -44,7 +44,7 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     for executor in ranks.executors:
         (fetch,) = executor.given(Fetch)
         late = Landed(fetch.operation, len(fetch.transfers[0].keys))
-        executor.said += [late, Quiesced(fetch.operation)]
+        executor.reports += [late, Quiesced(fetch.operation)]
         executor.orders.clear()
     ranks.step()
     ranks.step()

@@ -22,7 +22,7 @@ from lockstep.ranks.group.one_scheduler.scheduler_cache import decide
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
 from lockstep.ranks.replica.operations.requests import LoadState
-from tests.kit.ranks.asked_group import asked_of, socket_in
+from tests.kit.ranks.asked_group import reply_to_request, socket_in
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.ranks.one_scheduler import DecidedRanksInTurn
 
@@ -91,8 +91,8 @@ def test_a_rank_that_lost_a_page_shortens_the_prefix_for_everyone() -> None:
     ranks.step()
     operation = ranks.take_operation(LookUp)
 
-    ranks.executors[0].said.append(Answered(operation, 4))
-    ranks.executors[1].said.append(Answered(operation, 3))
+    ranks.executors[0].reports.append(Answered(operation, 4))
+    ranks.executors[1].reports.append(Answered(operation, 3))
     ranks.step()
     ranks.step()
 
@@ -240,8 +240,8 @@ def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for
     ranks.scheduler_cache.prefetch("r", PROMPT)
     ranks.step()
     answer = Answered(1, len(PROMPT) // PAGE_TOKENS)
-    ranks.executors[0].said.append(answer)
-    ranks.executors[1].said.append(answer)
+    ranks.executors[0].reports.append(answer)
+    ranks.executors[1].reports.append(answer)
     ranks.step()
     ranks.scheduler_cache.release("r")
     ranks.step()
@@ -308,8 +308,8 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
     ranks = DecidedRanksInTurn(2, control=control)
     published(ranks)
 
-    pinned = asked_of(ranks.step, control, "pin", name="p", tokens=PROMPT)
-    listed = asked_of(ranks.step, control, "list")
+    pinned = reply_to_request(ranks.step, control, "pin", name="p", tokens=PROMPT)
+    listed = reply_to_request(ranks.step, control, "list")
     ranks.scheduler_cache.abandon()
 
     assert pinned == {"tokens": len(PROMPT)}
@@ -325,7 +325,7 @@ def test_a_log_level_reaches_the_scheduler_the_workers_and_the_engine_s_handler(
     log.addHandler(handler)
     control = socket_in(tmp_path)
     ranks = DecidedRanksInTurn(2, control=control)
-    asked_of(ranks.step, control, "log-level", level="info")
+    reply_to_request(ranks.step, control, "log-level", level="info")
     ranks.scheduler_cache.log_from("debug")
     scheduler_cache = log.level
     sent = ranks.schedule()

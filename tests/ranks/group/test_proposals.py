@@ -263,7 +263,7 @@ class Busy:
         self.both(Answered(self.fetch, 8))
         assert taken(ranks, Fetch)[0].operation == self.fetch
         for executor, pages in zip(ranks.executors, (5, 3), strict=True):
-            executor.said.append(Landed(self.fetch, pages))
+            executor.reports.append(Landed(self.fetch, pages))
         for _ in range(1 + depth):
             ranks.step()
 
@@ -304,7 +304,7 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
     ranks = busy.ranks
     free = ranks.free(HOST)
     ranks.every(lambda cache: cache.abort("reader"))
-    ranks.executors[1].said.append(QuiesceExpired(busy.fetch))
+    ranks.executors[1].reports.append(QuiesceExpired(busy.fetch))
     for _ in range(2):
         ranks.step()
     assert ranks.phase(busy.fetch) == "QUARANTINED"
@@ -333,7 +333,7 @@ def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
         ranks.step()
     assert taken(ranks, Fetch)[0].operation == look.operation
     ranks.every(lambda cache: cache.abort(request))
-    ranks.executors[1].said.append(QuiesceExpired(look.operation))
+    ranks.executors[1].reports.append(QuiesceExpired(look.operation))
     for _ in range(2 + ranks.depth):
         ranks.step()
     assert ranks.phase(look.operation) == "QUARANTINED"

@@ -179,7 +179,7 @@ def test_a_request_that_is_aborted_while_it_is_handed_over_leaves_nothing_behind
 
 
 @pytest.mark.parametrize(
-    ("source", "peers", "said"),
+    ("source", "peers", "message"),
     [
         ("peer://there:1", False, "set `peers` when the cache is opened"),
         ("peer://there:1?secret=hush", True, "set the secret in `peers`"),
@@ -187,7 +187,7 @@ def test_a_request_that_is_aborted_while_it_is_handed_over_leaves_nothing_behind
     ],
 )
 def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(
-    stack: ExitStack, source: str, peers: bool, said: str
+    stack: ExitStack, source: str, peers: bool, message: str
 ) -> None:
     config = config_of("llama") if peers else replace(config_of("llama"), peers=None)
     group = stack.enter_context(closing(ServedGroup(config, 1)))
@@ -198,6 +198,6 @@ def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(
         return str(caught.value)
 
     refusal = group.ask(refused)
-    assert said in refusal
+    assert message in refusal
     assert "hush" not in refusal
     assert not group.ask(lambda cache: cache.inspection.in_flight)

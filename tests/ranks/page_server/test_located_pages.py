@@ -148,7 +148,7 @@ def test_what_is_forgotten_before_it_was_answered_is_absent(serve: Serve, connec
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([Done(7)], "a Done out of place"),
         ([locate(1), locate(1)], "under a number that it has not done with"),
@@ -161,7 +161,7 @@ def test_a_reader_that_makes_no_sense_is_cut_off(
     serve: Serve,
     connect: Connect,
     messages: list[Message],
-    said: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     group = serve()
@@ -171,7 +171,7 @@ def test_a_reader_that_makes_no_sense_is_cut_off(
         reader.send(each)
 
     assert reader.is_hung_up_on()
-    assert said in caplog.text
+    assert message in caplog.text
     assert ended(group.withdrawn()) == [1]
 
 

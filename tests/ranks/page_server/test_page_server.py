@@ -415,7 +415,7 @@ class TestReaders:
 
 class TestBinding:
     @pytest.mark.parametrize(
-        ("address", "secret", "said"),
+        ("address", "secret", "message"),
         [
             ("0.0.0.0:0", "", "which other hosts can reach, and there is no secret"),
             ("[::]:0", "", "which other hosts can reach, and there is no secret"),
@@ -426,11 +426,11 @@ class TestBinding:
         ],
     )
     def test_an_address_that_cannot_be_is_refused_by_name(
-        self, address: str, secret: str, said: str
+        self, address: str, secret: str, message: str
     ) -> None:
         objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
 
-        with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
             HostPageServer(objects, address, secret=secret)
 
     def test_a_port_that_is_taken_is_refused_by_name(self, serve: Serve) -> None:

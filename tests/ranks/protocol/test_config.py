@@ -36,7 +36,7 @@ def window(**settings: Any) -> SlidingWindow:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Timeouts(round_s=0.0), "round_s is 0.0, must be more than 0"),
         (lambda: Timeouts(open_s=math.inf), "open_s is inf, must be at most 1000000"),
@@ -103,9 +103,9 @@ def window(**settings: Any) -> SlidingWindow:
     ],
 )
 def test_what_makes_no_sense_is_named_with_its_value_and_the_remedy(
-    make: Callable[[], object], said: str
+    make: Callable[[], object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         make()
 
 

@@ -60,7 +60,7 @@ def test_a_cache_that_holds_all_that_the_model_keeps_is_accepted(
 
 
 @pytest.mark.parametrize(
-    ("components", "said"),
+    ("components", "message"),
     [
         (
             (LOCAL, WIDE),
@@ -74,11 +74,11 @@ def test_a_cache_that_holds_all_that_the_model_keeps_is_accepted(
     ],
 )
 def test_a_kind_of_state_without_a_pool_is_refused_by_name(
-    components: tuple[SlidingWindow | Recurrent, ...], said: str
+    components: tuple[SlidingWindow | Recurrent, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         replace(WHOLE, components=components, description=DESCRIPTION)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_value_comes_back_equal_and_of_its_types(form: Codec[Any], value: obje
 
 
 def test_what_is_read_of_an_enumeration_is_its_member() -> None:
-    expected = DISPATCHES.decode(DISPATCHES.encode(DISPATCH)).told[0]
+    expected = DISPATCHES.decode(DISPATCHES.encode(DISPATCH)).messages[0]
 
     assert isinstance(expected, Expect)
     assert isinstance(expected.expectations[0], SlotAssigned)
@@ -177,7 +177,7 @@ NO_TRANSFERS: list[Any] = []
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (packed(["Vote", 1, 2, 3]), "length 5, got 4 - at `$[2][0]`"),
         (packed(["Vote", 1, 2, 3, 4, 5]), "at most length 4, got 5 - at `$[2][0]`"),
@@ -195,11 +195,11 @@ NO_TRANSFERS: list[Any] = []
         (OPENINGS.encode(OPENED), "Invalid value 'Opened' - at `$[0]`"),
     ],
 )
-def test_what_is_no_dispatch_is_refused_by_what_is_wrong(data: bytes, said: str) -> None:
+def test_what_is_no_dispatch_is_refused_by_what_is_wrong(data: bytes, message: str) -> None:
     with pytest.raises(WireError) as refused:
         DISPATCHES.decode(data)
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_settings_that_do_not_fit_together_are_refused_where_they_arrive() -> None:

@@ -59,7 +59,7 @@ def on_device(ranks: RanksInTurn, tokens: Sequence[int]) -> int:
 
 def fail_copies(ranks: RanksInTurn) -> None:
     for executor in ranks.executors:
-        executor.said += [
+        executor.reports += [
             TransferEnded(order.operation, ok=False) for order in executor.take(CopyToHost)
         ]
 

@@ -108,15 +108,17 @@ def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("\ud800", "^request: str "), (0, "^the name of a request must be text, not 0$")],
     ids=["half a pair", "number"],
 )
-def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str, said: str) -> None:
+def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(
+    name: str, message: str
+) -> None:
     ranks = HostRanksInTurn()
 
     for cache in ranks.caches:
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             cache.prefetch(name, [1, 2, 3, 4])
 
     assert ranks.every(lambda cache: len(list(cache.inspection.requests))) == 0

@@ -115,7 +115,7 @@ def test_what_storage_had_and_does_not_bring_is_lost(found: int) -> None:
     ranks.every(lambda cache: cache.prefetch("again", longer))
     for executor in ranks.executors:
         [lookup] = executor.take(LookUp)
-        executor.said.append(Answered(lookup.operation, found))
+        executor.reports.append(Answered(lookup.operation, found))
     ranks.settle()
     never_seen = counted(ranks).missed_tokens["never_seen"]
 
@@ -134,7 +134,7 @@ def test_what_one_rank_lacks_or_nobody_waited_for_is_lost_though_another_group_h
     ranks.every(lambda cache: cache.prefetch("asks", ASKED))
     for executor, found in zip(ranks.executors, (3, 1), strict=True):
         [lookup] = executor.take(LookUp)
-        executor.said.append(Answered(lookup.operation, found))
+        executor.reports.append(Answered(lookup.operation, found))
     ranks.step()
 
     missed = missed_by(ranks, ASKED)
@@ -306,7 +306,7 @@ def test_drawn_histories_add_up(seed: int) -> None:
         uncached.append(len(tokens) - cached)
         by_cause, seen = misses.count(place, data, PAGE_TOKENS, cached, sought)
         missed.append(by_cause)
-        misses.asked(seen)
+        misses.record_lookup(seen)
 
     assert [sum(each) for each in missed] == uncached
     assert min(map(min, missed)) == 0
@@ -316,7 +316,7 @@ def test_drawn_histories_add_up(seed: int) -> None:
 def test_what_was_seen_long_ago_is_forgotten_in_bounded_memory() -> None:
     misses = Misses()
     data = np.arange(4 * PAGE_TOKENS, dtype="<i4").tobytes()
-    misses.asked(misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)[1])
+    misses.record_lookup(misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)[1])
     misses.settle()
     known, _ = misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
     others = np.random.default_rng(0).integers(0, 1 << 63, (20 * SLOTS_MIN, 4), dtype=np.uint64)

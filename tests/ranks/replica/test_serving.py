@@ -95,7 +95,7 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
     ranks.every(lambda cache: cache._replica.reset())  # pyright: ignore[reportPrivateUsage]
 
     for executor in ranks.executors:
-        executor.said += [
+        executor.reports += [
             TransferEnded(each.operation, ok=False) for each in executor.take(CopyToDevice)
         ]
     ranks.step()
@@ -227,7 +227,7 @@ def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_cou
         ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=4))
         ranks.every(lambda cache: cache.insert(name, prompt(1, start=index * 100)))
     for executor in ranks.executors:
-        executor.said += [
+        executor.reports += [
             TransferEnded(order.operation, ok=True) for order in executor.take(CopyToHost)
         ]
     ranks.step()
@@ -268,7 +268,7 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
     evict_from_device(ranks, 6)
     ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
     operation = ranks.executors[0].take(CopyToDevice)[0].operation
-    ranks.executors[1].said.append(TransferEnded(operation, ok=False))
+    ranks.executors[1].reports.append(TransferEnded(operation, ok=False))
     ranks.step()
     assert ranks.phase(operation) == "QUIESCE"
     ranks.every(lambda cache: cache.abort("b"))

@@ -155,7 +155,7 @@ def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
     pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
 
     def write_the_last(*arguments: Any) -> int:
-        stop.asked = True
+        stop.requested = True
         written.append(pwritev(*arguments))
         return written[-1]
 

@@ -84,7 +84,7 @@ def test_a_group_that_is_stopped_opens_no_further_file(
 
     def open_and_stop(path: str, *arguments: int, **named: int) -> int:
         opened_files.append(path)
-        stop.asked = len(opened_files) == 5
+        stop.requested = len(opened_files) == 5
         return real_open(path, *arguments, **named)
 
     with store.files() as files:

@@ -479,7 +479,7 @@ def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "limits", "said"),
+    ("options", "limits", "limit_text"),
     [
         ("quota_gib=1.5&ttl_s=60", SweepLimits(quota_bytes=3 << 29, ttl_s=60.0), "1.5 GiB"),
         ("quota_gib=1e-15", SweepLimits(quota_bytes=1), "0.0 GiB"),
@@ -496,7 +496,7 @@ async def test_limits_come_from_the_uri_and_are_said_when_the_store_opens(
     caplog: pytest.LogCaptureFixture,
     options: str,
     limits: SweepLimits,
-    said: str,
+    limit_text: str,
 ) -> None:
     caplog.set_level("INFO", "lockstep")
     uri = f"{(tmp_path / 'kv').as_uri()}?{options}"
@@ -507,7 +507,7 @@ async def test_limits_come_from_the_uri_and_are_said_when_the_store_opens(
 
     assert backend._limits == limits  # pyright: ignore[reportPrivateUsage]
     assert sweeps is (limits.quota_bytes != 0)
-    assert caplog.messages[0].startswith(f"store {uri} may hold {said}")
+    assert caplog.messages[0].startswith(f"store {uri} may hold {limit_text}")
 
 
 def filesystem_of(store: FileStore, objects: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,19 +185,19 @@ async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileS
 
 @pytest.mark.parametrize("below", ["", "objects", "temporary", "quarantine"])
 @pytest.mark.parametrize(
-    ("mode", "said", "trusts"),
+    ("mode", "message", "trusts"),
     [
         (0o777, "by everybody.*chmod go-w.*trust=any", ["any"]),
         (0o770, "by group [0-9]+,.*chmod g-w.*trust=group", ["group", "any"]),
     ],
 )
 async def test_a_directory_that_others_can_write_to_is_refused_unless_they_are_trusted(
-    store: FileStore, below: str, mode: int, said: str, trusts: list[str]
+    store: FileStore, below: str, mode: int, message: str, trusts: list[str]
 ) -> None:
     (store.root / below).mkdir(parents=True)
     (store.root / below).chmod(mode)
     before = list(store.root.rglob("*"))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         await FileBackend(store.root).open()
     assert list(store.root.rglob("*")) == before
 

@@ -143,7 +143,7 @@ class TestLeases:
     ) -> None:
         class AfterOneLook(Stop):
             def due(self) -> bool:
-                before, self.asked = self.asked, True
+                before, self.requested = self.requested, True
                 return before
 
         memory = pool(KIB)

@@ -32,7 +32,7 @@ class TestSteps:
 
         def by(keys: list[str], _: object, lengths: list[list[int]], __: object) -> list[int]:
             calls.append(keys)
-            stop.asked = not set(held).isdisjoint(keys)
+            stop.requested = not set(held).isdisjoint(keys)
             sums = [sum(each) for each in lengths]
             return [-800 if key in held else n for key, n in zip(keys, sums, strict=True)]
 
@@ -90,7 +90,7 @@ class TestLeases:
         def by(keys: list[str], addresses: Columns, *_: Columns) -> list[int]:
             assert addresses == [[ord(key)] for key in keys]
             calls.append(keys)
-            stop.asked = late
+            stop.requested = late
             answer = rounds[min(len(calls), len(rounds)) - 1]
             return [answer.get(key, 5) for key in keys]
 

@@ -58,7 +58,7 @@ def test_everything_is_allowed_where_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ("10.0.0.1/8", "'10.0.0.1/8' is not a network"),
         ("prefill-0:7001", "names a port; name the host alone"),
@@ -67,8 +67,8 @@ def test_everything_is_allowed_where_nothing_is_said() -> None:
         ("", "is not a host"),
     ],
 )
-def test_what_is_no_network_and_no_host_is_refused(entry: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_network_and_no_host_is_refused(entry: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AllowedSources([entry])
 
 

@@ -165,7 +165,7 @@ async def test_pages_come_as_they_are_where_nothing_is_altered() -> None:
         assert await outcomes_of(backend, group) == [ReadOutcome.OK] * PAGES
 
     assert wire.connections == 1
-    assert bytes(group.objects[0].page_views(KV_POOL, [0])[0]) in wire.said[Way.SERVER]
+    assert bytes(group.objects[0].page_views(KV_POOL, [0])[0]) in wire.sent[Way.SERVER]
 
 
 async def test_a_relay_at_another_address_is_refused_although_it_passes_on_every_byte(
@@ -176,7 +176,7 @@ async def test_a_relay_at_another_address_is_refused_although_it_passes_on_every
             with pytest.raises(UnprovenError, match=f"{address} is not its address"):
                 await make_backend(f"peer://{address}{OPTIONS}").open()
 
-    assert len(wire.said[Way.SERVER]) == 44 + 33
+    assert len(wire.sent[Way.SERVER]) == 44 + 33
     assert f"dialled '{address}', which is not an address of this side" in caplog.text
 
 

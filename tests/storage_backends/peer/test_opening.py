@@ -63,7 +63,7 @@ async def no_greeting(reader: Impostor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "says", "why"),
+    ("begin", "reply", "why"),
     [
         (
             no_greeting,
@@ -84,11 +84,11 @@ async def no_greeting(reader: Impostor) -> None:
     ids=["another version", "no rank at all", "no hello"],
 )
 async def test_who_says_something_else_than_a_rank_does_is_refused_by_what_it_says(
-    begin: Behave, says: bytes, why: str
+    begin: Behave, reply: bytes, why: str
 ) -> None:
     async def strange(reader: Impostor) -> None:
         await begin(reader)
-        await reader.say(says)
+        await reader.say(reply)
         await reader.hung_up()
 
     async with impostor(strange) as address:
@@ -139,7 +139,7 @@ async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("peer://host", "must name a rank as peer://host:port"),
         ("peer://::1:7", "an IPv6 address as peer://[address]:port"),
@@ -155,9 +155,9 @@ async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
         (f"peer://host?secret={SHARED}", "peer://host?secret=***"),
     ],
 )
-def test_a_uri_that_makes_no_sense_is_refused(uri: str, said: str) -> None:
+def test_a_uri_that_makes_no_sense_is_refused(uri: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make_backend(uri)
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert SHARED not in str(refused.value)

@@ -341,11 +341,11 @@ class TestBreaking:
         assert "belongs to another group" in caplog.text
 
     @pytest.mark.parametrize(
-        ("answer", "said"),
+        ("answer", "message"),
         ANSWERS,
     )
     async def test_an_answer_that_makes_no_sense_ends_the_connection_with_one_line(
-        self, answer: Callable[[int], bytes], said: str, caplog: pytest.LogCaptureFixture
+        self, answer: Callable[[int], bytes], message: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def babble(reader: Impostor) -> None:
             await reader.welcome()
@@ -358,7 +358,7 @@ class TestBreaking:
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
 
         (line,) = warnings(caplog)
-        assert said in line
+        assert message in line
 
     @given(st.binary(min_size=1, max_size=200))
     @settings(max_examples=30)

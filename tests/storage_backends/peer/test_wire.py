@@ -90,12 +90,14 @@ def test_a_message_of_an_impossible_length_is_refused_before_it_is_received(
         decode_prefix(memoryview(prefix))
 
 
-@pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_what_does_not_fit_the_schema_is_refused_by_what_is_wrong(fields: Any, said: str) -> None:
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_what_does_not_fit_the_schema_is_refused_by_what_is_wrong(
+    fields: Any, message: str
+) -> None:
     with pytest.raises(StorageError) as refused:
         MESSAGES.decode(msgspec.msgpack.encode(fields))
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_message_that_is_too_long_is_not_written() -> None:

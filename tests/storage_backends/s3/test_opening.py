@@ -75,7 +75,7 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "problem"),
     [
         ("", f"{WRONG}give some that may read and write the bucket"),
         ("&read_only=1", f"{WRONG}give some that may list and read the bucket"),
@@ -86,14 +86,14 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
     ],
 )
 async def test_wrong_credentials_are_said_to_be_wrong(
-    bucket: BucketStore, options: str, says: str
+    bucket: BucketStore, options: str, problem: str
 ) -> None:
     body = b'<?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>No</Message></Error>'
 
     async with answering("403 Forbidden", body) as endpoint:
         message = await refused_opening(bucket.uri(endpoint, options))
 
-    assert message == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
+    assert message == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {problem}"
 
 
 async def test_a_server_that_is_silent_is_refused_when_it_is_opened(

@@ -128,12 +128,12 @@ async def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -
     async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.hang = True
-        proxy.asked.clear()
+        proxy.request_arrived.clear()
         proxy.dropped.clear()
         call = asyncio.create_task(
             backend.read([reading(object_name(1), bytearray(16 * KIB))], deadline=soon())
         )
-        await proxy.asked.wait()
+        await proxy.request_arrived.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -144,9 +144,9 @@ async def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -
 async def test_closing_ends_what_waits_for_an_answer(bucket: BucketStore) -> None:
     async with bucket.behind_proxy() as (backend, proxy):
         proxy.hang = True
-        proxy.asked.clear()
+        proxy.request_arrived.clear()
         call = asyncio.create_task(get(backend, object_name(1)))
-        await proxy.asked.wait()
+        await proxy.request_arrived.wait()
         async with asyncio.timeout(60):
             await backend.close()
             assert (await call)[0] is ReadOutcome.TIMED_OUT
@@ -262,7 +262,7 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
 
 
 @pytest.mark.parametrize(
-    ("uri", "says"),
+    ("uri", "message"),
     [
         ("s3://", "names no bucket"),
         ("s3://ab/prefix", "is not a bucket name"),
@@ -280,10 +280,10 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
         ("s3://bucket/x?threads=4", "there is no option 'threads'"),
     ],
 )
-def test_a_uri_that_makes_no_sense_is_refused_with_the_remedy(uri: str, says: str) -> None:
+def test_a_uri_that_makes_no_sense_is_refused_with_the_remedy(uri: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_backend(uri)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

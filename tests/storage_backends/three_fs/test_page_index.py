@@ -290,15 +290,15 @@ def test_an_index_in_another_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         *((each, "write sqlite:///absolute/path") for each in ("", "pages.db", "mysql://host/db")),
         *((f"sqlite://{each}", "write sqlite:///absolute/path") for each in ("host/x", "/", "[x")),
         ("sqlite:///%00", "a NUL character"),
     ],
 )
-def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         path_of(text)
     assert "\n" not in str(caught.value)
 

@@ -131,18 +131,18 @@ def test_an_open_that_fails_leaves_nothing_behind(tmp_path: Path, there: str) ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "said", "trust"),
+    ("mode", "message", "trust"),
     [(0o1777, "by everybody.*chmod go-w", "any"), (0o770, "by group [0-9]+,.*chmod g-w", "group")],
 )
 async def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
-    tmp_path: Path, mode: int, said: str, trust: str
+    tmp_path: Path, mode: int, message: str, trust: str
 ) -> None:
     root = tmp_path / "store"
     root.mkdir()
     root.chmod(mode)
     uri = f"3fs://{root}?index=sqlite://{root}/index/i.db&slot_bytes=32768&file_slots=4"
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         await make_backend(uri).open()
     assert not list(root.iterdir())
 

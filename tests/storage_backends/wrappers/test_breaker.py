@@ -44,7 +44,7 @@ class Store:
 
     @property
     def call_count(self) -> int:
-        return len(self.watched.asked)
+        return len(self.watched.calls)
 
     async def read(self, number: int = 1) -> list[ReadOutcome]:
         return await self.backend.read(reads_of(number), deadline=a_while())

@@ -45,7 +45,7 @@ async def test_an_error_fails_a_key_and_the_store_is_not_asked_for_it() -> None:
     assert await backend.write(writes_of(7), deadline=a_while()) == [WriteOutcome.FAILED]
     assert await backend.exists([object_name(0)], deadline=a_while()) == [False]
     assert await backend.remove([object_name(0)], deadline=a_while()) == [False]
-    assert [len(names) for names in watched.asked] == [0, 0, 1, 0]
+    assert [len(names) for names in watched.calls] == [0, 0, 1, 0]
     assert backend.injected == {Fault.ERROR: 5}
     assert await watched.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
 

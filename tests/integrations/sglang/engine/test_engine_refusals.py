@@ -52,9 +52,9 @@ def test_a_configuration_that_cannot_be_is_refused_by_name(tmp_path: Path, model
     assert "Load weight begin" not in engine.log()
 
 
-@pytest.mark.parametrize(("flags", "extra", "said"), WRONG)
+@pytest.mark.parametrize(("flags", "extra", "message"), WRONG)
 def test_what_is_wrong_is_named_with_sglang_s_own_checks(
-    flags: dict[str, Any], extra: dict[str, Any] | None, said: str
+    flags: dict[str, Any], extra: dict[str, Any] | None, message: str
 ) -> None:
     given = {} if extra is None else {"hicache_storage_backend_extra_config": json.dumps(extra)}
     begin()
@@ -64,5 +64,5 @@ def test_what_is_wrong_is_named_with_sglang_s_own_checks(
     with pytest.raises(Lockstep) as refused:
         after_check(None, arguments)
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sglang.processes import said_by
+from tests.kit.sglang.processes import last_line_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -18,7 +18,7 @@ def results_of(what: str, folder: Path) -> dict[str, dict[str, Any]]:
 
     The results are the answers of its calls, and its numbers of pages read and written.
     """
-    found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
+    found: dict[str, dict[str, Any]] = json.loads(last_line_of(POOLS, what, folder))
     return found
 
 

@@ -289,7 +289,7 @@ def test_calls_are_counted_for_the_engine_only_where_it_asks(opens: Opens, store
 
 
 @pytest.mark.parametrize(
-    ("standing", "extra", "said"),
+    ("standing", "extra", "message"),
     [
         (Standing(), {"shop": "file:///kv"}, "there is no key 'shop'; known: clear_timeout_s, "),
         (Standing(), {"store": "ftp://x"}, "unknown scheme 'ftp'"),
@@ -299,11 +299,11 @@ def test_calls_are_counted_for_the_engine_only_where_it_asks(opens: Opens, store
     ],
 )
 def test_a_wrong_configuration_is_named_before_anything_is_opened(
-    standing: Standing, extra: dict[str, Any], said: str
+    standing: Standing, extra: dict[str, Any], message: str
 ) -> None:
     standing.extra_config = {"backend_name": "lockstep", "interface_v1": 1, **extra}
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         HiCacheCalls(standing, {})
 
 

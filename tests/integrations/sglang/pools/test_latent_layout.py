@@ -87,7 +87,7 @@ def test_layers_that_all_lack_an_index_are_latent_attention_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "message"),
     [
         (MLATokenToKVPool(scales=(torch.zeros(1),)), "separate scales"),
         (MLATokenToKVPool(buffers=object()), "several tensors for each layer"),
@@ -96,6 +96,6 @@ def test_layers_that_all_lack_an_index_are_latent_attention_alone() -> None:
         (DSATokenToKVPool([PAGES, PAGES], index_kpool=4), "one index key for 4 tokens"),
     ],
 )
-def test_what_a_page_cannot_hold_is_refused_by_name(pool: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_a_page_cannot_hold_is_refused_by_name(pool: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         described(pool)

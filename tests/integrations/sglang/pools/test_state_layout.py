@@ -108,7 +108,7 @@ def test_a_tensor_is_seen_and_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"),
+    ("refused", "message"),
     [
         (UnifiedMambaPool(*vars(pool(8)).values()), "in a UnifiedMambaPool; Lockstep supports"),
         (pool(8, beside=[object()]), "in a MambaPool with other states;"),
@@ -118,9 +118,9 @@ def test_a_tensor_is_seen_and_not_copied() -> None:
         ),
     ],
 )
-def test_a_pool_that_is_not_served_is_refused_by_name(refused: MambaPool, told: str) -> None:
+def test_a_pool_that_is_not_served_is_refused_by_name(refused: MambaPool, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         state_columns(refused, 1)
 
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "--radix-cache-backend" in str(error.value)

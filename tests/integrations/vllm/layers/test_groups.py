@@ -64,7 +64,7 @@ def test_a_state_may_be_kept_after_every_page_and_has_a_share_of_the_host_pages(
 
 
 @pytest.mark.parametrize(
-    ("specs", "told"),
+    ("specs", "message"),
     [
         (
             [ChunkedLocalAttentionSpec()],
@@ -80,8 +80,8 @@ def test_a_state_may_be_kept_after_every_page_and_has_a_share_of_the_host_pages(
         ),
     ],
 )
-def test_what_no_pool_can_hold_is_refused_by_name(specs: list[Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_no_pool_can_hold_is_refused_by_name(specs: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         pool_groups(groups(*specs))
 
 

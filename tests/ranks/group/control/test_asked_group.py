@@ -22,10 +22,10 @@ from lockstep import (
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from tests.kit.ranks.asked_group import (
     LAYOUT,
-    AskedGroup,
-    asked_of,
+    ControlledGroup,
     computes,
     config_with,
+    reply_to_request,
     socket_in,
 )
 from tests.kit.waiting import wait_for
@@ -35,15 +35,15 @@ PAGES = len(PROMPT) // LAYOUT.page_tokens
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[AskedGroup]:
+def group(tmp_path: Path) -> Iterator[ControlledGroup]:
     """Two ranks with a computed prompt of namespace `tenant`, whose request is not yet released."""
     config = config_with(socket_in(tmp_path), store="memory://")
-    made = AskedGroup(config, prepare=computes("r", PROMPT, "tenant"))
+    made = ControlledGroup(config, prepare=computes("r", PROMPT, "tenant"))
     yield made
     made.end()
 
 
-def test_what_is_inserted_is_in_the_store_once_a_flush_is_answered(group: AskedGroup) -> None:
+def test_what_is_inserted_is_in_the_store_once_a_flush_is_answered(group: ControlledGroup) -> None:
     answer = group.ask("flush")
 
     stored = group.ask("stats")["replica"]["stored_pages"]["storage"]
@@ -65,7 +65,7 @@ def serves(request: str, tokens: list[int]) -> Callable[[Cache], None]:
 
 def test_a_flush_does_not_wait_for_what_is_served(tmp_path: Path) -> None:
     config = config_with(socket_in(tmp_path), peers=Peers(address="127.0.0.1:0"))
-    group = AskedGroup(config, prepare=serves("r", PROMPT))
+    group = ControlledGroup(config, prepare=serves("r", PROMPT))
     served = group.ask("stats")["in_flight"]
     answer = group.ask("flush")
     group.end()
@@ -73,7 +73,7 @@ def test_a_flush_does_not_wait_for_what_is_served(tmp_path: Path) -> None:
     assert (served, answer) == ({"serve": 1}, {"operations": 0, "unwritten": {}})
 
 
-def test_the_list_has_what_namespaces_keep_and_all_that_was_set(group: AskedGroup) -> None:
+def test_the_list_has_what_namespaces_keep_and_all_that_was_set(group: ControlledGroup) -> None:
     group.ask("flush")
     group.ask("pin", name="p", tokens=PROMPT[:8], namespace="tenant", ttl_s=60)
     group.ask("limit", namespace="*", host_pages=20)
@@ -86,7 +86,7 @@ def test_the_list_has_what_namespaces_keep_and_all_that_was_set(group: AskedGrou
     }
 
 
-def test_a_pin_keeps_what_is_cached_until_it_is_unpinned(group: AskedGroup) -> None:
+def test_a_pin_keeps_what_is_cached_until_it_is_unpinned(group: ControlledGroup) -> None:
     kept = [
         group.ask("pin", name="p", tokens=[*PROMPT, 99], namespace="tenant"),
         group.ask("pin", name="q", tokens=[7, 7, 7, 7], namespace="tenant"),
@@ -99,7 +99,7 @@ def test_a_pin_keeps_what_is_cached_until_it_is_unpinned(group: AskedGroup) -> N
     ]
 
 
-def test_a_drop_says_what_has_left_and_what_requests_hold(group: AskedGroup) -> None:
+def test_a_drop_says_what_has_left_and_what_requests_hold(group: ControlledGroup) -> None:
     group.ask("flush")
 
     assert group.ask("drop", namespace="tenant") == {"pages": PAGES, "held": PAGES}
@@ -107,7 +107,7 @@ def test_a_drop_says_what_has_left_and_what_requests_hold(group: AskedGroup) -> 
 
 
 def test_a_namespace_that_nobody_knows_is_not_dropped_and_the_others_are_named(
-    group: AskedGroup,
+    group: ControlledGroup,
 ) -> None:
     with pytest.raises(
         UsageError, match="nothing is cached for namespace 'tenat'; cached: 'tenant'"
@@ -115,7 +115,9 @@ def test_a_namespace_that_nobody_knows_is_not_dropped_and_the_others_are_named(
         group.ask("drop", namespace="tenat")
 
 
-def test_a_limit_bounds_a_namespace_and_one_without_bounds_takes_it_away(group: AskedGroup) -> None:
+def test_a_limit_bounds_a_namespace_and_one_without_bounds_takes_it_away(
+    group: ControlledGroup,
+) -> None:
     group.ask("flush")
     known = group.ask("limit", namespace="tenant", host_pages=1)
     unknown = group.ask("limit", namespace="another", ttl_s=5)
@@ -130,7 +132,7 @@ def test_a_limit_bounds_a_namespace_and_one_without_bounds_takes_it_away(group: 
 
 
 def test_stores_are_detached_and_attached_once_every_rank_is_ready(
-    group: AskedGroup, tmp_path: Path
+    group: ControlledGroup, tmp_path: Path
 ) -> None:
     group.ask("detach")
     without = group.ask("list")["store"]
@@ -143,7 +145,7 @@ def test_a_flush_writes_what_was_cached_before_the_store_was_attached(tmp_path: 
     pages = 24
     config = config_with(socket_in(tmp_path), bounds=Bounds(persists=1))
     tokens = list(range(pages * LAYOUT.page_tokens))
-    group = AskedGroup(config, prepare=computes("r", tokens, "tenant"))
+    group = ControlledGroup(config, prepare=computes("r", tokens, "tenant"))
     group.ask("flush")
     group.ask("attach", store="memory://")
 
@@ -156,7 +158,7 @@ def test_a_flush_writes_what_was_cached_before_the_store_was_attached(tmp_path: 
 
 
 def test_a_store_that_cannot_be_opened_is_told_with_its_reason(
-    group: AskedGroup, tmp_path: Path
+    group: ControlledGroup, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no store")
     group.ask("detach")
@@ -167,7 +169,7 @@ def test_a_store_that_cannot_be_opened_is_told_with_its_reason(
         group.ask("attach", store="nowhere")
 
 
-def test_other_weights_hide_what_was_cached_under_those_before(group: AskedGroup) -> None:
+def test_other_weights_hide_what_was_cached_under_those_before(group: ControlledGroup) -> None:
     group.ask("flush")
     group.ask("weights", version="step 100")
 
@@ -177,7 +179,7 @@ def test_other_weights_hide_what_was_cached_under_those_before(group: AskedGroup
 
 
 def test_a_request_that_is_refused_changes_nothing_on_any_rank(
-    group: AskedGroup, caplog: pytest.LogCaptureFixture
+    group: ControlledGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
     before = group.ask("list")
@@ -195,7 +197,7 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(
 
 def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    group = AskedGroup(config_with(socket_in(folder)))
+    group = ControlledGroup(config_with(socket_in(folder)))
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, folder / "s")]
     group.end()
 
@@ -226,12 +228,12 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
 def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
     """Open a group with an invalid config; return the text of the error."""
     with pytest.raises(ConfigError) as refused:
-        AskedGroup(config_of(folder))
+        ControlledGroup(config_of(folder))
     return [str(refused.value)]
 
 
 def test_a_path_at_which_another_group_listens_is_refused_on_every_rank(tmp_path: Path) -> None:
-    first = AskedGroup(config_with(socket_in(tmp_path)))
+    first = ControlledGroup(config_with(socket_in(tmp_path)))
     refusals = refused_by(lambda folder: config_with(socket_in(folder)), tmp_path)
     listed = first.ask("list")
     first.end()
@@ -246,7 +248,7 @@ def test_a_group_of_one_rank_does_what_it_is_asked(tmp_path: Path) -> None:
     control = socket_in(tmp_path)
     cache = Cache.open(config_with(control), InProcessGroup(1).member(0))
 
-    answer = asked_of(cache.step, control, "drop", namespace=None)
+    answer = reply_to_request(cache.step, control, "drop", namespace=None)
     cache.close()
 
     assert answer == {"pages": 0, "held": 0}
@@ -254,7 +256,7 @@ def test_a_group_of_one_rank_does_what_it_is_asked(tmp_path: Path) -> None:
 
 def test_what_an_engine_decides_itself_is_not_asked_of_its_group(tmp_path: Path) -> None:
     control = Control(path=socket_in(tmp_path).path, refused=("weights",))
-    group = AskedGroup(config_with(control), 1)
+    group = ControlledGroup(config_with(control), 1)
 
     with pytest.raises(UsageError, match="weights is refused: this group's engine decides"):
         group.ask("weights", version="2")

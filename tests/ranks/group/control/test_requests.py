@@ -72,12 +72,12 @@ WRONG: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "why"), WRONG)
+@pytest.mark.parametrize(("request_map", "why"), WRONG)
 def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
-    asked: object, why: str
+    request_map: object, why: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        request_of(asked)
+        request_of(request_map)
 
     assert why in str(refused.value)
 

@@ -123,7 +123,7 @@ def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> No
     before = state_of(ranks)
     for executor in ranks.executors:
         executor.take(Cancel)
-        executor.said.append(Quiesced(operation))
+        executor.reports.append(Quiesced(operation))
     ranks.step()
 
     assert before is LoadState.SAVING

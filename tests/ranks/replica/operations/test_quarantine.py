@@ -26,12 +26,12 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
-        executor.said.append(TransferEnded(backup, ok=rank == 0))
+        executor.reports.append(TransferEnded(backup, ok=rank == 0))
     ranks.step()
     for executor in ranks.executors:
         executor.take(Cancel)
-    ranks.executors[0].said.append(Quiesced(backup))
-    ranks.executors[1].said.append(QuiesceExpired(backup))
+    ranks.executors[0].reports.append(Quiesced(backup))
+    ranks.executors[1].reports.append(QuiesceExpired(backup))
     return backup
 
 
@@ -200,12 +200,12 @@ def hang_writes(ranks: RanksInTurn) -> None:
     ranks.step()
     for executor in ranks.executors:
         for write in executor.take(Put):
-            executor.said.append(TransferEnded(write.operation, ok=False))
+            executor.reports.append(TransferEnded(write.operation, ok=False))
     for _ in range(3):
         ranks.step()
     for executor in ranks.executors:
         for cancel in executor.take(Cancel):
-            executor.said.append(QuiesceExpired(cancel.operation))
+            executor.reports.append(QuiesceExpired(cancel.operation))
     for _ in range(3):
         ranks.step()
 

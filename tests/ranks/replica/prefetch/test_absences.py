@@ -14,7 +14,7 @@ LONG_S = 1000.0
 def answer(ranks: RanksInTurn, pages: int) -> None:
     for executor in ranks.executors:
         [lookup] = executor.take(LookUp)
-        executor.said.append(Answered(lookup.operation, pages))
+        executor.reports.append(Answered(lookup.operation, pages))
     ranks.step()
 
 

@@ -45,7 +45,7 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     let_the_second_vote_for_less(ranks, monkeypatch)
     assert ranks.every(lambda cache: cache.prefetch("7", prompt(4)))
     for executor in ranks.executors:
-        executor.said.append(Answered(executor.take(LookUp)[0].operation, 4))
+        executor.reports.append(Answered(executor.take(LookUp)[0].operation, 4))
     monkeypatch.setattr(ranks, "check", lambda: None)
     ranks.step()
 
@@ -68,7 +68,7 @@ class Started:
 
     def say(self, *progress: Progress) -> None:
         for executor in self.ranks.executors:
-            executor.said.extend(progress)
+            executor.reports.extend(progress)
         self.ranks.step()
 
     @property

@@ -82,7 +82,7 @@ class MeasuredEngine:
         """Drop the engine's prefix cache on the device; the connector's tiers keep their pages."""
         return {"dropped": self._llm.reset_prefix_cache()}
 
-    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
+    def execute(self, command: dict[str, Any]) -> dict[str, Any]:
         """Execute one command from `vllm_overhead` and return its result."""
         if command["do"] == "drop":
             return self.drop()
@@ -118,7 +118,7 @@ def main(plan: Path) -> None:
         with parent.makefile("rw") as lines:
             print(json.dumps({"rank": _rank()}), file=lines, flush=True)
             for line in lines:
-                print(json.dumps(engine.obey(json.loads(line))), file=lines, flush=True)
+                print(json.dumps(engine.execute(json.loads(line))), file=lines, flush=True)
 
 
 def _rank() -> int:

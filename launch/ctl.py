@@ -58,14 +58,14 @@ _SECONDS: Final = Parameter(metavar="SECONDS", validator=Number(gte=TTL_S_MIN, l
 def list_all(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show each namespace's pages, the limits, the pins and the store."""
     answer = _request(socket, "list")
-    _tell(answer, as_json, *list_lines(answer))
+    _print_answer(answer, as_json, *list_lines(answer))
 
 
 @ctl.command
 def stats(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show the counters of rank 0."""
     answer = _request(socket, "stats")
-    _tell(answer, as_json, *stats_lines(answer))
+    _print_answer(answer, as_json, *stats_lines(answer))
 
 
 @ctl.command
@@ -91,7 +91,7 @@ def pin(
     answer = _request(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
     kept = answer["tokens"]
     message = f"pinned {kept:,} of {count(len(ids), 'token')} for {ttl:g} s"
-    _tell(
+    _print_answer(
         answer,
         as_json,
         message
@@ -111,7 +111,7 @@ def unpin(
 ) -> None:
     """Remove a pin."""
     answer = _request(socket, "unpin", name=name)
-    _tell(
+    _print_answer(
         answer, as_json, "unpinned" if answer["was_pinned"] else "no such pin; it may have expired"
     )
 
@@ -136,7 +136,7 @@ def drop(
     answer = _request(socket, "drop", namespace=namespace)
     held = answer["held"]
     still = f"; {held:,} in use by requests: drop again when they have finished" if held else ""
-    _tell(answer, as_json, f"evicted {count(answer['pages'], 'page')}{still}")
+    _print_answer(answer, as_json, f"evicted {count(answer['pages'], 'page')}{still}")
 
 
 @ctl.command
@@ -172,7 +172,7 @@ def limit(
         else f"; namespace {printable(namespace)!r} has no cached pages yet"
     )
     bounds = (device_pages, host_pages, ttl)
-    _tell(answer, as_json, f"{'removed' if bounds == (None,) * 3 else 'set'}{unknown}")
+    _print_answer(answer, as_json, f"{'removed' if bounds == (None,) * 3 else 'set'}{unknown}")
 
 
 @ctl.command
@@ -184,7 +184,7 @@ def flush(socket: Socket, /, *, as_json: Json = False) -> None:
     answer = _request(socket, "flush")
     causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())
     left = f"; unwritten pages: {causes}" if causes else ""
-    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} finished{left}")
+    _print_answer(answer, as_json, f"{count(answer['operations'], 'operation')} finished{left}")
 
 
 @ctl.command
@@ -205,7 +205,7 @@ def attach(
     """Attach a store, once every rank has opened it."""
     uri = sys.stdin.read().strip() if store == "-" else store
     check_store(uri, only_read=True, name="STORE")
-    _tell(_request(socket, "attach", store=uri), as_json, "attached")
+    _print_answer(_request(socket, "attach", store=uri), as_json, "attached")
 
 
 @ctl.command
@@ -214,7 +214,7 @@ def detach(socket: Socket, /, *, as_json: Json = False) -> None:
 
     Aborts the operations in flight for the store.
     """
-    _tell(_request(socket, "detach"), as_json, "detached")
+    _print_answer(_request(socket, "detach"), as_json, "detached")
 
 
 @ctl.command
@@ -228,7 +228,9 @@ def weights(
     """Set the weights version; pages of other versions no longer match."""
     if not version:
         raise ConfigError("VERSION is empty; give the name of the new weights")
-    _tell(_request(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
+    _print_answer(
+        _request(socket, "weights", version=version), as_json, f"weights {printable(version)!r}"
+    )
 
 
 @ctl.command(name="log-level")
@@ -243,7 +245,7 @@ def log_level(
     as_json: Json = False,
 ) -> None:
     """Set the log level of every process of the group."""
-    _tell(_request(socket, "log-level", level=level), as_json, f"log level set to {level}")
+    _print_answer(_request(socket, "log-level", level=level), as_json, f"log level set to {level}")
 
 
 class _Answer(dict[str, Any]):
@@ -266,7 +268,7 @@ def _request(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
     return decoded
 
 
-def _tell(answer: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+def _print_answer(answer: Mapping[str, Any], as_json: bool, *lines: str) -> None:
     print(json.dumps(well_formed(answer), indent=2) if as_json else "\n".join(lines))
 
 

@@ -106,9 +106,9 @@ class Proposing:
             rate *= 5
         if self._can_attach and self._random.random() < rate:
             self._begin_campaign()
-        self.tell(now_us, between=False)
+        self.deliver(now_us, between=False)
 
-    def tell(self, now_us: int, *, between: bool) -> None:
+    def deliver(self, now_us: int, *, between: bool) -> None:
         """Deliver to the ranks the proposals that are due now."""
         due = [e for e in self._errands if e.step <= self._steps and e.between == between]
         self._errands = [errand for errand in self._errands if errand not in due]

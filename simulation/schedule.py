@@ -184,7 +184,7 @@ class Schedule:
         self._clock.advance(self._random.randrange(200, half_us))
         errors = cluster.begin_step(self._random.randrange(200, half_us))
         if not any(errors):
-            self._proposing.tell(self._clock.now_us, between=True)
+            self._proposing.deliver(self._clock.now_us, between=True)
             self._requesting.deliver(between=True)
         idle_s = 0.0 if any(errors) else self._workload.decide(active=active)
         errors = cluster.end_step(idle_s=idle_s)

@@ -352,9 +352,9 @@ class _AllDone:
             # Ignore the `RuntimeError` of a closed event loop. A call with `leaves` returns before its
             # jobs are done, so the loop may be closed by then.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._tell)
+                self._loop.call_soon_threadsafe(self._wake)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if not self.come.done():
             self.come.set_result(None)
 

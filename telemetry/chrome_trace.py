@@ -88,8 +88,8 @@ class _Drawn:
 
     def draw(self, votes: Mapping[int, _LastVote]) -> list[TraceEvent]:
         """Return all trace events of this rank except the arrows to other ranks."""
-        self._tell("process_name", {"name": f"rank {self.kept.rank}"})
-        self._tell("process_sort_index", {"sort_index": self.pid})
+        self._add_metadata("process_name", {"name": f"rank {self.kept.rank}"})
+        self._add_metadata("process_sort_index", {"sort_index": self.pid})
         tracks: dict[str, list[Span]] = {ENGINE: [], ROUNDS: []}
         for number, span in enumerate(self.spans, 1):
             if (last := votes.get(span.attributes.get("round", 0))) is not None:
@@ -113,11 +113,11 @@ class _Drawn:
         """Add a thread to the rank's process in the trace file and return the thread's number."""
         self.tids = min(self.tids + 1, _TIDS - 1)
         tid = self.pid * _TIDS + self.tids
-        self._tell("thread_name", {"name": name}, tid)
-        self._tell("thread_sort_index", {"sort_index": self.tids}, tid)
+        self._add_metadata("thread_name", {"name": name}, tid)
+        self._add_metadata("thread_sort_index", {"sort_index": self.tids}, tid)
         return tid
 
-    def _tell(self, name: str, args: dict[str, Any], tid: int = 0) -> None:
+    def _add_metadata(self, name: str, args: dict[str, Any], tid: int = 0) -> None:
         """Add a metadata event for the rank's process, or for one of its threads."""
         self._add("M", name, tid, args=args)
 

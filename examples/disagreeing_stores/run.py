@@ -115,14 +115,14 @@ def main() -> int:
                 may_end=connector == "naive",
             )
     print()
-    _tell("without a connector", right, right)
+    _print_row("without a connector", right, right)
     for connector, answer in found.items():
-        _tell(f"{connector}, one page lost", answer, right)
+        _print_row(f"{connector}, one page lost", answer, right)
     good = found["lockstep"].tokens == right.tokens and found["naive"].tokens != right.tokens
     return 0 if good else 1
 
 
-def _tell(name: str, answer: Answer, right: Answer) -> None:
+def _print_row(name: str, answer: Answer, right: Answer) -> None:
     if answer.ended:
         for rank in range(RANKS):
             print(f"{name:23} rank {rank}: WRONG, its ranks ended: {answer.ended}")

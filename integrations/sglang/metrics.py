@@ -31,7 +31,7 @@ class CopyCounters:
     host: HostCache
     reported: BytesMoved = field(default_factory=BytesMoved)
 
-    def tell(self, collector: Any) -> None:
+    def report(self, collector: Any) -> None:
         """Increase SGLang's radix-cache counters by the bytes copied since the last call."""
         moved, reported = self.host.inspection.executor.counts().bytes_moved, self.reported
         if moved == reported:

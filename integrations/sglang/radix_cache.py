@@ -225,7 +225,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             below.host.begin_loads()
             below.host.begin_backups()
         if self.metrics_collector is not None:
-            self._copied.tell(self.metrics_collector)
+            self._copied.report(self.metrics_collector)
         idle, self._idle = self._idle, False
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 

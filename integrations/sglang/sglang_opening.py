@@ -106,7 +106,7 @@ def _open_host(
         )
     watch(host, plugin.metrics_port)
     if host.rank == 0:
-        _tell(
+        _log_start(
             host, settings, {name: sizes[name] * each.page_bytes for name, each in shards.items()}
         )
     return host
@@ -139,7 +139,7 @@ def _components(
     return tuple(found)
 
 
-def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> None:
+def _log_start(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> None:
     store = settings.plugin.store
     log.info(
         "Lockstep under SGLang %s caches KV on %d ranks: %.2f GiB of host memory on each, %d host pages"

@@ -114,13 +114,13 @@ class WeightsVersions:
         self._name = self._part(name)
         self.namespaces.weights = self._name or ""
         if self.host.rank == 0:
-            self._tell(name)
+            self._log_update(name)
 
     def _part(self, name: str | None) -> str | None:
         """Return the part of namespaces for the weights `name`; "" for the startup weights."""
         return "" if name == self.initial else name
 
-    def _tell(self, name: str | None) -> None:
+    def _log_update(self, name: str | None) -> None:
         if name is None:
             _log.warning(
                 "the new weights have no name, so their KV is not written to storage; give a"

@@ -306,7 +306,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         """Wait for all copies, and stop matching pages that may belong to previous weights."""
-        self._tell_events(changed=self._side.reset())
+        self._forget_events(changed=self._side.reset())
         return True
 
     # The methods that both connectors have follow.
@@ -373,9 +373,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return keeps, None if handoff is None else handoff.params(self._engine_id)
 
     def _weights_are(self, version: str) -> None:
-        self._tell_events(changed=self._side.weights_are(version))
+        self._forget_events(changed=self._side.weights_are(version))
 
-    def _tell_events(self, *, changed: bool) -> None:
+    def _forget_events(self, *, changed: bool) -> None:
         if changed and self._events is not None:
             self._events.forget()
 
@@ -395,7 +395,7 @@ def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
     return metadata
 
 
-def _watch_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
+def _watch_weight_versions(pass_on: Callable[[LockstepConnector, str], None]) -> None:
     """Make vLLM's engine core pass each new weight version to the scheduler's connector; idempotent.
 
     vLLM sets the version in the engine core (`finish_weight_update(weight_version=...)`,
@@ -411,6 +411,6 @@ def _watch_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> No
         set_version(core, weight_version)
         connector = core.scheduler.connector
         if isinstance(connector, LockstepConnector):
-            tell(connector, weight_version)
+            pass_on(connector, weight_version)
 
     engine.set_weight_version = wrapper

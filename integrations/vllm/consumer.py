@@ -91,7 +91,9 @@ class PrefillConsumer:
         if taken.times <= FRESH:
             taken.since_ms = now_ms
 
-    def asks_again(self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool) -> bool:
+    def prefetches_again(
+        self, taken: AwaitedRequest, found: int, at_most: int, *, refused: bool
+    ) -> bool:
         """Return whether a request should prefetch again and wait.
 
         Call it after each prefetch of the request. The prefetch has found `found` of at most `at_most`

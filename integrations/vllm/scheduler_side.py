@@ -137,7 +137,9 @@ class SchedulerSide:
             tracked.name, tokens, tracked.namespace, device_tokens=device_tokens
         )
         refused = self.cache.refused(tracked.name)
-        if taken and self._taking.asks_again(taken, device_tokens + found, length, refused=refused):
+        if taken and self._taking.prefetches_again(
+            taken, device_tokens + found, length, refused=refused
+        ):
             self._prefetch(tracked)
             return None
         return found

@@ -10,7 +10,7 @@ from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 
 
-def tell(cache: HostCache, log: logging.Logger) -> None:
+def log_start_line(cache: HostCache, log: logging.Logger) -> None:
     """Log the start line on rank 0, once the cache is open."""
     if cache.rank:
         return

@@ -83,13 +83,13 @@ class StatsFeed:
             for labels, value in samples:
                 where = family.name, ",".join(labels)
                 gone.discard(where)
-                self._tell(report, where, family.type, value)
+                self._add_change(report, where, family.type, value)
         for where in gone:
             # Report 0 for a gauge that had a sample in the last report and has none now.
-            self._tell(report, where, Type.GAUGE, 0)
+            self._add_change(report, where, Type.GAUGE, 0)
         return report
 
-    def _tell(
+    def _add_change(
         self, report: Report, where: tuple[str, str], of: Type, value: float | Histogram
     ) -> None:
         before = self._before.get(where)

@@ -175,7 +175,7 @@ def _side(
     """Return the scheduler's side over an open cache."""
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
-    start_line.tell(cache, log)
+    start_line.log_start_line(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
         # Use separate record files for adapters and for models, because the record file of models stays

@@ -50,7 +50,7 @@ def _plan(
     console = Console(highlight=False, emoji=False)
     for size in sizes:
         evaluation.require(size)
-    _tell_what(evaluation, settings, console)
+    _print_inputs(evaluation, settings, console)
     found: dict[str, object] = {"settings": asdict(settings)}
     found |= {"requests": len(evaluation.requests), "tokens": evaluation.tokens}
     status = 0
@@ -79,7 +79,7 @@ def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[PlanPoint]:
     return points
 
 
-def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console) -> None:
+def _print_inputs(evaluation: Evaluation, settings: PlanSettings, console: Console) -> None:
     ranks = count(settings.tp, "rank")
     console.print(
         f"{count(len(evaluation.requests), 'request')}, {evaluation.tokens:,} tokens of prompts;"

@@ -136,7 +136,7 @@ def gc(
             "give either --older-than AGE or --to-bytes SIZE, for example 7d or 100GiB"
         )
     removed = Removal()
-    tell = partial(_tell_removed, uri, removed, "would free" if dry_run else "freed")
+    tell = partial(_print_removed, uri, removed, "would free" if dry_run else "freed")
     collect = partial(
         _collect,
         age_s=older_than,
@@ -244,7 +244,7 @@ def rm(
         print("nothing was removed")
         return 0
     removed = Removal()
-    tell = partial(_tell_removed, uri, removed, "removed")
+    tell = partial(_print_removed, uri, removed, "removed")
 
     async def remove(store: OpenedStore) -> None:
         store.progress.begin("removing", objects, nbytes)
@@ -292,7 +292,7 @@ def _agreed(what: str, shown: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
+def _print_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
     gone = f"{done} {count(removed.objects, 'object')}, {bytes_in_words(removed.nbytes)}"
     say(f"{shown_store(uri)}: {gone}{rest}")
     print_found(f"{count(removed.stayed.objects, 'object')} not removed", removed.stayed)

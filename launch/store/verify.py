@@ -104,7 +104,7 @@ def verify(
     async def read(store: OpenedStore) -> None:
         await _verify(store, verified, namespace=namespace, sample_size=sample, jobs=jobs)
 
-    def tell(*, so_far: bool = False) -> int:
+    def print_result(*, so_far: bool = False) -> int:
         if as_json:
             print_json(_record(shown_store(uri), verified, so_far=so_far))
         else:
@@ -113,11 +113,11 @@ def verify(
 
     def report_partial() -> None:
         if verified.objects:
-            tell(so_far=True)
+            print_result(so_far=True)
 
     with failures_named(uri), reporting_partial(report_partial):
         run_on_store(uri, read, looking=not fix)
-    return tell()
+    return print_result()
 
 
 async def _verify(

@@ -51,7 +51,7 @@ class Effects(NamedTuple):
     requests: int = 0
     """The highest number up to which every rank has received all control requests; 0 if unchanged. The
     driver executes, as commands, the control requests up to this number that are not executed yet
-    (`Replica.hear`)."""
+    (`Replica.commit_message`)."""
 
 
 NOTHING = Effects()

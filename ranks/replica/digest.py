@@ -35,7 +35,7 @@ def state_digest(replica: Replica) -> int:
         store.lately.items(),
     )
     add(attaching.proposal, attaching.proposed_ms)
-    add(replica.hearing.agreed, replica.hearing.committed)
+    add(replica.messages.agreed, replica.messages.committed)
     for tier in TIERS:
         for pool in prefixes.allocator.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())

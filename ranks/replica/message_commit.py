@@ -29,7 +29,7 @@ class MessageCommit:
         if number > self.agreed:
             self.agreed = self._outbox.requests = number
 
-    def hear(self, number: int, content: bytes | None) -> None:
+    def commit(self, number: int, content: bytes | None) -> None:
         """Apply an external message as a command by recording its hash.
 
         `content` is None on a rank that does not receive messages. Raises `UsageError`, and changes

@@ -99,7 +99,7 @@ class Replica:
         self.quarantine = quarantine = Quarantine(config, prefixes, operation_table, store)
         self.pinning = pinning = parts.pinning(basis, prefixes, requests, backing_up)
         self.clearing = Clearing(basis, prefixes, requests, prefetching, pinning, store)
-        self.hearing = MessageCommit(journal, outbox)
+        self.messages = MessageCommit(journal, outbox)
         self.attaching = parts.attaching(
             basis, operation_table, store, prefetching, persisting, quarantine
         )
@@ -210,12 +210,12 @@ class Replica:
     @command
     def agree_on_requests(self, number: int) -> None:
         """Record, in one-scheduler mode, that every rank has all control requests up to `number`."""
-        self.hearing.reach(number)
+        self.messages.reach(number)
 
     @command
-    def hear(self, number: int, content: bytes | None) -> None:
+    def commit_message(self, number: int, content: bytes | None) -> None:
         """Apply, as a command, a control request that every rank has; the digest covers its hash."""
-        self.hearing.hear(number, content)
+        self.messages.commit(number, content)
 
     @command
     def prefetch(self, name: str, namespace: str, tokens: bytes, source: str = "") -> bool:
@@ -389,7 +389,7 @@ class Replica:
             self._settle(watermark)
         self.operation_table.requeue_behind_others()
         self.attaching.consider(verdict.proposed)
-        self.hearing.reach(verdict.requests)
+        self.messages.reach(verdict.requests)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.serving.look_after()

@@ -223,7 +223,7 @@ class SlotWrites:
             some = sent[start : start + step]
             for (new, lent), each in zip(some, self._move(some, stop, deadline), strict=True):
                 if each is MovedObject.WHOLE:
-                    written.append((new, self._wish(new, lent)))
+                    written.append((new, self._commit_of(new, lent)))
                     continue
                 if each is MovedObject.LATE:
                     outcomes[new.at] = WriteOutcome.TIMED_OUT
@@ -267,7 +267,7 @@ class SlotWrites:
             moved[at] = end
         return moved
 
-    def _wish(self, new: _New, lent: Reservation) -> Commit:
+    def _commit_of(self, new: _New, lent: Reservation) -> Commit:
         place, offset = place_of(lent.slot, self._slots.settings)
         present, nbytes = new.shape.present, new.shape.nbytes
         entry = Entry(new.digest, place, offset, nbytes, present, lent.generation)

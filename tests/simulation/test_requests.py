@@ -64,7 +64,7 @@ class _HearsItsOwn(Cache):
 
     def _apply(self, verdict: Verdict) -> Effects:
         assert self._requests.log is not None
-        self._replica.hearing.reach(self._requests.log.count)
+        self._replica.messages.reach(self._requests.log.count)
         return super()._apply(verdict)
 
 

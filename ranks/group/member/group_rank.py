@@ -271,7 +271,7 @@ class GroupRank:
         self._closed = True
         try:
             if flush and self._rounds.ended_by is None:
-                _tell_of_unwritten(self.rank, self.flush())
+                _warn_of_unwritten(self.rank, self.flush())
             if self._rounds.pending:
                 self.close_round()
         except GroupError as error:
@@ -402,12 +402,12 @@ class GroupRank:
             if effects.events and self._listener is not None:
                 self._listener(effects.events)
             for number, content in self._requests.agree(effects.requests):
-                self._follow(self._replica.hear(number, content))
+                self._follow(self._replica.commit_message(number, content))
                 self._requests.carry_out(number, content)
         return answer
 
 
-def _tell_of_unwritten(rank: int, flushed: Flushed) -> None:
+def _warn_of_unwritten(rank: int, flushed: Flushed) -> None:
     if flushed.unwritten:
         causes = ", ".join(f"{cause} {pages}" for cause, pages in flushed.unwritten.items())
         log.warning("rank %d closes with unwritten pages: %s", rank, causes)

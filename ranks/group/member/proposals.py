@@ -91,7 +91,7 @@ class StagedProposals:
                 if pending is None or decision.proposal not in (None, pending.proposal.digest):
                     continue
                 self.end(unstages=decision.withdrawn is not None)
-            self._tell(pending, decision)
+            self._resolve(pending, decision)
 
     def end(self, *, unstages: bool) -> None:
         """Clear the staged proposal. If `unstages`, the executor discards the store it opened."""
@@ -108,7 +108,7 @@ class StagedProposals:
         if pending is not None:
             pending.outcome.set_exception(error)
 
-    def _tell(self, pending: _StagedProposal, decision: Decision) -> None:
+    def _resolve(self, pending: _StagedProposal, decision: Decision) -> None:
         words = _words(pending.proposal)
         if decision.withdrawn is None:
             log.info("rank %d: all ranks agree to %s", self._rank, words)

@@ -174,7 +174,7 @@ class SchedulerCache(HostCache):
         # Count the control requests in the log as received by every rank, because the replica in this
         # process is the only one.
         received = 0 if self._requests.log is None else self._requests.log.count
-        if received > self._replica.hearing.agreed:
+        if received > self._replica.messages.agreed:
             self._follow(self._replica.agree_on_requests(received))
 
     def _end_step(self, idle_s: float) -> None:

@@ -350,11 +350,11 @@ class OwnedDevice:
         hit = Hit(request.id, requested, on_device, from_host, stored, missed, request.source)
         request.counted = hit, seen
         if request.waits_for is None:
-            self._tell(request)
+            self._report_lookup(request)
         stops = self._stops(request, tokens) if self._states else ()
         return Admission(on_device, from_host, stored, request.waits_for, stops)
 
-    def _tell(self, request: OwnedRequest) -> None:
+    def _report_lookup(self, request: OwnedRequest) -> None:
         assert request.counted is not None
         (hit, seen), request.counted = request.counted, None
         self._outbox.events.append(hit)
@@ -445,7 +445,7 @@ class OwnedDevice:
         request = self._loading_back.settle(operation)
         if isinstance(request, OwnedRequest):
             self._fork(request)
-            self._tell(request)
+            self._report_lookup(request)
         self._operation_table.finish(operation, Outcome.COMPLETE)
 
     def _resumed(self, operation: Resume) -> None:

@@ -38,11 +38,11 @@ class Waiting:
         assert taken is not None
         self.taken = taken
 
-    def asks_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
+    def prefetches_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
         """Return whether a pass `after_s` after the wake-up queries the request's source again."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
-        return self.taking.asks_again(self.taken, found, 100, refused=refused)
+        return self.taking.prefetches_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
         """Run a scheduler pass `after_s` after the wake-up, or without a change of agreed time."""
@@ -83,14 +83,14 @@ def test_a_request_of_which_nothing_can_be_read_waits_for_nothing_and_says_why(
 
 
 def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:
-    assert waiting.asks_again(0)
-    assert waiting.asks_again(PATIENCE_S)
-    assert not waiting.asks_again(PATIENCE_S + 0.001)
+    assert waiting.prefetches_again(0)
+    assert waiting.prefetches_again(PATIENCE_S)
+    assert not waiting.prefetches_again(PATIENCE_S + 0.001)
 
 
 def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiting) -> None:
-    assert waiting.asks_again(0)
-    assert not waiting.asks_again(0, refused=True)
+    assert waiting.prefetches_again(0)
+    assert not waiting.prefetches_again(0, refused=True)
     assert waiting.taken.given_up
 
 
@@ -99,20 +99,20 @@ def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting
     waiting.passes(0)
     waiting.passes(1)
 
-    assert not waiting.asks_again(PATIENCE_S + 0.001)
+    assert not waiting.prefetches_again(PATIENCE_S + 0.001)
 
 
 def test_what_has_come_and_was_driven_out_is_asked_for_again(waiting: Waiting) -> None:
     waiting.passes(0)
 
-    assert not waiting.asks_again(4 * PATIENCE_S, found=64)
-    assert waiting.asks_again(5 * PATIENCE_S, found=16)
-    assert not waiting.asks_again(6 * PATIENCE_S, found=16)
+    assert not waiting.prefetches_again(4 * PATIENCE_S, found=64)
+    assert waiting.prefetches_again(5 * PATIENCE_S, found=16)
+    assert not waiting.prefetches_again(6 * PATIENCE_S, found=16)
 
 
 def test_what_still_comes_is_waited_for(waiting: Waiting) -> None:
     waiting.passes(0)
 
-    assert waiting.asks_again(4 * PATIENCE_S, found=16)
-    assert waiting.asks_again(5 * PATIENCE_S, found=16)
-    assert not waiting.asks_again(5 * PATIENCE_S + 0.001, found=16)
+    assert waiting.prefetches_again(4 * PATIENCE_S, found=16)
+    assert waiting.prefetches_again(5 * PATIENCE_S, found=16)
+    assert not waiting.prefetches_again(5 * PATIENCE_S + 0.001, found=16)

@@ -229,11 +229,11 @@ class Run:
     def _hear(self, through: int) -> list[str]:
         """Commit messages up to number `through`. All ranks must have received the same messages."""
         output: list[str] = []
-        for number in range(self._replicas[0].hearing.committed + 1, through + 1):
+        for number in range(self._replicas[0].messages.committed + 1, through + 1):
             contents = [rank.read(number) for rank in self._ranks]
             assert len(set(contents)) == 1, contents
             for replica, content in zip(self._replicas, contents, strict=False):
-                assert replica.hear(number, content) == (None, NOTHING)
+                assert replica.commit_message(number, content) == (None, NOTHING)
             output.append(f"message {number}: {contents[0].decode()}")
         return output
 

@@ -42,7 +42,7 @@ class Impostor:
     async def say(self, raw: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, raw)
 
-    async def hear(self) -> Message:
+    async def receive(self) -> Message:
         """Receive and return the reader's next message."""
         control_bytes, _ = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
         return MESSAGES.decode(memoryview(await self._exactly(control_bytes)))

@@ -197,9 +197,9 @@ def test_no_message_is_a_command_out_of_its_turn_or_before_all_have_it() -> None
     replica = Replica(RanksInTurn(1).caches[0].inspection.config)
 
     with pytest.raises(UsageError, match="message 2 does not follow message 0"):
-        replica.hear(2, b"m")
+        replica.commit_message(2, b"m")
     with pytest.raises(UsageError, match="message 1 is not on every rank"):
-        replica.hear(1, b"m")
+        replica.commit_message(1, b"m")
 
 
 def test_a_rank_that_takes_no_requests_hears_that_there_was_one() -> None:

@@ -109,7 +109,7 @@ class TestWhatIsBad:
     async def test_a_rank_that_sends_other_bytes_than_its_header_says_is_found_out(self) -> None:
         async def lie(reader: Impostor) -> None:
             await reader.welcome()
-            fetch = await reader.hear()
+            fetch = await reader.receive()
             assert isinstance(fetch, ReadRequest)
             whole = ReadReply(fetch.number, 0, bytes([State.WHOLE]))
             await reader.say(encode(whole, HEADER_BYTES + SIZE) + bytes(HEADER_BYTES + SIZE))
@@ -220,7 +220,7 @@ class TestGivingUp:
         async def say_nothing(reader: Impostor) -> None:
             await reader.welcome()
             for _ in range(3):
-                await received.put(await reader.hear())
+                await received.put(await reader.receive())
             await reader.hung_up()
 
         async with impostor(say_nothing) as address, opened_at(f"peer://{address}") as backend:
@@ -259,7 +259,7 @@ class TestGivingUp:
     async def test_what_landed_before_the_deadline_counts_and_only_the_rest_is_late(self) -> None:
         async def half(reader: Impostor) -> None:
             await reader.welcome()
-            fetch = await reader.hear()
+            fetch = await reader.receive()
             assert isinstance(fetch, ReadRequest)
             await reader.say(encode(ReadReply(fetch.number, 0, bytes([State.ABSENT]))))
             await reader.hung_up()
@@ -349,7 +349,7 @@ class TestBreaking:
     ) -> None:
         async def babble(reader: Impostor) -> None:
             await reader.welcome()
-            fetch = await reader.hear()
+            fetch = await reader.receive()
             assert isinstance(fetch, ReadRequest)
             await reader.say(answer(fetch.number))
             await reader.hung_up()
@@ -367,7 +367,7 @@ class TestBreaking:
     ) -> None:
         async def babble(reader: Impostor) -> None:
             await reader.welcome()
-            await reader.hear()
+            await reader.receive()
             await reader.say(garbage)
 
         async def scenario() -> ReadOutcome:

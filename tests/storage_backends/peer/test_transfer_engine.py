@@ -191,7 +191,7 @@ class Keeper:
         await reader.greet()
         await reader.say(encode(Hello(0, name.namespace, (rank,))))
         while True:
-            message = await reader.hear()
+            message = await reader.receive()
             self.received.append(message)
             match message:
                 case LocateRequest():

@@ -221,7 +221,7 @@ class RankExecutor:
         return self._flights.collect()
 
     def wait(self, timeout_s: float) -> None:
-        if self._flights.ref_counts:
+        if self._flights.has_held_copies:
             return
         until = time.monotonic() + timeout_s
         gathering = False

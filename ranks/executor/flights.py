@@ -101,7 +101,7 @@ class Flights:
         self._flights[job.operation].job = job
 
     @property
-    def ref_counts(self) -> bool:
+    def has_held_copies(self) -> bool:
         """Say whether copies wait for `begin_held`."""
         return self._held_count > 0
 

@@ -181,7 +181,7 @@ class HostPageServer:
             self._loop.call_later(self._bounds.quiet_s, self._cut_off, operation)
 
     def _cut_off(self, operation: Offer) -> None:
-        for reader in [each for each in self._readers if each.ref_counts(operation)]:
+        for reader in [each for each in self._readers if each.uses_pages_of(operation)]:
             reader.end(f"it still reads what was withdrawn {self._bounds.quiet_s:g} s ago")
 
     def _run(self) -> None:

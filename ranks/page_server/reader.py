@@ -94,7 +94,7 @@ class Reader:
         self._sender.put(*self._tagged(hello))
         self._pump()
 
-    def ref_counts(self, operation: Offer) -> bool:
+    def uses_pages_of(self, operation: Offer) -> bool:
         """Say whether a page of this operation is being sent, or read by an engine."""
         return operation in self._held or any(operation in each for each in self._located.values())
 

@@ -52,8 +52,8 @@ def check(replica: Replica) -> None:
     _check_bounds(replica)
 
 
-def _require(ref_counts: bool, number: int, sentence: str) -> None:
-    if not ref_counts:
+def _require(condition: bool, number: int, sentence: str) -> None:
+    if not condition:
         raise InvariantViolation(number, sentence)
 
 

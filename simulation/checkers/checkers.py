@@ -157,8 +157,8 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content in offered.items():
         if held[page] != content + shard:
-            offered_as, ref_counts = describe(content + shard), describe(held[page])
-            raise Violated(f"{_offers(slots, page)} as {offered_as}, but it holds {ref_counts}")
+            offered_as, found = describe(content + shard), describe(held[page])
+            raise Violated(f"{_offers(slots, page)} as {offered_as}, but it holds {found}")
         if writer[page] is not None:
             raise Violated(f"{_offers(slots, page)}, which a transfer may still write")
 

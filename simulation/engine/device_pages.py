@@ -95,8 +95,8 @@ class AllocatedPages(EveryRank):
                 number = numbers[page]
                 if device.touched(number):
                     raise Violated(device.touched_although(number, "it is free"))
-                if (ref_counts := device.content[number]) != left[page]:
-                    held = f"{describe(ref_counts)} instead of {describe(left[page])}"
+                if (content := device.content[number]) != left[page]:
+                    held = f"{describe(content)} instead of {describe(left[page])}"
                     what = f"{device.slot(number)} is free, but holds {held}"
                     raise Violated(f"rank {device.rank}: {what}")
 

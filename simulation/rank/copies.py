@@ -62,7 +62,7 @@ class Copies:
         self._seals: dict[tuple[str, int], int] = {}
 
     @property
-    def ref_counts(self) -> bool:
+    def has_held_copies(self) -> bool:
         """Whether some ordered copy is still waiting for the engine to start it."""
         return bool(self._held)
 

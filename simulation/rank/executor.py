@@ -115,7 +115,7 @@ class SimulatedExecutor:
         return self.conditions.take_reports()
 
     def wait(self, timeout_s: float) -> None:
-        if not (self.conditions.has_reports or self.copies.ref_counts):
+        if not (self.conditions.has_reports or self.copies.has_held_copies):
             self.conditions.clock.advance_to_next(_us(timeout_s))
 
     def stage(self, proposal: Proposal) -> None:

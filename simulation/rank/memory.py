@@ -44,8 +44,8 @@ class Slots:
 
     def nothing_to_copy(self, page: int, who: str) -> str:
         """Return a violation message: an operation copies a page that holds no prefix's content."""
-        ref_counts = describe(self.content[page])
-        return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {ref_counts}"
+        content = describe(self.content[page])
+        return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {content}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
         """Record that `operation` will read the slot; record a violation if another one writes it."""

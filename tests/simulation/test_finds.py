@@ -257,7 +257,7 @@ def test_pages_that_have_not_landed_and_are_offered_are_found(seeds: range) -> N
 def test_a_count_of_this_rank_taken_for_the_group_is_found(seeds: range) -> None:
     build = Build(parts=Parts(prefetching=_TakesItsCeilingForTheGroups))
     found = violations(build, faults="storage", seeds=seeds)
-    assert_found(found, "the tree offers host kv page", "still writes", "ref_counts")
+    assert_found(found, "the tree offers host kv page", "still writes", "but it holds")
 
 
 @seeds_from(7)
@@ -358,7 +358,7 @@ def test_an_executor_that_does_not_wait_for_its_transfers_is_found(seeds: range)
 @seeds_from(5)
 def test_an_executor_that_reports_a_page_too_early_is_found(seeds: range) -> None:
     found = violations(making(_Hasty), seeds=seeds)
-    assert_found(found, "the tree offers host kv page", "still writes it", "ref_counts")
+    assert_found(found, "the tree offers host kv page", "still writes it", "but it holds")
 
 
 def test_an_executor_that_never_answers_is_found() -> None:

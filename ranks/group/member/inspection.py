@@ -55,7 +55,7 @@ class Inspection:
 
     @property
     def idle(self) -> bool:
-        """Whether no operation is in flight."""
+        """Whether no retry is due, and only quarantined or serving operations are in flight."""
         return self._replica.idle
 
     @property

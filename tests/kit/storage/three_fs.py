@@ -144,7 +144,7 @@ class WatchedIndex(PageIndex):
         self.late_answer: Entry | None = None
         """If set, the next look-up returns this entry instead of the index's current entry."""
         self.meanwhile: Callable[[], None] | None = None
-        self._ref_counts = ""
+        self._held_method = ""
         self._begun = threading.Event()
         self._let_go = threading.Event()
         self._released = threading.Event()
@@ -152,11 +152,11 @@ class WatchedIndex(PageIndex):
     @contextmanager
     def holding(self, method: str) -> Generator[None]:
         """Block the calls of one method of the index until the block ends."""
-        self._ref_counts = method
+        self._held_method = method
         try:
             yield
         finally:
-            self._ref_counts = ""
+            self._held_method = ""
             self._let_go.set()
 
     async def held(self) -> None:
@@ -166,7 +166,7 @@ class WatchedIndex(PageIndex):
         assert await asyncio.to_thread(self._released.wait, HEALTHY_S)
 
     def _pass(self, method: str) -> None:
-        if self._ref_counts == method:
+        if self._held_method == method:
             self._begun.set()
             assert self._let_go.wait(2 * HEALTHY_S)
 

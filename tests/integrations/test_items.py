@@ -1,4 +1,4 @@
-"""Multimodal items in keys: from an item's first page on, placeholders encode the item's content."""
+"""Multimodal items in keys: token ids in the page where an item begins encode the item's content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

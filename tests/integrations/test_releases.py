@@ -1,4 +1,4 @@
-"""A plug-in refuses untested releases of its engine, and says how to try one anyway."""
+"""A plug-in refuses untested releases of its engine; the error names the setting that allows them."""
 
 import logging
 import os

@@ -10,7 +10,7 @@ import pytest
 from lockstep.integrations.weights import FileDigests, commit_of, is_commit, weights_digest
 
 LATER_NS = 3_600_000_000_000
-"""A clock one hour ahead, so that files written just now count as unchanged for long enough."""
+"""Lead of the tests' clock: one hour in ns, after which files just written count as stable."""
 
 
 def later() -> int:

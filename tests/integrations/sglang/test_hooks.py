@@ -113,7 +113,7 @@ class Clocked:
         self.schedulers = [Scheduler(each) for each in self.controls]
 
     def step(self, *seconds: float) -> None:
-        """Run one round while the ranks' clocks show these times."""
+        """Run one round; `seconds` has the time on each rank's clock."""
         self.ranks.now_ms[:] = [int(each * 1000) for each in seconds]
         self.ranks.step()
 
@@ -142,7 +142,7 @@ def test_a_deferred_flush_times_out_in_the_same_step_on_every_rank(clocked: Cloc
 
 
 def _checked(flushes: Flushes, clock_s: float) -> list[bool]:
-    """Let a rank check a deferred flush; return the answers to all flushes so far."""
+    """Set the clock and check the deferred flushes; return the answers to all flushes so far."""
     flushes.clock_s = clock_s
     flushes.check()
     return flushes.answers.copy()
@@ -341,7 +341,7 @@ def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None
 
 
 def files(streamer: object) -> str:
-    """Return the store type `file`, which SGLang reports for a HiCache store."""
+    """Stand-in for SGLang's function, which returns `file` as the type of a HiCache store."""
     return "file"
 
 

@@ -18,7 +18,7 @@ FIRST, LAST = 21, 40
 
 
 def image(content: float, name: int | None = None) -> SentItem:
-    """Return an image with a hash of its content, or with a hash that a client gives."""
+    """Return an image whose hash is derived from `content`, or is `name` if a client gives a hash."""
     hashed = int(content) if name is None else name
     grid: dict[str, object] = {"image_grid_thw": torch.tensor([[1, 2, 2]]), "second_per_grid": None}
     return SentItem(hashed, [(FIRST, LAST)], torch.full((3, 2), content), model_specific_data=grid)

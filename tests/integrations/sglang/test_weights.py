@@ -17,7 +17,7 @@ def change(
     version: str | None = None,
     taken: WeightsUpdate = WeightsUpdate.ALL,
 ) -> None:
-    """Change the weights on all ranks, and empty their trees."""
+    """Forget requests and report a weight update with result `taken` on all ranks."""
     below.every(lambda rank: rank.waiting.forget_all())
     below.every(lambda rank: rank.running.forget_all())
     below.every(lambda rank: rank.weights.changed(taken, Update(version), holds_nothing=True))
@@ -27,7 +27,7 @@ def change(
 def in_session(
     below: RanksBelow, *versions: str | None, taken: WeightsUpdate = WeightsUpdate.ALL
 ) -> None:
-    """In one update session, change the weights on all ranks once for each given version."""
+    """In one update session, call `change` once for each given version."""
     below.every(lambda rank: rank.weights.begin_session())
     for version in versions:
         change(below, version, taken=taken)

@@ -1,4 +1,4 @@
-"""Engines share an adapter's pages only if they apply it as the same function (rule R16)."""
+"""Engines share an adapter's pages only if they apply the adapter identically (rule R16)."""
 
 from pathlib import Path
 from typing import Any

@@ -27,7 +27,7 @@ def in_order() -> torch.Tensor:
 
 
 def of_vllm(form: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return keys and values of each layer as views of zeroed blocks."""
+    """Return each layer's keys and values as views of zeroed blocks with the layout `form`."""
     whole = torch.zeros(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS, dtype=torch.bfloat16)
     found = [keys_and_values(form, layer, ELEMENTS) for layer in whole]
     views = [each for each in found if each is not None]
@@ -35,7 +35,7 @@ def of_vllm(form: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def of_sglang(kv: torch.Tensor) -> TierPools:
-    """Return pages whose tensors are [pages, tokens, heads, elements]."""
+    """Return `kv` as SGLang's pages, whose tensors are [pages, tokens, heads, elements]."""
     keys, values = kv.transpose(3, 4).contiguous()
     tensors = {KEYS: list(keys), VALUES: list(values)}
     pages = EnginePages(LAYOUT, tensors, AxisOrder.TOKENS_FIRST)

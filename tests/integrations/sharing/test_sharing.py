@@ -90,7 +90,7 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
 
 @pytest.mark.parametrize("value", [False, 0, "", [], {}, frozenset[str]()])
 def test_where_the_default_is_none_no_other_value_counts_as_none(value: Any) -> None:
-    """A setting of False differs from the default None, because None may mean "on if possible"."""
+    """False or an empty value differs from a default of None, which may mean "on if possible"."""
     assert of_vllm(replace(LLAMA, additional_config=value)) != of_vllm()
     assert of_sglang(model__quantization=value) != of_sglang()
 

@@ -79,7 +79,7 @@ def test_full_attention_is_exact_to_the_bit_cold_warm_and_after_a_restart(
 def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_same_past(
     load: "Load", opened: "Open", store: str, kind: str
 ) -> None:
-    """Outputs with cached windows equal, to the bit, those of Transformers with the same past KV."""
+    """With cached windows, outputs equal those of Transformers with the same past KV, to the bit."""
     model = load(kind)
 
     came = cold_warm_and_restarted(opened, model, store)

@@ -27,7 +27,7 @@ KEYED = {
     "_experts_implementation_internal",
     "_output_attentions",
 }
-"""Fields of every configuration that are in the key."""
+"""Fields that every configuration has and that are in the key."""
 
 KEYED_IN_LLAMA = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

@@ -66,7 +66,7 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
 def exact(ran: Run, phase: int, reference: int) -> list[bool]:
     """Return for each prompt of a phase whether its output is close to that of the reference phase."""
     expected, came = (ran[1][at][0].outputs for at in (reference, phase))
-    # On some processors, a pass over part of the prompt sums in another order.
+    # Allow rounding: on some processors, a pass over part of the prompt sums in another order.
     return [one.near(other) for one, other in zip(came, expected, strict=False)]
 
 

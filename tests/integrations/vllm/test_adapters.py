@@ -1,4 +1,4 @@
-"""Adapters are identified by their weights; if these are uncertain, nothing is cached."""
+"""Adapters are identified by their weights; if these are uncertain, their KV is not cached."""
 
 from pathlib import Path
 

@@ -151,7 +151,7 @@ def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -
 
 
 def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None:
-    """If two pages have one key, the eviction of one sends no removal, because the other is cached."""
+    """If two pages have one key, evicting the first sends no removal: the second is still cached."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"")
     gone = Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))

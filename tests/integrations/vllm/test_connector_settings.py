@@ -102,7 +102,7 @@ def test_every_key_is_explained_on_the_page_on_vllm(key: str) -> None:
 
 @pytest.mark.parametrize("store", ["file:///mnt/kv-{rank}", "metrics+memory://"])
 def test_a_store_that_may_make_sense_is_taken(store: str) -> None:
-    """Parsing a store's URI does not open the store."""
+    """Parsing accepts a store's URI without opening the store."""
     assert parse({"host_pages": 1, "store": store}).store == store
 
 

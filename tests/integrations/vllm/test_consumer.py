@@ -11,8 +11,7 @@ from lockstep.ranks.protocol.network_config import Peers
 
 PATIENCE_S = 5.0
 AN_HOUR_MS = 3_600_000
-"""Agreed time in ms when the engine wakes up after an idle hour. Agreed time stood still in that hour.
-"""
+"""Agreed time in ms when the engine wakes up. In the idle hour before, agreed time did not change."""
 PARAMS = {
     "do_remote_prefill": True,
     "remote_host": "10.0.0.4",
@@ -39,7 +38,7 @@ class Waiting:
         self.taken = taken
 
     def prefetches_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
-        """Return whether a pass `after_s` after the wake-up queries the request's source again."""
+        """Return whether a request with `found` tokens prefetches again `after_s` after the wake-up."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
         return self.taking.prefetches_again(self.taken, found, 100, refused=refused)

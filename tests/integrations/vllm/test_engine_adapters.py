@@ -1,4 +1,4 @@
-"""Adapters in vLLM: a request hits pages of an adapter with the same weights, and of no other."""
+"""In vLLM, a request with an adapter hits only pages computed with the same adapter weights."""
 
 import shutil
 from pathlib import Path

@@ -153,7 +153,7 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
     assert differences_in(reference, roomy, "warm after aborts") == []
     cold, warm = share(model, roomy, "cold"), share(model, roomy, "warm")
     assert warm > max(0.4, 2 * cold)
-    # Hits of concurrent requests in vLLM's prefix cache depend on the order of their computation.
+    # Allow a difference: concurrent requests' hits in vLLM's prefix cache depend on their order.
     assert share(model, roomy, "of a tenant") < cold + NEARLY
     assert share(model, roomy, "warm after aborts") > warm - NEARLY
 

@@ -1,4 +1,4 @@
-"""vLLM with one scheduler and a worker per rank, as served, returns vLLM's own outputs."""
+"""vLLM with one scheduler for all workers, as in `vllm serve`, returns vLLM's own outputs."""
 
 import shutil
 from pathlib import Path
@@ -79,7 +79,7 @@ def filled_once(
 
 @pytest.fixture
 def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
-    """The URI of copies of the filled stores, which one test may damage."""
+    """The URI of copies of the filled stores; each test has its own and may damage them."""
     for rank in range(2):
         shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
     return f"file://{tmp_path}/rank{{rank}}"

@@ -125,7 +125,7 @@ def next_pass(ranks: DecidedRanksInTurn) -> Any:
 
 
 def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
-    """VLLM 0.33 repeats the handshake after a sleep; the scheduler keeps its cache and counts."""
+    """After a sleep, vLLM 0.33 repeats the handshake; the scheduler keeps its cache."""
     served.tell_of_workers()
     served.send("again", PROMPT)
 

@@ -1,4 +1,4 @@
-"""An engine that sleeps under load has the outputs of one that stays awake, and hits no stale page."""
+"""An engine that sleeps under load has the outputs of one that never sleeps, and hits no stale page."""
 
 from pathlib import Path
 

@@ -80,7 +80,7 @@ def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen)
 
 
 def test_what_alerts_count_stands_at_0_before_the_first_request(seen: Seen) -> None:
-    """Counters used by alerts are 0 before the first request: Prometheus ignores the first sample."""
+    """Alert counters are exported as 0 before the first request: Prometheus ignores a first sample."""
     reason = f"lockstep_missed_pages_total {LABELS}('rank', '0'), ('reason', '{{}}')]"
     corrupt = f"lockstep_corrupt_pages_total {LABELS}('rank', '0')]"
 

@@ -232,7 +232,7 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that stops after one step serves promised pages, though its agreed time stops, too."""
+    """The host keeps promised pages if the engine, and so its agreed time, stops after one step."""
     sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)

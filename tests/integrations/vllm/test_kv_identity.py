@@ -1,4 +1,4 @@
-"""Engines share pages only if they differ in nothing that changes KV (rule R16)."""
+"""Engines share pages only if everything that may change KV is equal in both (rule R16)."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -149,7 +149,7 @@ def abort(pressed: Pressed) -> None:
 def test_prompts_are_found_in_the_next_life(
     tmp_path: Path, window_tokens: int, last: list[int], host_pages: int, uri: str
 ) -> None:
-    """After a restart, prompts are found again, even if host memory is smaller than a prompt."""
+    """After a restart, prompts are found again, even if host memory was small or writes failed."""
     prompts = [[first, *range(12 * PAGE_TOKENS - 1), *last] for first in (101, 102)]
     with scripted(
         uri.format(tmp_path), host_pages=host_pages, window_tokens=window_tokens

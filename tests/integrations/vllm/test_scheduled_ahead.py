@@ -1,6 +1,7 @@
 """Asynchronous scheduling: steps are scheduled before the outputs of earlier ones are known.
 
-A CPU engine turns it off, so a scripted engine drives the scheduler side and a worker over real bytes.
+vLLM turns this off on a CPU, so a scripted engine drives the scheduler side and a worker over real
+bytes.
 To replay a failing seed, run the test with its parameter.
 """
 

@@ -70,7 +70,7 @@ def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """A preempted `kv_consumer` request may load again.
+    """A preempted request of a `kv_consumer` queries the store again.
 
     The scheduler side learns of the preemption only when the engine matches the request again.
     """
@@ -89,7 +89,7 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
 
 
 def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_loading() -> None:
-    """If a reset preempts a request that resumes in the same pass, the request's load goes on."""
+    """If a pass reports a request's preemption and also starts its new load, the load goes on."""
     ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
     side = scheduler(ranks)
     [request] = backing_up(ranks, side, PROMPT)
@@ -124,7 +124,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """A load that ends inside a page fails, because the engine expects a full block."""
+    """A load that would end inside a page fails; after two such loads the request has no hit."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 
@@ -248,7 +248,7 @@ def test_after_the_last_abort_no_copy_touches_any_block() -> None:
 
 
 def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:
-    """After a reset, no copy reads preempted blocks, because the engine may unmap them at once."""
+    """After a reset, no copy reads blocks of preempted requests: the engine may unmap them at once."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     backing_up(ranks, side, PROMPT)
@@ -323,7 +323,7 @@ def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_
 
 
 def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
-    """A finished request's blocks are free at once; the next pass fences copies of these blocks."""
+    """If all requests have finished, `settle` frees their blocks; the next pass fences the copies."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second, third = backing_up(ranks, side, PROMPT, [9, *PROMPT], [8, *PROMPT])

@@ -52,6 +52,6 @@ def test_what_makes_no_sense_is_refused_by_name(key: str, value: object) -> None
 
 @pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
 def test_what_is_no_map_is_refused(params: object) -> None:
-    """Handoff parameters that are no map are refused: vLLM passes `vllm_xargs` on unchecked."""
+    """Handoff parameters that are no map are refused, because vLLM does not check `vllm_xargs`."""
     with pytest.raises(UsageError, match="Expected `object`"):
         Handoff.read(params)

@@ -39,7 +39,7 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # In one of the three ways to change weights, all caches are dropped first.
+        # In one of the three ways, the caches are reset before the weights change.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:
@@ -272,7 +272,7 @@ def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_ha
 
 
 def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
-    """If vLLM drops its blocks after the pass has its verdict, the scheduler still notices."""
+    """If vLLM drops its old blocks after the pass has its verdict, new KV is still backed up again."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     engine.name("step-1")

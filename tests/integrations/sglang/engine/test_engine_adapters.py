@@ -1,4 +1,4 @@
-"""Adapters in SGLang: a request hits pages of an adapter with the same weights, and of no other."""
+"""In SGLang, a request with an adapter hits only pages computed with the same adapter weights."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ REQUESTS = [Request(tokens=range(9, 209), adapter=name) for name in NAMES]
 def served(engine: RunningEngine, adapters: Path, *, overwritten: bool = False) -> list[Answer]:
     """Load both adapters, and answer the same prompt with each.
 
-    With `overwritten`, an adapter's files are replaced by another adapter's once SGLang has loaded
-    them.
+    With `overwritten`, other weights are written to each adapter's files once SGLang has loaded the
+    adapter.
     """
     with engine:
         for seed, name in enumerate(("one", "other"), start=3):

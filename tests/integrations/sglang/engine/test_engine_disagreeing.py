@@ -1,4 +1,4 @@
-"""One rank's store fails in every way for ten thousand scheduler iterations."""
+"""Ranks stay equal for ten thousand iterations in which one rank's store fails in many ways."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ REQUESTS = mixed_requests()
 
 
 def serve(engine: RunningEngine, stock: Stock, iterations: int) -> list[str]:
-    """Serve the requests repeatedly, from storage if possible; return the wrong answers."""
+    """Repeat the requests for `iterations` scheduler iterations; return the wrong answers."""
     mismatches: list[str] = []
     done = 0
     while done < iterations:

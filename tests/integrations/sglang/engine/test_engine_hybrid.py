@@ -84,7 +84,7 @@ KINDS = {
             "disable_overlap_schedule": True,
             "chunked_prefill_size": 64,
             "max_mamba_cache_size": 30,
-            # A 16-bit state would make the answer depend on the chunks into which a prompt is divided.
+            # Use float32, because 16-bit states depend on the chunks into which a prompt is divided.
             "environment": {"SGLANG_MAMBA_CONV_DTYPE": "float32"},
         },
         tight={

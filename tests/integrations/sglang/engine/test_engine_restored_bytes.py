@@ -41,7 +41,7 @@ def four_on_the_host(rig: Rig) -> list[list[int]]:
 
 
 def left_for_two(rig: Rig, request: Any) -> int:
-    """Return how many of the pool's tokens to reserve, so that two such requests fill the rest.
+    """Return how many pool tokens to reserve so that two requests like `request` fill the rest.
 
     A request needs its prompt and output tokens, and a page more because its last page may be partial.
     """

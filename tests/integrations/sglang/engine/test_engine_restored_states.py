@@ -121,7 +121,7 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
 
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
-    """If copies hold all slots, they are ended first: SGLang raises if it finds no free slot."""
+    """Copies that hold every state slot are completed before SGLang needs a slot, or it would raise."""
     with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle
@@ -172,7 +172,7 @@ def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRi
 def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
     rig: StatefulRig,
 ) -> None:
-    """SGLang gets a request's branching point even while the request waits for a load."""
+    """A match with a host hit also returns the position at which the device lacks a state."""
     tokens = [*range(1, 25)]
     rig.serve(tokens[:16])
     rig.insert([*tokens[:16], *rig.pages(500, 2)])

@@ -1,8 +1,8 @@
 """Random walks of requests over SGLang's tree and pools: ranks stay equal, and every byte is right.
 
 The device pool is small, so requests retract each other; host memory is small, too. Some copies of rank
-0 are slow, and some loads of rank 1 fail. Each rank has a separate store that loses objects, reports
-wrong existence and is late.
+0 are slow, and some loads of rank 1 fail. If the seed is odd, each rank has a separate store that loses
+objects, answers lookups wrongly and delays calls.
 """
 
 from pathlib import Path

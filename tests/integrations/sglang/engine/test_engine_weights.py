@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 PROMPT = Request(tokens=range(3, 211), output_tokens=4)
 KEPT = 192
-"""Tokens of the prompt that a hit can cover: whole pages, without the prompt's last token."""
+"""Number of prompt tokens that a hit can cover: whole pages, without the prompt's last token."""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ POOLS = "tests.kit.sglang.hicache_pools"
 
 
 def results_of(what: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run the program in a new process; return its results for each layout.
+    """Run `hicache_pools` with the command `what` in a new process; return its results by layout.
 
     The results are the answers of its calls, and its numbers of pages read and written.
     """
@@ -32,7 +32,7 @@ def test_pages_of_one_process_are_read_by_the_next_byte_for_byte(tmp_path: Path)
     assert wrote == {
         layout: {"answers": [*written, *each], "moved": [0, 7]} for layout, each in held.items()
     }
-    # A prefix is restorable only if it ends with a state.
+    # A prefix is restorable only if it ends with a state: 2 or 5 pages.
     assert read == {
         layout: {"answers": [5, [2, 5], *written, *each, True, 0], "moved": [7, 0]}
         for layout, each in held.items()

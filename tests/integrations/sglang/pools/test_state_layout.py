@@ -1,4 +1,4 @@
-"""SGLang's recurrent states as columns, and the TP sizes whose groups can read them."""
+"""SGLang's recurrent states as columns, and the TP sizes of the groups that can read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

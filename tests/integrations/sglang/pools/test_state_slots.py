@@ -70,8 +70,8 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> 
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
-    # The tree already has a state for these tokens. It takes over only their token slots, and their
-    # state slot is freed.
+    # The tree already has a state for these tokens. It takes over only the loaded token slots, and the
+    # loaded state's slot is freed.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
     slots.free_state(reserved)

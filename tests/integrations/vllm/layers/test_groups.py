@@ -1,4 +1,4 @@
-"""vLLM's groups of layers as pools, the blocks that requests lend, and unsupported models."""
+"""vLLM's groups of layers as pools, the blocks that a copy reads or fills, and refused models."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ def described(
 ) -> EngineLayout:
     """Return the layout of layers with these attention backends.
 
-    If there are more layers than names, the remaining layers use the last backend.
+    If there are fewer backends than layers, the last backend is that of all remaining layers.
     """
     alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]

@@ -1,6 +1,7 @@
 """Objects with the fields of SGLang's configuration that the plug-in reads, for tests without SGLang.
 
-The classes carry the names of SGLang's modules, because the plug-in finds settings by these names.
+Most classes have the `__module__` and `__qualname__` of a class of SGLang, because the plug-in finds
+settings by these names.
 """
 
 from collections.abc import Mapping

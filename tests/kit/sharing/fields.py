@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from lockstep.integrations.sharing import Exclusions
 
 Fields = Mapping[str, Sequence[str]]
-"""Names of an engine's settings. A key is a class, with a capital first letter, or an argument group.
-"""
+"""Names of an engine's settings, by class (capital first letter) or argument group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def ids(tokens: list[int]) -> torch.Tensor:
 
 
 def generate(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Generated:
-    """Generate from a prompt; the cache `past` may hold the prompt's first tokens."""
+    """Generate from a prompt; the cache `past` has KV of the prompt's first tokens, or is empty."""
     output = model.generate(
         ids(tokens).to(model.device),
         past_key_values=past,

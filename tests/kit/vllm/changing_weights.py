@@ -173,7 +173,7 @@ class ScriptedEngine:
         self.counts.requests += 1
 
     def load_weights(self, weights: str) -> None:
-        """Change the weights of later steps. The plug-in gets no report; `name` sends one."""
+        """Change the weights of later steps. Only `name` reports the change to the plug-in."""
         self.weights = weights
         self.changes += 1
         for each in (*self._loading.values(), *self._running):

@@ -1,6 +1,7 @@
 """Objects with the attributes of vLLM's configuration that the plug-in reads, for tests without vLLM.
 
-The classes carry the names of vLLM's modules, because the plug-in finds settings by these names.
+Most classes have the `__module__` and `__qualname__` of a class of vLLM, because the plug-in finds
+settings by these names.
 """
 
 from dataclasses import dataclass, field, replace

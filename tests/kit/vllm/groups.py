@@ -74,7 +74,7 @@ class MambaSpec:
 
 @dataclass(kw_only=True)
 class UniformTypeKVCacheSpecs:
-    """KV caches that differ in size, of layers that are of one kind and share a block table."""
+    """Layers of one kind that share a block table, with KV caches of different sizes."""
 
     kv_cache_specs: dict[str, Any]
     block_size: int = TOKENS

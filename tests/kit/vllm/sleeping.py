@@ -32,7 +32,7 @@ class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUnty
         delay_backups()
 
     def sleep(self, level: int = 1) -> None:
-        """Tell the connector to stop using the KV caches, and then overwrite the caches."""
+        """Make the connector stop using the KV caches, and then overwrite the caches."""
         kv_transfer.get_kv_transfer_group().unregister_kv_caches()
         runner: Any = self.model_runner
         caches: list[torch.Tensor] = runner.kv_caches

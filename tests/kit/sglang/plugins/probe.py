@@ -74,7 +74,8 @@ class Probe:
         self.rank: int | None = None
         self.iterations = 0
         self._calls: Counter[str] = Counter()
-        # Count only the scheduler's thread, because HiCache's storage threads run collectives, too.
+        # HiCache's storage threads run collectives, too, so the counts need a lock, and nested calls
+        # are detected by thread.
         self._lock = threading.Lock()
         self._inside = threading.local()
 

@@ -161,7 +161,7 @@ def _latent_rows(numbers: torch.Tensor, width: int, dtype: torch.dtype, most: in
 def _spread(
     numbers: torch.Tensor, heads: torch.Tensor, elements: int, tensor: int, most: int = PRIME
 ) -> torch.Tensor:
-    """Return values of shape [token, head, element] that differ between heads and between elements."""
+    """Return values [token, head, element] below `most` that differ by head, element and `tensor`."""
     heads, spread = heads[None, :, None], torch.arange(elements)[None, None, :]
     return (numbers[:, None, None] * 37 + heads * 101 + spread * 7 + tensor * 1009) % most
 

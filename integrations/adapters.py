@@ -97,11 +97,11 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Return False if a call of `identify` has found this adapter's weights unknown or changed."""
+        """Return False if `identify` has found this adapter's weights unknown or changed, else True."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
-        """Forget an adapter after the engine has dropped its weights and all KV computed with them."""
+        """Forget an adapter, given by name or id, once the engine has dropped its weights and KV."""
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:

@@ -38,7 +38,8 @@ chooses engine configurations."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
 
-# The sets below list exact types, because an instance of a derived class may hold more data.
+# Values match the sets below only by their exact type, because an instance of a derived class may
+# hold more data.
 _ITSELF = frozenset({type(None), bool, int, str})
 _BYTES = frozenset({bytes, bytearray})
 _TEXT = frozenset(
@@ -105,7 +106,7 @@ class _Walk:
         self._left_out = left_out
 
     def of(self, value: object, where: str, within: tuple[int, ...]) -> Json:
-        """Return a value's canonical form; `within` has the ids of the objects that contain it."""
+        """Return a value's canonical form; `within` has ids of containing objects, to detect cycles."""
         if isinstance(value, Enum):
             return ["enum", _name(type(value)), value.name]
         kind = type(value)

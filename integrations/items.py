@@ -58,9 +58,9 @@ class ItemIds:
     """Indices of the prompt's pages in which placeholder ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
-        """Return the page-key ids of a request's first tokens; `tokens` has the request's ids of them.
+        """Return the page-key ids of a request's first tokens.
 
-        `tokens` and the result are int32 ids as bytes.
+        `tokens` has the request's own ids of the same tokens. Both are int32 ids as bytes.
         """
         return self.head[: len(tokens)] + tokens[len(self.head) :]
 

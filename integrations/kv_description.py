@@ -17,7 +17,7 @@ from ..ranks.protocol.orders import KV_POOL
 from .canonical import canonical, digest
 
 KEYS, VALUES = "k", "v"
-"""Columns of a full-attention page, each of shape (heads, tokens, elements)."""
+"""Names of the columns of a full-attention page; a column has shape (heads, tokens, elements)."""
 
 POSITIONS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),

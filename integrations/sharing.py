@@ -180,7 +180,7 @@ def expanded(setting: Setting, package: str, left_out: frozenset[str]) -> Iterat
 
 
 def _is_worth(setting: Setting, default: object) -> bool:
-    # Compare digests, because `==` treats 0 as False and 1 as True.
+    # Compare digests instead of values, because in Python 0 == False and 1 == True.
     worth = digest(canonical(setting.value, setting.place))
     return default is not MISSING and worth == digest(canonical(default, "a default"))
 

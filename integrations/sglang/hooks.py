@@ -49,7 +49,7 @@ class _Activity:
     since_s: float
     now_s: float
     unsure: int = 2
-    """Number of further rounds whose agreed time may be older than the session's last activity.
+    """Number of next rounds whose agreed time may still be older than the session's last activity.
 
     Until these rounds have completed, each new agreed time is stored in `since_s` as the time of the
     last activity, so that no session times out early.
@@ -193,9 +193,9 @@ def _taken(outcome: Any, *, of_files: bool) -> WeightsUpdate:
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Handle a weight update that belongs to a weight-update session like any other weight update.
+    """Handle an update within a weight-update session in the same way as an update outside one.
 
-    Outside a session, SGLang refuses such an update, so the hook does nothing.
+    Without a session, SGLang refuses this kind of update, so the hook only calls SGLang's method.
     """
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)

@@ -108,7 +108,7 @@ class Matches:
 
 
 def _room_of(request: SglangRequest) -> int:
-    """Return a request's number of tokens, including those that it may still decode."""
+    """Return the number of device slots that a request needs, including those for decoding."""
     limit: int = request.sampling_params.max_new_tokens
     return _tokens_of(request) + max(0, limit - len(request.output_ids))
 
@@ -118,7 +118,7 @@ def _tokens_of(request: SglangRequest) -> int:
 
 
 def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return `result` with a host hit of `hit` tokens that begins at the tree node `best`."""
+    """Return `result` with a host hit after `best`: `hit` tokens, `window` of them window tokens."""
     return result._replace(
         host_hit_length=hit,
         swa_host_hit_length=window,

@@ -30,9 +30,9 @@ class Identifies(Protocol):
 class Namespaces:
     """Returns the namespace of each request, for the current weights.
 
-    Every rank makes the same calls in the same order. A namespace contains the version of the weights,
-    so KV of other weights does not match until their version is loaded again. `weights.py` lists the
-    exceptions.
+    Every rank makes the same calls in the same order. A namespace contains the name of the weights,
+    so KV of other weights does not match until those weights are loaded again. `weights.py` describes
+    the rules for weights without a name.
     """
 
     def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:

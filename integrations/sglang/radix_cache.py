@@ -75,8 +75,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep = SchedulerControls(
             host, compare_batches=below.compare_batches, write_policy=below.write_policy
         )
-        """Calls that hooks and endpoints make to Lockstep in addition to SGLang's radix-cache methods.
-        """
+        """Methods that hooks and endpoints call in addition to SGLang's radix-cache methods."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)
         self._below = below
@@ -125,8 +124,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
-            # The load has ended, and its tokens are in the tree. The match has reported these tokens as
-            # a host hit.
+            # Return the tokens of the completed load: they are in the tree, and the match has
+            # reported them as a host hit.
             return params.host_hit_length, params.best_match_node
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
             # Let SGLang ask again later: the backup of a retracted request has evicted host pages that

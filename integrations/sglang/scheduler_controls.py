@@ -80,7 +80,7 @@ class SchedulerControls:
     ) -> tuple[bool, str]:
         """Attach a store; return (whether every rank attached it, message).
 
-        After a failure, the message tells the operator the reason.
+        After a failure, the message has the reason.
         """
         del served_model_name
         try:
@@ -106,7 +106,7 @@ class SchedulerControls:
     def detach(self) -> tuple[bool, str]:
         """Detach the store; return (whether every rank detached it, message).
 
-        After a failure, the message tells the operator the reason.
+        After a failure, the message has the reason.
         """
         refusal = self._decide(self._host.detach_store)
         if refusal:
@@ -132,7 +132,8 @@ class SchedulerControls:
 def batch_facts(batch: ForwardBatch, *, each: bool) -> Facts:
     """Return the batch's forward mode and a description of its requests.
 
-    - For a prefill: each request's id, number of cached tokens, and end of the computed tokens.
+    - For a prefill: each request's id, number of cached tokens, and position after its last token
+      in this batch.
     - For other modes with `each`: each request's id and output length.
     - For other modes without `each`: only the number of requests, because a batch changes little
       between passes.

@@ -62,7 +62,7 @@ class Waiting:
     every rank."""
     prompt: PromptItems = TEXT_ALONE
     room: int = 0
-    """Number of the device slots that the request needs in total, including those for tokens still to
+    """Number of device slots that the request needs in total, including those for tokens still to
     be decoded."""
     held_by: str | None = None
     """Name of the backup that must complete before the prefetch of a retracted request starts; None
@@ -112,7 +112,7 @@ class WaitingRequests:
     def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
         """Return the waiting requests that SGLang visits after `first`, in the order of visits.
 
-        `handles` gives this order; requests that are not in `handles` come last.
+        `handles` gives this order; requests that are not in `handles` are last.
         """
         known = self._known
         visited = {handle: known[handle] for handle in handles if handle in known}
@@ -166,7 +166,7 @@ class WaitingRequests:
         return found
 
     def begin_load(self, waiting: Waiting, load: Load) -> None:
-        """Start to load the tokens that `hit` has found into the device slots of `load`."""
+        """Start `load`: copy the tokens that `hit` has found to the device slots reserved in it."""
         self.host.load(
             waiting.name,
             waiting.tokens[: load.end * TOKEN_BYTES],
@@ -179,7 +179,7 @@ class WaitingRequests:
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
         """Yield (request, load, good) for each load that ended on every rank.
 
-        `good` says whether the loaded tokens may be used. The caller owns the load's slots from then
+        `good` is True if the loaded tokens may be used. The caller owns the load's slots from then
         on, because no copy accesses them any more.
         """
         self._steps += 1

@@ -1,9 +1,10 @@
 """Versions of SGLang's weights: only KV of the current weights can match (rule R16).
 
-Every namespace has the name of its weights: a version or a digest. Pages of named weights stay in host
-memory and storage, and match again if the same weights are loaded again. Weights without a name could
-be any weights. KV computed with them matches until the next update and is not written to storage. An
-update to or from weights without a name discards the host pages; storage keeps its objects.
+Every namespace has the name of its weights: a version or a digest. Pages of named weights are kept
+in host memory and storage, and match again if the same weights are loaded again. Weights without a
+name could be any weights. KV computed with them matches until the next update and is not written to
+storage. An update to or from weights without a name discards the host pages; storage keeps its
+objects.
 """
 
 import logging
@@ -70,7 +71,7 @@ class WeightsVersions:
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: WeightsUpdate, update: Update, *, holds_nothing: bool) -> None:
-        """Record a weight update's result; the next round raises if ranks have different results."""
+        """Record a weight update's result; the next round fails if the ranks' results differ."""
         self.host.digest_facts("result of a weight update is", taken.value)
         if taken is WeightsUpdate.NOTHING:
             return
@@ -88,9 +89,9 @@ class WeightsVersions:
     def end_session(self, *, holds_nothing: bool) -> None:
         """End a weight-update session, and set the name of the weights after it.
 
-        The weights get no name if the name is that of the weights before the session, because one name
-        would then stand for different weights. Weights that another process wrote in place have no name
-        either.
+        The weights get no name if the session gives the name of the previous weights, because one
+        name would then stand for different weights. Weights that another process wrote in place have
+        no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))

@@ -27,7 +27,7 @@ with another kind cannot be cached."""
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """Attention window of one layer, and one token's sample KV on this rank to learn the KV's shape."""
+    """One layer's attention window, and its KV of one token on this rank, as a sample of the shape."""
 
     window: int | None
     """Attention window of the layer in tokens; None for full attention."""

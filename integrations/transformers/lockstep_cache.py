@@ -146,7 +146,7 @@ class LockstepCache:
 
         If `weights_version` names the new weights, their pages also go to storage. Every cache that was
         opened in the same way then matches these pages after a `reset` with the same name. Without a
-        name, pages of the new weights stay in host memory.
+        name, pages of the new weights are kept only in host memory.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")

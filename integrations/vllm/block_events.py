@@ -143,14 +143,14 @@ class BlockEvents:
         self._stored: set[bytes] = set()
         """Page keys that were also published for the storage tier; all are keys of `_pages`."""
         self._more: Counter[bytes] = Counter()
-        """Maps a page key to the number of further host pages with the same key.
+        """Maps a page key to the number of host pages with this key besides the one in `_pages`.
 
         A second page with the same key arises after a reset to earlier weights, if a request still
         holds the first page.
         """
 
     def listen(self, events: Iterable[Event]) -> None:
-        """Add events to a queue; `take` hashes them later, so that the engine's thread need not."""
+        """Add events to a queue; `take` converts them later and computes the block hashes."""
         for event in events:
             if isinstance(event, Stored | Removed):
                 if event.pool == KV_POOL and event.tier is not Tier.DEVICE:

@@ -175,14 +175,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing, because whole pages are copied after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Start backups of pages that this forward pass computes; their blocks stay allocated."""
+        """Start backups of this forward pass's pages; the pages' blocks remain allocated."""
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the requests whose transfers finished in this step.
-
-        The scheduler's side of the plug-in has determined them.
-        """
+        """Return requests whose transfers finished in this step, as found by the scheduler's side."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -195,7 +192,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return this rank's ballot for the scheduler.
 
-        With a drafter, vLLM calls this method before `wait_for_save`.
+        With a drafter, vLLM calls this before `wait_for_save`, which starts the step's backups.
         """
         return self._half.ballots()
 
@@ -259,7 +256,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether a rank still copies the request's blocks, which must then stay allocated."""
+        """Return (whether vLLM must keep the request's blocks, parameters for the response)."""
         return self._finished(request, block_ids[0])
 
     def request_finished(
@@ -305,7 +302,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Wait for all copies, and stop matching pages that may belong to previous weights."""
+        """Wait for all copies, and stop matching pages of possibly previous weights; return True."""
         self._forget_events(changed=self._side.reset())
         return True
 

@@ -15,9 +15,9 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""The time limit of a wait begins when the request has seen this number of different agreed times.
+"""Number of the agreed time, counted from the start of a wait, at which the time limit begins.
 
-The first one may be old, because an idle group has the agreed time of its last step.
+The first agreed time may be old, because an idle group has the agreed time of its last step.
 """
 
 
@@ -27,9 +27,9 @@ class AwaitedRequest:
 
     handoff: Handoff
     times: int = 0
-    """Number of different agreed times seen since the request began to wait."""
+    """Number of distinct agreed times since the request began to wait, as recorded by `waits`."""
     last_ms: int = 0
-    """The agreed time seen last, in milliseconds."""
+    """The last recorded agreed time, in milliseconds."""
     since_ms: int = 0
     """The agreed time at which the number of found tokens last grew, in milliseconds."""
     found: int = 0
@@ -79,7 +79,7 @@ class PrefillConsumer:
         return None if why else AwaitedRequest(handoff)
 
     def waits(self, taken: AwaitedRequest) -> None:
-        """Record the agreed time for a waiting request.
+        """Record that a request waits at the current agreed time.
 
         Call it in each pass that queries the request.
         """

@@ -99,7 +99,7 @@ class BlockPool(Protocol):
 
     blocks: Sequence[Any]
     cached_block_hash_to_block: Any
-    """Hashes of the blocks that vLLM's own prefix cache can match."""
+    """Maps block hashes to the blocks that vLLM's own prefix cache can match."""
 
     @property
     def touch(self) -> Callable[[Sequence[Any]], object]:
@@ -216,8 +216,7 @@ class AttentionConfig(Protocol):
     """The used fields of `vllm.config.AttentionConfig`."""
 
     hisparse_config: object
-    """Settings with which sparse attention's KV stays in host memory; None if it stays on the device.
-    """
+    """Settings for sparse attention with KV in host memory; None if the KV is on the device."""
 
 
 class CompilationConfig(Protocol):

@@ -175,7 +175,7 @@ def _of_attention(
 ) -> _Columns:
     """Return columns for keys and values; one raw column if the backend's block format is unknown."""
     called = ", ".join(sorted(forms))
-    # Either field is set only by a backend that packs a token's key and value into one row.
+    # A backend sets one of these fields only if it packs a token's key and value into one row.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]

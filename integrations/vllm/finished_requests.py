@@ -36,7 +36,7 @@ class FinishedRequests:
 
     @property
     def frees(self) -> bool:
-        """Whether copies in flight keep blocks of a handed-over request allocated."""
+        """Whether copies in flight keep blocks of a request with promised pages allocated."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
@@ -86,8 +86,8 @@ class FinishedRequests:
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Ask for each finished request whether copies are in flight, because `collect_freed` returns
-        # only requests that were released.
+        # Check each finished request for copies in flight, because `collect_freed` returns only
+        # requests that were released.
         for name in [name for name in self._leaving if not self._cache.has_copies_in_flight(name)]:
             ended = self._leaving.pop(name)
             # If the request finished during a load, report the load's end, because the engine then

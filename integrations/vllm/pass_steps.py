@@ -17,7 +17,8 @@ pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""Number and seconds of the extra steps in which the ranks agree on copies that have just finished."""
+"""Maximum number of extra steps, and seconds of wait in each, in which ranks agree on copies that have
+just finished."""
 
 
 class PassSteps:
@@ -44,8 +45,8 @@ class PassSteps:
     def prefetched(self, name: str) -> bool:
         """Return whether a request's prefetch is done.
 
-        While the prefetch looks up pages in the store, wait in extra steps, until the pass may run no
-        more of them.
+        While the prefetch looks up pages in the store, this method runs extra steps, as many as the
+        pass may still run.
         """
         while not self._cache.prefetch_done(name):
             if not self._left or not self._cache.looks_up(name):

@@ -150,7 +150,7 @@ class PendingBackups:
             self._lending.held.let_go(lambda _: ())
 
     def ended(self, name: str) -> None:
-        """Record that the engine has finished a request, whose last backup then releases it."""
+        """Record that the engine has finished a request; it is released after its last backup."""
         self._pending[name].ended = True
 
     def drop(self, name: str) -> None:

@@ -115,7 +115,7 @@ class SchedulerSide:
             return 0
         if tracked.computed or tracked.loaded:
             # vLLM has preempted the request: otherwise it would not query a request that has computed
-            # or loaded tokens. It may report the preemption only later in the pass.
+            # or loaded tokens. vLLM may report the preemption only later in this pass.
             self._preempted(tracked)
         # Check at every query whether vLLM has reset its prefix cache, because it may do so during a
         # pass.
@@ -313,7 +313,7 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Return whether a request of the last pass awaits its output, because vLLM schedules ahead."""
+        """Return whether vLLM, which schedules ahead, has yet to process an output of the last pass."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
@@ -336,7 +336,7 @@ class SchedulerSide:
         )
 
     def _changed(self) -> bool:
-        """Restart requests without device pages in the new namespace; mark all other requests as stale.
+        """Restart requests without device pages, with a new namespace; mark all others as stale.
 
         No other request can match pages that a stale request computes.
         """
@@ -358,8 +358,8 @@ class SchedulerSide:
         depend on the previous and the current weights.
         """
         if self._device_is_mixed:
-            # A stale request has blocks of previous weights only if it has computed tokens. It has
-            # none, for example, after a preemption.
+            # A stale request has blocks of previous weights only if `num_computed_tokens` is not 0.
+            # The number is 0, for example, after a preemption.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )
@@ -367,7 +367,7 @@ class SchedulerSide:
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Restart a request without device pages, so that it matches pages of the current weights.
 
-        The request prefetches again from storage, because after a failed load its host pages are gone.
+        The request prefetches again from storage, because a failed load removes its host pages.
         """
         self.cache.release(tracked.name)
         tracked.give_up()

@@ -20,8 +20,8 @@ from .contract import StateSpec
 
 STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
 UNITS_MAX = 16
-"""Maximum number of units (heads of a column) into which a state is divided; more would slow down
-copies."""
+"""Maximum number of units (heads of a column) into which a state is divided; more units would slow
+down copies."""
 
 StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 

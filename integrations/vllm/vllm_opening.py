@@ -99,7 +99,10 @@ def open_worker_rank(
     *,
     names_pages: bool,
 ) -> tuple[WorkerRank, bytes]:
-    """Open one worker's rank; return (rank, message to the scheduler); a collective call."""
+    """Open one worker's rank, a collective call; return (rank, message to the scheduler).
+
+    With `names_pages`, events have page keys.
+    """
     settings, pages = _settings(config, cache_config, parsed, kv_caches)
     group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
     return open_worker(settings, pages, group, names_pages=names_pages)
@@ -178,8 +181,8 @@ def _side(
     start_line.log_start_line(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
-        # Use separate record files for adapters and for models, because the record file of models stays
-        # locked while weights are read.
+        # Use separate record files for adapters and for models, because the record file of models
+        # is locked while weights are read.
         _digests(parsed, "adapters"),
         parsed.adapter_versions,
         adapter_options(config, engine_version=engine_version),

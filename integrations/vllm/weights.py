@@ -52,8 +52,7 @@ class WeightsTracker:
     placed: Callable[[TrackedRequest], None] | None = None
     """Function to call after a request's namespace was set; its argument is the request."""
     _just_named: bool = False
-    """Whether vLLM has named the weights, and since then has neither computed nor reset its prefix
-    cache."""
+    """Whether vLLM has named the weights, without any computation or prefix-cache reset since then."""
 
     def named(self, version: str) -> bool:
         """Record a name of the weights; return whether the weights have changed."""

@@ -96,7 +96,7 @@ class SglangRequest(Protocol):
 
 
 class SlotAllocator(Protocol):
-    """Numbers of tokens for which SGLang's scheduler can still allocate KV in one admission pass."""
+    """SGLang's memory budget in an admission pass: for how many more tokens it can allocate KV."""
 
     @property
     def remaining_total(self) -> float:

@@ -204,7 +204,7 @@ def _ours(extra: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def extra_config(given: str | None) -> Mapping[str, Any]:
-    """Return the extra configuration: inline JSON, or `@` and the path of a JSON file."""
+    """Parse the extra configuration; `given` is JSON, or `@` and the path of a JSON file."""
     if not given:
         return {}
     if not given.startswith("@"):

@@ -155,9 +155,9 @@ class HiCacheCalls:
         return self._move_flat("written", keys, [page.contiguous() for page in pages])
 
     def clear(self) -> bool:
-        """Remove this rank's pages of the current model and weights; return whether all are gone.
+        """Remove this rank's pages of the current model and weights; return whether none remains.
 
-        Other ranks remove their own pages. Pages of other models and weights stay in the store.
+        Other ranks remove their own pages. Pages of other models and weights are not removed.
         """
         by = time.monotonic() + self._settings.clear_timeout_s
         try:
@@ -210,7 +210,7 @@ class HiCacheCalls:
         keys: Sequence[str],
         batches: Callable[[], Iterable[PageBatch]],
     ) -> list[bool]:
-        """Read or write batches of pages one after the other, with one deadline for the whole call."""
+        """Read or write batches one after the other, within one deadline; return one flag per page."""
         went_well = [False] * len(keys)
         began = time.monotonic()
         limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s

@@ -59,7 +59,7 @@ class HicacheHostPool(Protocol):
 
 
 class HicacheTransfer(Protocol):
-    """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots; only read here.
+    """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots; not changed here.
 
     `hit_policy` determines which of its pages this pool must have so that a prefix can be restored.
     With the policy `block_groups`, the pool stores each block of `block_pages` main-pool pages under

@@ -27,7 +27,7 @@ Buffers = tuple[memoryview, ...]
 
 @dataclass(frozen=True, slots=True)
 class PageBatch:
-    """Consecutive pages of one read or write call; `first` is the index of the first one in it."""
+    """Consecutive pages of one read or write call; `first` is the first page's index in the call."""
 
     first: int
     buffers: list[Buffers]
@@ -55,14 +55,14 @@ class PoolPages:
         if found is None:
             self._require_flat_pages()
             # Store at least one byte per page, because no object may be empty. In a pool whose pages
-            # have no bytes, a page only says that it exists.
+            # have no bytes, an object only records that its page exists.
             self.pieces = [max(1, self._flat_length * self._flat_dtype.itemsize)]
         else:
             self.pieces = [len(piece) for piece in found[0]]
         self.page_bytes = sum(self.pieces)
 
     def fits(self, pages: int, indices: torch.Tensor) -> bool:
-        """Return whether the number of slots in `indices` is that of `pages` whole pages."""
+        """Return whether `indices` has as many slots as `pages` whole pages have."""
         return indices.numel() == pages * self.page_slots
 
     def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[PageBatch]:

@@ -48,8 +48,7 @@ class Resolved:
     """Maps each section of SGLang's configuration (such as `exec.kernel`) to its settings by name."""
     model_config: Any
     environment: Mapping[str, object]
-    """Values, by name, of the environment variables that count as settings, because they differ from
-    their defaults."""
+    """Values, by name, of the environment variables that count as settings (see `environment.py`)."""
     declared: Mapping[str, object]
     """The default value of each SGLang argument, by argument name."""
 

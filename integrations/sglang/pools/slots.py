@@ -138,5 +138,5 @@ class WindowSlots(AttentionSlots):
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
-    """Return the number of each page that the token slots in `slots` form."""
+    """Return the page numbers of the pages to which the token slots in `slots` belong."""
     return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

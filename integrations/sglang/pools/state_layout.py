@@ -22,7 +22,7 @@ from ....ranks.executor.engine_pages import dtype_name
 from ..engine.contract import StateBuffers
 
 UNITS_MAX = 16
-"""Maximum number of units (heads of a column) per state, because copies of small units are slow."""
+"""Maximum number of units (heads of a column) per state; smaller units would be slow to copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@
       InternalError                       report it: a bug in Lockstep
       GroupError                          rebuild the group: this epoch is over on every rank
         CollectiveTimeout (TimeoutError)    a round did not complete before its deadline
-        PeerLost                            another rank of the group is gone
+        PeerLost                            another rank of the group has left or was lost
         DivergenceError                     the replicas are no longer equal
         RankUnhealthy                       a rank cannot continue
         WireError                           a message between processes of the group is malformed
@@ -49,11 +49,11 @@ class CollectiveTimeout(GroupError, TimeoutError):
 
 
 class PeerLost(GroupError):
-    """Another rank of the group is gone."""
+    """Another rank of the group has left or was lost."""
 
 
 class DivergenceError(GroupError):
-    """The replicas are no longer equal; the message names the first operation that differs."""
+    """The replicas are no longer equal; the message names the first recorded change that differs."""
 
 
 class RankUnhealthy(GroupError):

@@ -64,7 +64,7 @@ class Landed(Record, frozen=True):
 
 
 class Capped(Record, frozen=True):
-    """Progress report: a read failed, so only a prefetch's first `pages` pages can land here."""
+    """Progress report: a read failed, so this rank can read only the prefetch's first `pages` pages."""
 
     operation: int
     pages: int

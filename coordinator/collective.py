@@ -40,8 +40,8 @@ class PendingRound(Protocol):
     def wait(self, timeout_s: float) -> Vector:
         """Wait for the round to complete; return the element-wise minimum of all ranks' lanes.
 
-        Raises `CollectiveTimeout` after `timeout_s`, and `PeerLost` if a rank is known to be gone.
-        After either error the transport is permanently unusable. May be called once.
+        Raises `CollectiveTimeout` after `timeout_s`, and `PeerLost` if a rank is known to have left or
+        to be lost. After either error the transport is permanently unusable. May be called once.
         """
         ...
 

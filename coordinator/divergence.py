@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self, capacity: int = 4096) -> None:
         self.count = 0
-        """The number of entries recorded since the start, including entries dropped since."""
+        """The number of entries recorded since the start; entries that were dropped count, too."""
         self._entries: deque[object] = deque(maxlen=capacity)
 
     def record(self, *entry: object) -> None:

@@ -177,7 +177,7 @@ def _converted(
     """Return a value converted to its field's type; raise `ConfigError` if the value does not fit."""
     given = value
     if not isinstance(value, bool | Enum):
-        # Accept numpy and torch scalars. An array that is not exactly one number stays as it is.
+        # Accept numpy and torch scalars. Leave other arrays unchanged.
         with suppress(TypeError, RuntimeError):
             value = (float if isinstance(value, float) else index)(cast("Any", value))
     inner, many = _settings_of(kind) or (None, False)
@@ -186,8 +186,8 @@ def _converted(
         if inner is None or isinstance(part, str):
             return part
         if not isinstance(part, Mapping):
-            # msgspec accepts any indexable object, such as a range, as a mapping. Put a value that it
-            # rejects in place of such an object.
+            # msgspec would accept any indexable object, such as a range, as a mapping. Replace such an
+            # object by one that msgspec rejects.
             return part if part is None or isinstance(part, inner) else object()
         return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
 

@@ -8,9 +8,10 @@ their lanes differ from the round before. The others need no verdict, because th
 applied the previous verdict (P3), and applying its content again would change nothing:
 
 - For an unchanged prefetch slot, the previous verdict reported landed pages or nothing, and reporting
-  landed pages again has no effect. After any other verdict, or one that the replica ignored, the slot
-  has a new operation, phase or bound and counts as changed. No earlier meaning returns, because phases
-  follow TRANSITIONS and a bound only falls.
+  landed pages again has no effect. After any other verdict, the replica changes the slot's
+  operation, phase or bound. The replica ignores a verdict only if it has changed them before. Either
+  way, the slot counts as changed. No earlier meaning returns, because phases follow TRANSITIONS and a
+  bound only falls.
 - For an unchanged watermark queue, the operations that its lanes settled have left the queue. The
   lanes report the first remaining operation neither as finished nor as the first failure. Operations
   queued later have higher indices than those in the lanes. Therefore the lanes settle nothing more.

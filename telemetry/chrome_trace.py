@@ -180,7 +180,7 @@ def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 
 def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator[TraceEvent]:
-    """Yield an arrow from each wait for a round to the round's last vote, if the vote came later."""
+    """Yield an arrow from each wait to its round's last vote, if the wait began before that vote."""
     number = 0
     for each in drawn:
         for span in each.spans:

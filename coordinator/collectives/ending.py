@@ -25,7 +25,7 @@ class EndingCause(IntEnum):
     LATE = 3
     """A rank did not join a round before the deadline."""
     LOST_ELSEWHERE = 4
-    """Some rank on another host is gone."""
+    """The exchange with the other hosts failed, which means that one of their ranks was lost."""
     LATE_ELSEWHERE = 5
     """The other hosts sent nothing before the deadline."""
     FAILED = 6

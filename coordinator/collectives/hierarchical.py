@@ -15,7 +15,7 @@ later:
 - If a host leader dies or closes after an exchange but before it writes the result, its host lacks a
   round that the other hosts have completed. The other hosts end in the next round.
 - Only a leader can report to other hosts which rank of its host was lost. If the leader itself is lost,
-  the other hosts report only that a rank of another host is gone.
+  the other hosts report only that a rank of another host was lost.
 
 A child process forked from a leader keeps gloo's connections open. If that leader dies, the other hosts
 notice only at their deadlines.
@@ -43,10 +43,10 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""Extra seconds, after its deadline, that a host waits for other hosts if all its own ranks have
-joined.
+"""Seconds past a round's deadline for which a host waits for the other hosts, if all its own ranks
+have joined the round.
 
-Within that time another host may still report which of its ranks was late.
+In this time another host may still report which of its ranks was late.
 """
 
 _JOIN_S = 1.0

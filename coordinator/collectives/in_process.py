@@ -80,7 +80,7 @@ class MemoryStore:
     """A key-value store within one process; see `CommonStore`."""
 
     def __init__(self, values: dict[str, bytes], name: str = "") -> None:
-        """Keep entries in `values`, a dict that stores with other names may share."""
+        """Keep entries in `values` under keys that begin with `name`; stores may share the dict."""
         self._values = values
         self._name = name
 

@@ -71,7 +71,7 @@ _CLAIM_S = 1.0
 """Seconds to wait for the file lock while another rank of the host writes the ending."""
 
 _LOOK_S = 0.0001
-"""Seconds between a waiting rank's polls for changes that cause no wake-up."""
+"""Seconds between two tries to lock the file, or two checks of a cell with an invalid checksum."""
 
 _LINE = 8
 """The number of 64-bit words in a cache line. No two ranks write to the same cache line."""
@@ -469,8 +469,8 @@ class HostGroup:
                 claimed = True
             except BlockingIOError:
                 time.sleep(_LOOK_S)
-        # If the process that holds the lock was stopped, proceed without the lock, because that process
-        # would write the same ending or none.
+        # If another process still holds the lock after `_CLAIM_S`, that process was probably stopped.
+        # Proceed without the lock, because that process would write the same ending or none.
         try:
             yield
         finally:

@@ -90,7 +90,7 @@ class PresenceKeys:
         self.come()
 
     def come(self) -> None:
-        """Record that this rank joins the next gather, if the store still exists."""
+        """Record that this rank joins the next gather; ignore a failure of the store."""
         with suppress(RuntimeError):
             self._store.set(str(self._rank), str(self._count))
         self._count += 1
@@ -98,7 +98,7 @@ class PresenceKeys:
     def absent(self) -> list[int]:
         """Return the ranks that have not joined this rank's last gather, ascending.
 
-        Returns an empty list if the store is gone or does not answer.
+        Returns an empty list if the store fails or does not answer.
         """
         found: list[int] = []
 
@@ -229,8 +229,8 @@ class TorchCollective:
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
         """Called by `create` only.
 
-        `name` is the group's unique name. `ranks` are the numbers by which error messages name the
-        ranks.
+        `name` is the group's unique name. `ranks` has, for each rank of the group, the number that
+        error messages show.
         """
         self.rank = group.rank()
         self.world_size = group.size()

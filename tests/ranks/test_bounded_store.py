@@ -15,7 +15,7 @@ LAYOUT = PageLayout(
     page_tokens=PAGE_TOKENS, columns=(Column(name="kv", layers=1, heads=4, elements=64),)
 )
 FILE_BYTES = 8 << 10
-"""Bytes of a page's file with its header, in whole filesystem blocks."""
+"""The size in bytes of one page's file with its header, rounded up to whole filesystem blocks."""
 TRACE = Path(__file__).parents[3] / "shared/traces/conversation_trace.jsonl"
 
 

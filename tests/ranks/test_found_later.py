@@ -61,7 +61,7 @@ STORES = {
 
 @contextmanager
 def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
-    """Open a cache on one rank, or an engine that owns its pages and has the same interface."""
+    """Open a cache on one rank. `owner` is `Cache`, or a `LendingEngine` with the same interface."""
     member = InProcessGroup(1).member(0)
     start = owner.start if issubclass(owner, LendingEngine) else Cache.open
     with closing(cast("Callable[..., Cache]", start)(config, member)) as cache:

@@ -54,7 +54,7 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
 
 
 def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_nothing() -> None:
-    """Incident B: a lock skips nodes without device pages until a load fills them."""
+    """Incident B: the lock of a load back covers the pages that it will fill, even after a split."""
     ranks = windowed_ranks()
     ranks.compute("a", END)
     ranks.compute("other", prompt_of(4, 12))

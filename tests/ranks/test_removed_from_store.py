@@ -1,4 +1,4 @@
-"""Pages that others removed from a store are written to it again when they are next used in memory."""
+"""Pages that another process removed from a store are written again at their next use in memory."""
 
 import asyncio
 from collections.abc import Generator

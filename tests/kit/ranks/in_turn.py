@@ -60,7 +60,7 @@ LAYOUT = PageLayout(
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
-    """Return tokens that fill `pages` pages and count up from `first`."""
+    """Return the consecutive tokens from `start` that fill `pages` pages."""
     return list(range(start, start + pages * PAGE_TOKENS))
 
 

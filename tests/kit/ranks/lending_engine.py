@@ -181,7 +181,7 @@ class LendingEngine(HostCache):
             waiting.pop(0)
 
     def flush(self) -> Flushed:
-        """Flush the cache; repeat the flush while there are backups that can start only now."""
+        """Flush the cache; flush again while the last flush has made room for a waiting backup."""
         flushed = super().flush()
         while any(map(self.backup_is_due, self._waiting)):
             flushed = super().flush()

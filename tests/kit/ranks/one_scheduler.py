@@ -67,9 +67,9 @@ class DecidedRanksInTurn(HostRanksInTurn):
         return self.scheduler_cache.dispatch()
 
     def work(self, sent: bytes, absent: Collection[int] = ()) -> FoldedBallots | None:
-        """Run every worker's part of a step; return the folded ballots.
+        """Run every worker's part of a step on the message `sent`; return the folded ballots.
 
-        Ballots of ranks in `absent` are left out.
+        Ballots of ranks in `absent` are left out. Returns None if no ballot remains.
         """
         ballots: list[FoldedBallots] = []
         for worker in self.workers:

@@ -65,7 +65,7 @@ def no_engine(_: str) -> None:
 
 
 class KeptEngine(TransferEngine):
-    """A transfer engine that `close` does not close. Tests reuse it, because closing takes a second."""
+    """A transfer engine that `close` keeps for the next test, because closing it takes a second."""
 
     def close(self) -> None:
         self.unregister(*self._registered.values())

@@ -45,7 +45,7 @@ class Pair:
         lends: tuple[bool, bool] = (False, False),
         peers: Peers | None = None,
     ) -> None:
-        """`lends` says, for each of the two groups, whether an engine owns the group's device pages."""
+        """`lends` has two flags, for prefill and decode: whether an engine owns the device pages."""
         config = config_of(profile)
         if peers is not None:
             config = replace(config, peers=peers)
@@ -58,7 +58,10 @@ class Pair:
         self.source = self.prefill.caches[0].serving_uri
 
     def compute(self, tokens: KeyedTokens, *stops: int) -> None:
-        """Compute a prompt in chunks on the prefill group, and wait until its pages are published."""
+        """Compute a prompt on the prefill group, and wait until its pages are published.
+
+        The chunks end at the positions `stops`.
+        """
         ids = tokens.ids
         prompt = KeyedTokens(ids[: stops[-1]], PAGE_TOKENS)
         self.prefill.admit(NAME, prompt, reserve=len(ids))

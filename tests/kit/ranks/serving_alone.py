@@ -12,7 +12,7 @@ Prompt = Sequence[int]
 
 
 def served(cache: Cache, name: str, prompt: Prompt) -> int:
-    """Serve a prompt and wait until its pages are in the store; return how many pages were cached."""
+    """Serve a prompt, wait until it is in the store, and return how many of its pages were cached."""
     tokens = [page * PAGE_TOKENS + at for page in prompt for at in range(PAGE_TOKENS)]
     cache.prefetch(name, tokens)
     while not cache.prefetch_done(name):

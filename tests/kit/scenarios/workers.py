@@ -141,7 +141,10 @@ class _Worker:
     _rank: int
 
     def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
-        """Execute one request of the replica's process; return the answer."""
+        """Execute the request `verb` of the replica's process; return the answer.
+
+        `followed` are the expectations and orders of a `follow`; `parts` are all other arguments.
+        """
         match verb:
             case "begin":
                 self._rank, world_size, prefetch_slots = parts

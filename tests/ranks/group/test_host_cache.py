@@ -153,7 +153,7 @@ def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
 
 
 def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
-    """After a reset without a version, storage is not used: a restart could not find the new keys."""
+    """After a reset without a version, storage is unused: its new page keys are lost at a restart."""
     ranks = HostRanksInTurn()
 
     ranks.every(lambda cache: cache.reset())

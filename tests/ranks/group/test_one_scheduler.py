@@ -235,7 +235,7 @@ def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answere
 
 
 def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
-    """An engine steps until an aborted read has ended, because its pages are in use until then."""
+    """An engine steps until the read of an aborted prefetch ends, because the read fills host pages."""
     ranks = DecidedRanksInTurn(2)
     ranks.scheduler_cache.prefetch("r", PROMPT)
     ranks.step()

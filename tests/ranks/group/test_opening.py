@@ -50,7 +50,7 @@ def open_on(
 
 
 def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
-    """Close the caches and return their executors, whose pools and counters can still be read."""
+    """Close the caches' executors and return them; their pools and counters can still be read."""
     found: list[RankExecutor] = []
     for future in futures:
         executor = future.result().inspection.executor

@@ -49,7 +49,7 @@ def test_the_verdict_says_how_many_requests_the_last_of_the_ranks_has(
 def test_order_and_repetition_change_nothing_of_what_is_had(
     arrivals: tuple[list[int], list[int]],
 ) -> None:
-    """Rule R13: a log's count never falls, even if requests arrive out of order or repeatedly."""
+    """Rule R13: late or repeated requests never lower a log's count, and no request is lost."""
     order, again = arrivals
     backlog = RequestLog()
     levels = [0]

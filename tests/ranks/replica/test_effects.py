@@ -107,7 +107,7 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
 
 
 def test_naming_pages_changes_nothing_else() -> None:
-    """Page names in events do not change the digest, because only some ranks may have them."""
+    """Page keys in events do not change the digest, because only some ranks may emit them."""
     named, unnamed = new_replica(names=True), new_replica()
     for replica in (named, unnamed):
         compute(replica, "r", 2)

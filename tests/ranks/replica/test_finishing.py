@@ -1,4 +1,4 @@
-"""Device pages that a write-back quota or a pin keeps until they are copied to the host."""
+"""Under write-back, device pages over a quota and pinned ones are kept until the host has a copy."""
 
 from collections.abc import Sequence
 

@@ -206,7 +206,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path
 
 
 def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path: Path) -> None:
-    """After the close, waiting clients get an error, and new ones fail at once: the socket is gone."""
+    """At the close, waiting clients get an error, and the socket is removed, so new clients fail."""
     control = socket_in(tmp_path)
     group = InProcessGroup(1)
     cache = Cache.open(config_with(control), group.member(0))

@@ -227,7 +227,7 @@ def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes
 def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
 ) -> None:
-    """A client stops reading an endless answer at its deadline or at a maximum of bytes."""
+    """A client stops reading an endless answer at its deadline or after a maximum number of bytes."""
     monkeypatch.setattr("lockstep.ranks.group.control.client.ANSWER_BYTES_MAX", 1 << 20)
     with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
         server.bind(str(path))

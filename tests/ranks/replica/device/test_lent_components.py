@@ -93,7 +93,7 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
 
 
 def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
-    """A retract becomes SAVED only after every earlier copy, even a failed one, has stopped reading."""
+    """A retract becomes SAVED only when no earlier copy, even a failed one, still reads its pages."""
     ranks = hybrid()
     back_up(ranks, "r", PROMPT[:8], [0, 1])
     backup = ranks.take_operation(CopyToHost)

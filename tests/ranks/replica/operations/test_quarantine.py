@@ -22,7 +22,7 @@ def prompt(number: int) -> list[int]:
 
 
 def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
-    """Let a backup hang on rank 1; the next step that the caller runs quarantines it."""
+    """Make a backup hang on rank 1, and return its id; the caller's next step quarantines it."""
     ranks.publish(f"r{number}", prompt(number))
     backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
@@ -143,7 +143,7 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 
 
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
-    """If a retract hangs, the request counts as failed, so that the engine does not wait forever."""
+    """If a retract hangs, the request's load state is FAILED, and its pages remain lent."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
     ranks.every(lambda cache: cache.match_host("r", prompt(0), device_tokens=0))
     assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))

@@ -95,7 +95,8 @@ def test_pages_count_as_seen_when_those_were_that_they_continue() -> None:
     puts(ranks, "b", LONGER)
     write_others(ranks, 1, first=100)
 
-    # The prompt's first pages are written again, although later turns of the chat were just stored.
+    # The last page was written later, but its record counts as being as old as those of the pages
+    # before it. Therefore all five pages are written again.
     assert pages_of(puts(ranks, "c", LONGER)) == 5
 
 

@@ -173,7 +173,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
 
 
 def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_store() -> None:
-    """Regression: a prompt larger than host memory forgot which of its pages were already written."""
+    """Regression: the record of written pages was lost for a prompt larger than host memory."""
     ranks = HostRanksInTurn(host_pages=8)
     tokens, pages = prompt_of(1, 60), {KV_POOL: range(60)}
     ranks.every(lambda cache: cache.match_host("a", tokens))
@@ -219,7 +219,7 @@ def test_pages_that_leave_memory_unwritten_are_counted() -> None:
 def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
     pages: int, more: int
 ) -> None:
-    """Regression (vllm#57610): too few window pages were written to match a prompt's other ending."""
+    """Regression (vllm#57610): too few window pages were written to match one page before the end."""
     ranks = with_a_window()
     ranks.publish("a", prompt_of(1, pages) + [7] * more)
 

@@ -65,7 +65,10 @@ def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("ends", [(6, 3), (3, 6), (2, 5, 3), (6, 4, 1)], ids=str)
 def test_no_served_page_is_written_however_many_ends_are_served(ends: tuple[int, ...]) -> None:
-    """Regression: if several prefixes of a prompt were served, only the longest pinned its window."""
+    """Regression: if several prefixes of a prompt were served, only the longest pinned its window.
+
+    Copies then overwrote the window pages of the other prefixes.
+    """
     ranks = serving()
     answers = tuple(serve(ranks, end) for end in ends)
     served = served_pages(ranks)

@@ -56,7 +56,7 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
 
 
 class Started:
-    """Return ranks with a prefetch of eight pages whose transfer has begun on both ranks."""
+    """A prefetch of eight pages, whose transfer has begun on both ranks."""
 
     def __init__(self, ranks: RanksInTurn, request: str = "r") -> None:
         self.ranks = ranks

@@ -67,7 +67,10 @@ def host_pages(ranks: RanksInTurn) -> int:
     [(Eviction.LRU, 1), (Eviction.LFU, 2), (Eviction.SLRU, 2), (Eviction.PRIORITY, 3)],
 )
 def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, leaves: int) -> None:
-    """Prompt 1 had a hit but is oldest, prompt 2 has the highest priority, and prompt 3 is newest."""
+    """Each policy evicts the prompt that it ranks lowest from a full device.
+
+    Prompt 1 had a hit but is oldest, prompt 2 has the highest priority, and prompt 3 is newest.
+    """
     ranks = RanksInTurn(2, device_pages=7, host_pages=0, store=False, eviction=eviction)
     serve(ranks, "a", prompt(1), priority=1)
     serve(ranks, "a again", prompt(1), priority=1)

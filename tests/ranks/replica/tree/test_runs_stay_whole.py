@@ -36,7 +36,7 @@ def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -
 
 @pytest.mark.parametrize("store", [False, True])
 def test_each_state_that_is_kept_divides_the_run_once(store: bool) -> None:
-    """A state splits a run into nodes only on the device and host, not if it is only in the store."""
+    """Each kept state splits a run once; a copy of the state in the store causes no further split."""
     layout = PageLayout(page_tokens=1, columns=(Column(name="s", layers=1, heads=1, elements=1),))
     state = Recurrent(
         checkpoint_tokens=4 * PAGE_TOKENS, layout=layout, device_pages=8, host_pages=8

@@ -80,7 +80,7 @@ def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: lis
 def test_a_lock_handle_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
-    """Rule R8: a lock handle releases its token intervals, even after nodes were split."""
+    """Rule R8: a lock handle holds a token interval; its release restores all counts after splits."""
     prefixes = new_prefixes()
     lock_handles: list[LockHandle] = []
     for tokens in first:

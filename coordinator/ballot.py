@@ -200,7 +200,7 @@ class Ballot:
         """
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        """Apply the replica's expectations in order; they say which operations to track."""
+        """Apply the replica's expectations in order; they determine which operations are tracked."""
         for each in expectations:
             match each:
                 case SlotAssigned():

@@ -16,7 +16,7 @@ EVENTS_MAX: Final = 1 << 17
 
 
 class RankEvents(Record, frozen=True, kw_only=True):
-    """The timed events that one rank kept, and the clock from which their times come."""
+    """The timed events that one rank kept, and the clock that their times are read from."""
 
     rank: int
     clock: str

@@ -25,7 +25,7 @@ class EndingCause(IntEnum):
     LATE = 3
     """A rank did not join a round before the deadline."""
     LOST_ELSEWHERE = 4
-    """The exchange with the other hosts failed, which means that one of their ranks was lost."""
+    """The exchange with the other hosts failed, so a rank of another host counts as lost."""
     LATE_ELSEWHERE = 5
     """The other hosts sent nothing before the deadline."""
     FAILED = 6

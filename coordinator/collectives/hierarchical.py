@@ -127,7 +127,8 @@ class _HostLeaderThread:
         self._between = between
         self._rank = rank
         self._closing = False
-        # Not a daemon thread: if it is inside torch at interpreter shutdown, the process aborts.
+        # Not a daemon thread: the process aborts if a daemon thread is inside torch at interpreter
+        # shutdown.
         self._thread = threading.Thread(target=self._run, name="lockstep-host-leader")
         self._thread.start()
 

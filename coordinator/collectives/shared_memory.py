@@ -286,8 +286,8 @@ class HostGroup:
         self._rank_by_process: dict[int, int] = {}
         """By pidfd, the rank of its process. A pidfd becomes readable when its process has ended."""
         self._ended_processes = select.poll()
-        # The lock is reentrant, because a signal handler may close the transport while its own thread
-        # holds the lock.
+        # The lock is reentrant, because a signal handler may close the transport while the thread that
+        # it has interrupted holds the lock.
         self._ending = threading.RLock()
 
     @classmethod

@@ -84,7 +84,7 @@ def socket_in(folder: Path) -> Control:
 
 
 def reply_to_request(step: Callable[[], None], control: Control, what: str, **fields: Any) -> Any:
-    """Send a control request and step the group with `step` until the reply comes; return the reply."""
+    """Send a control request; step the group with `step` until the reply arrives; return the reply."""
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(ask, control.path, what, **fields)
         while not asking.done():

@@ -35,7 +35,7 @@ def new_replica(*, device_pages: int = 16, host_pages: int = 16, names: bool = F
 
 
 def ended(replica: Replica, queue: Queue) -> Effects:
-    """Apply a verdict that says that all operations of a queue succeeded on every rank."""
+    """Apply a verdict by which all operations of a queue have succeeded on every rank."""
     last = max(queue_index for queue_index, _ in replica.operation_table.queues()[queue])
     mark = Watermark(queue=queue, ended_through=last, first_failed=None, failed_rank=None)
     return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), prefetch_slots=()))

@@ -44,7 +44,7 @@ def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> N
 
 
 def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Replica) -> None:
-    """A fence ends a prefetch whose anchor was dropped by a reset."""
+    """A fence ends a prefetch only if a reset has dropped the tree node that the prefetch extends."""
     replica.prefetch("r", "", TOKENS)
     replica.back_up("r", "", b"", [page_run()])
     replica.reset()

@@ -115,7 +115,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
-    """A hanging load back keeps only the page that it fills. The pinned prefix can be evicted."""
+    """Of a hanging load back, only the page that it fills counts as kept, not the pinned prefix."""
     ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
     long = list(range(12 * PAGE_TOKENS))
     ranks.compute("a", long)

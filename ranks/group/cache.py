@@ -122,10 +122,10 @@ class Cache(RankCache):
 
         `tokens` are the tokens that may come from the cache. `reserve_tokens` is the total number of
         tokens to allocate device pages for. Either everything succeeds, or nothing changes and a `Wait`
-        gives the reason. The request's prefetch stops. Pages that the prefetch has landed by the last
-        verdict are used. The pages may be used once `load_state` is READY. With the eviction policy
-        `priority`, pages used only by requests of a lower `priority` are evicted first. Raises
-        `UsageError` if the request does not fit even an empty device.
+        gives the reason. The request's prefetch stops. Its pages that have landed on every rank by the
+        last verdict count as cached. The engine may use the device pages once `load_state` is READY.
+        With the eviction policy `priority`, pages used only by requests of a lower `priority` are
+        evicted first. Raises `UsageError` if the request does not fit even an empty device.
         """
         self._require_group()
         require_text(namespace)

@@ -111,9 +111,9 @@ class HostCache(RankCache):
 
         `device_pages` are the destination pages, in order. They belong to the load until `load_state`
         is READY or FAILED. In a sliding window's pool only pages from `needed_from` on are filled.
-        Earlier pages stay as they are, so `back_up` and `retract` skip the earlier pages until a
-        `fence` ends the request's use of its device pages. The request's prefetch stops, and pages
-        already landed are used.
+        Earlier pages keep their old content, so `back_up` and `retract` skip the earlier pages until a
+        `fence` ends the request's use of its device pages. The request's prefetch stops, and its pages
+        that have landed remain cached.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -264,7 +264,8 @@ class HostCache(RankCache):
     def backup_is_due(self, request: str) -> bool:
         """Return whether to retry an incomplete backup now.
 
-        True once an operation has finished after the backup, because a retry may then succeed.
+        A retry may succeed once some operation has finished since the last `back_up`, or once a pause
+        of writes to the store has ended.
         """
         return self._replica.backup_is_due(request)
 
@@ -281,7 +282,7 @@ class HostCache(RankCache):
 
     @property
     def pending_frees(self) -> bool:
-        """Whether some released request still has device pages that a later round will free."""
+        """Whether `collect_freed` returns names now, or will once copies in flight have ended."""
         return bool(self._freed) or self._replica.waits_for_frees
 
     def finish_copies(self) -> bool:

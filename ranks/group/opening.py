@@ -374,7 +374,7 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return which pages this rank writes to the store, if all ranks hold a copy of the page."""
+    """Return this rank's share of writing replicated pages, of which ranks hold equal copies."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)

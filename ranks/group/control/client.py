@@ -78,8 +78,8 @@ def _line_of(request: dict[str, object]) -> bytes:
 def _answered(connection: socket.socket, until_s: float) -> bytes:
     """Read one line from the connection; raise `TimeoutError` at the monotonic time `until_s`.
 
-    Returns an incomplete line if the peer closes early. Time and size are bounded, because root may
-    connect to the socket of an untrusted user.
+    Returns an incomplete line if the peer closes early. Time and size are bounded, because a client
+    that runs as root may connect to the socket of an untrusted user.
     """
     received = bytearray()
     while not received.endswith(b"\n") and len(received) <= ANSWER_BYTES_MAX:

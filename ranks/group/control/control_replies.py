@@ -96,9 +96,9 @@ class ControlReplies:
         """Retry backups and persists, and wait until they have finished.
 
         Returns the number of operations, and the numbers of unwritten pages by cause. The call waits
-        twice: first for the operations in flight, then for the writes to the store that finished
-        backups have started. Pages cached before the store was attached are written a few at a time, so
-        the wait is repeated until they are written, too.
+        twice: first for the operations in flight, then for the writes to the store, which start when
+        backups finish. Pages cached before the store was attached are written a few at a time, so the
+        wait is repeated until they are written, too.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()

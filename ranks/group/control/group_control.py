@@ -31,7 +31,10 @@ class GroupControl:
         cache.set_control_handler(self._carry_out)
 
     def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
-        """Return (bytes, future): the encoded control request and its result. For any thread."""
+        """Register a control request whose client waits; return (encoded request, result's future).
+
+        For any thread.
+        """
         ticket, answer = secrets.token_bytes(8), Future[Answer]()
         with self._lock:
             self._waiting[ticket] = answer
@@ -43,7 +46,7 @@ class GroupControl:
         with self._lock:
             left = list(self._waiting.values())
         for answer in left:
-            # A running future means that its control request is being executed. The execution sets the
+            # Skip a running future: its control request is being executed, and the execution sets the
             # future's result.
             if not answer.running() and answer.set_running_or_notify_cancel():
                 answer.set_exception(
@@ -76,7 +79,7 @@ class GroupControl:
             waiting.set_result(became)
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
-        """Return the future of a control request's result; a new future if no client waits for it."""
+        """Return the future for a control request's result; a new one if no client waits for it."""
         with self._lock:
             waiting = self._waiting.get(ticket)
         # Execute the control request even if no client waits for its result, because the other ranks

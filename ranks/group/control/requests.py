@@ -211,7 +211,7 @@ def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
     kept: dict[str, dict[str, int]] = {}
     for root in tree.roots.values():
         # Add up the pages of all trees of a namespace. A reset starts a new tree, and the old tree
-        # stays while requests hold its pages.
+        # exists as long as requests hold its pages.
         pages = kept.setdefault(root.place.namespace, {"device_pages": 0, "host_pages": 0})
         for node in tree.nodes([root]):
             for name, (run, *_) in zip(pages, node.values, strict=True):

@@ -47,7 +47,8 @@ class PoolUse:
     pages: int
     free: int
     cached: int
-    """Number of pages with cached prefixes. The remaining pages belong to requests and operations."""
+    """Number of pages with cached prefixes. Pages neither cached nor free belong to requests and
+    operations."""
     held: int
     """Number of cached pages that running requests, pins and operations protect from eviction."""
 

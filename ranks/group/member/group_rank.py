@@ -350,17 +350,17 @@ class GroupRank:
     def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Run rounds until `done` is true, or until `patience_s` of agreed time have passed.
 
-        `done` must depend on the replica alone. Agreed time is equal on every rank. The wait counts
-        from the first round that it runs. Before that round, an idle engine's agreed time may be out of
-        date.
+        `done` must depend on the replica alone. Agreed time is equal on every rank. `patience_s` counts
+        from the end of the first round run here, because the agreed time of an idle engine may be out
+        of date before that.
         """
         began_ms = 0
         while not done():
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # Sleep for the rest of the interval, because a step does not wait while only a store is
-                # being opened, or while copies have not started.
+                # Sleep for the rest of `FLUSH_POLL_S`, because a step may return without waiting: while
+                # only a store is being opened, or while copies have not started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms

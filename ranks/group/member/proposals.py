@@ -94,7 +94,7 @@ class StagedProposals:
             self._resolve(pending, decision)
 
     def end(self, *, unstages: bool) -> None:
-        """Clear the staged proposal. If `unstages`, the executor discards the store it opened."""
+        """Clear the staged proposal. If `unstages`, the executor discards the proposal's store."""
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is not None and unstages:

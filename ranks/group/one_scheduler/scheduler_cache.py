@@ -203,7 +203,7 @@ class SchedulerCache(HostCache):
         ballots: FoldedBallots | None,
         counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
     ) -> None:
-        """Process the ballots that came with a step's outputs; `ballots` is None if none came.
+        """Process the ballots that a step's outputs contain; `ballots` is None if they contain none.
 
         `counts` are the executor counters by rank, of those workers that sent them.
         """

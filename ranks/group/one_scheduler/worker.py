@@ -1,8 +1,8 @@
 """A worker's process in one-scheduler mode: the executor and the ballot of one rank.
 
-The worker applies a dispatch in order before the step's forward pass, starts copies around the pass,
-and votes after the pass. If the engine has a drafter, the worker votes before the step's backups start.
-The next vote then reports these backups.
+The worker applies a dispatch's messages in order before the step's forward pass, starts copies around
+the pass, and votes after the pass. If the engine has a drafter, the worker votes before the step's
+backups start. The next vote then reports these backups.
 """
 
 from collections.abc import Callable

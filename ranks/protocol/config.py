@@ -42,8 +42,8 @@ TTL_S_MIN = 0.001
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""Reserved names that no pool may have. A store puts one of them in place of a pool's name in the names
-of its two other kinds of objects: model manifests, and records of the groups that have written to it.
+"""Names that no pool may have. Besides pages, a store holds model manifests, and records of the groups
+that have written to it. The names of these objects have a reserved name in place of a pool's name.
 """
 
 
@@ -296,9 +296,9 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     weights_version: str = "0"
     """Version of the weights, part of every key; must change whenever the weights change."""
     weights: str = ""
-    """An identifier of the weights alone, which `weights_version` contains; empty if `weights_version`
-    covers no other facts. If it is set, a store that holds pages of the same weights in another layout
-    causes a warning."""
+    """An identifier of the weights alone, for a `weights_version` that covers further facts; empty if
+    `weights_version` covers nothing else. If it is set, a store that holds pages of the same weights in
+    another layout causes a warning."""
     layout: PageLayout
     """The page layout of full attention, which every model has."""
     components: tuple[ComponentConfig, ...] = ()

@@ -16,7 +16,7 @@ from .replica_config import ReplicaConfig
 
 
 class Expect(Record, frozen=True):
-    """Message that tells a worker's ballot on which operations to report progress from now on."""
+    """Message for a worker's ballot: the operations on which to report progress from now on."""
 
     expectations: tuple[Expectation, ...]
 

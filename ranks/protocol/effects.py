@@ -42,7 +42,7 @@ class Effects(NamedTuple):
     the staged store before the decision clears it."""
     decisions: tuple[Decision, ...] = ()
     freed: tuple[str, ...] = ()
-    """Finished requests whose engine-owned device pages (lent) are free from now on."""
+    """Names of released requests whose engine-owned device pages are free from now on."""
     events: tuple[Event, ...] = ()
     """Events for statistics and subscribers."""
     events_before: int = 0

@@ -22,7 +22,7 @@ class Peers(TransferSettings):
     reached_at: str = ""
     """The host, or host:port, at which other groups reach this rank; empty if they use `address`. May
     differ between ranks. With a secret, this rank accepts a reader only if the reader authenticates for
-    this address, or for the address at which its connection arrived."""
+    `reached_at`, or for this rank's address at which the reader's connection arrived."""
     secret: str = field(default="", repr=False)
     """Secret shared by all groups that read from each other, 16 bytes or more. Required if other hosts
     can reach the address."""

@@ -99,12 +99,12 @@ class Fetch(Record, frozen=True):
 
     The pages of all transfers, in the order of the transfers, form one sequence. The executor reports:
     - `Landed` with the number of pages, from the start of the sequence, that hold verified
-      bytes without a gap. Reported each time the number grows. Once it counts all pages, the
-      objects of every pool are complete.
+      bytes without a gap. Reported each time the number grows. Once the number includes all
+      pages, the objects of every pool are complete.
     - `Capped` once a page cannot be read on this rank (missing, corrupt, failed).
     - `Expired` once `timeout_s` has passed.
 
-    The order is finished when every page has landed or its operation is cancelled by `Cancel`.
+    The order is finished when every page has landed, or when `Cancel` stops the order's operation.
     """
 
     operation: int
@@ -147,8 +147,8 @@ class Put(Record, frozen=True):
 class CopyToHost(Record, frozen=True):
     """Copy device pages to host pages (backup). The executor reports `Ended`.
 
-    If the engine owns the device pages, the copy starts when the engine lets copies of this `direction`
-    begin, and `timeout_s` counts from then.
+    If the engine owns the device pages, the copy starts when the engine lets copies to the host begin,
+    and `timeout_s` counts from then.
     """
 
     direction: ClassVar = Direction.TO_HOST

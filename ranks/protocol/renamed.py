@@ -1,4 +1,4 @@
-"""Deprecated aliases for the former names of public methods; each stays for one release."""
+"""Deprecated aliases for the former names of public methods; each is kept for one release."""
 
 import functools
 import warnings

@@ -1,8 +1,8 @@
 """Timed events of one rank, for traces and latency metrics.
 
 Times are seconds of `time.monotonic`, which all processes of one host share. Most events describe
-finished work. An operation may outlive the subscriber, so it emits separate events at its start, at
-each change of phase and at its end. Without a subscriber no event is created.
+finished work. Operations, however, emit separate events at their start, at each change of phase and at
+their end, because they can last longer than the subscriber. Without a subscriber no event is created.
 """
 
 from collections.abc import Callable

@@ -81,7 +81,9 @@ def queue_lanes(
 ) -> list[int]:
     """Return the expected lanes of a queue, computed from its unsettled operations (`line`).
 
-    An operation that the ballot no longer expects counts as ended, because all ranks have ended it.
+    `through` is the queue index of the last settled operation. `named` encodes a failed operation's
+    queue index with this rank's number. An operation that the ballot no longer expects counts as ended,
+    because all ranks have ended it.
     """
     outcomes = [(queue_index, outcome(queue, seen(operation))) for queue_index, operation in line]
     for queue_index, ended in outcomes:
@@ -286,7 +288,7 @@ def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Compare each launched vector with lanes computed from scratch; collect the slots in use."""
+    """Compare each launched vector with lanes computed from scratch; record how many slots are used."""
     open_round = RankCache.open_round
     taken: list[int] = []
 

@@ -87,7 +87,7 @@ def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> 
 
 
 def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() -> None:
-    """Rule R2: each equality travels as a pair (x, -x)."""
+    """Rule R2: a value x that must be equal on every rank takes two lanes, x and -x."""
     prefetch_slots = PrefetchSlots(SHAPE.prefetch_slots)
     prefetch_slots.take(1, Phase.QUERY)
     header = layout(prefetch_slots.freeze(), epoch=3, state_digest=(1 << 63) - 1)
@@ -159,7 +159,7 @@ def test_the_order_and_the_grouping_of_the_ranks_do_not_matter(
     name=st.sampled_from(sorted(PAIRS)),
 )
 def test_a_pair_folds_to_an_equality_check(values: list[int], name: str) -> None:
-    """Rule R2, over the whole range of a digest: no overflow makes different digests look equal."""
+    """Rule R2: over the whole range of a digest, no overflow makes different digests look equal."""
     ballots = [np.zeros(HEADER_LANES, dtype=np.int64) for _ in values]
     for ballot, value in zip(ballots, values, strict=True):
         ballot[PAIRS[name] : PAIRS[name] + 2] = value, -value

@@ -6,10 +6,11 @@ between survivors are inherent, because no protocol can confirm that its last me
 - **Between hosts, one round.** If a host-leader thread dies or stops after the exchange and
   before it writes the result, its host misses a round that the other hosts have. The other hosts
   apply that round's verdict and end one round later. The epoch is over on every rank.
-- **Between hosts, the text.** Only a host leader can tell the other hosts which rank was lost. If its
-  own rank was lost, the others report only that a rank of another host was lost.
-- **At the deadline.** A rank that arrives while another gives up on it may find the round complete.
-  It learns in the next round that it was late in this one.
+- **Between hosts, the text.** Only a host leader can report to the other hosts which rank was lost.
+  If the host leader's own rank was lost, the other hosts report only that a rank of another host was
+  lost.
+- **At the deadline.** A rank that arrives just when another rank stops waiting for it may find the
+  round complete. The late rank gets the error in the next round.
 """
 
 import os
@@ -150,7 +151,10 @@ def found_at(
 def first_found(
     points: Sequence[Point], call: Callable[[Point], list[str]], count: int
 ) -> list[str]:
-    """Try points until the victim has reached `count` of them; it reaches some only by chance."""
+    """Try points until the victim has reached `count` of them; return a line for each error found.
+
+    The victim reaches some points only by chance.
+    """
     results = ((point, call(point)) for point in points)
     reached = list(
         islice(((point, wrong) for point, wrong in results if wrong != NEVER_CAME), count)

@@ -120,5 +120,5 @@ def test_all_transports_give_the_identical_vector_of_any_length(tmp_path: Path) 
 def test_all_transports_give_the_identical_vector_in_thousands_of_rounds(
     world_size: int, rounds: int, tmp_path: Path
 ) -> None:
-    """Rule R10: ranks make progress even if several of them share a processor."""
+    """Rule R10: all rounds complete with equal results, even if several ranks share a processor."""
     hold_to(tmp_path, world_size, {LANES: rounds})

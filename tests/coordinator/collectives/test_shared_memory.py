@@ -94,7 +94,7 @@ def meet_in_trouble(trouble: str, group: Piped, hold: Hold) -> tuple[str, list[b
 def test_if_a_rank_dies_while_they_meet_the_others_have_nothing_left(
     ranks: RanksAsProcesses,
 ) -> None:
-    """Rule R10: a rank that already created the memory must release it, too."""
+    """Rule R10: if a rank dies during setup, a rank that has created the memory releases it."""
     with ranks.start(meet_nobody, 2) as group:
         assert group.result(0) == ("PeerLost", [])
 
@@ -203,7 +203,7 @@ def test_a_rank_that_dies_as_soon_as_it_has_come_is_not_missed_in_that_round(
 def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
     ranks: RanksAsProcesses,
 ) -> None:
-    """The error blames a local rank, because the group has no other hosts."""
+    """The error names the late rank and blames no other host, because the group has one host."""
     errors = ranks.run(partial(miss_the_moment, "stays", 0.0), 2, late={0})
 
     assert errors[1] == "rank 0 did not join round 1 before the deadline"
@@ -278,7 +278,10 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
 
 
 def test_an_interrupt_in_a_launch_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: an interrupted rank votes only once in a round, because others may have read its vote."""
+    """R13: the epoch ends, because the interrupted rank must not vote again in the same round.
+
+    Other ranks may have read the vote that it cast before the interrupt.
+    """
     outcomes = RanksAsThreads().run(partial(interrupt_a_launch, monkeypatch), 2)
 
     assert outcomes[0] == ("PeerLost", "this rank was interrupted in round 2: KeyboardInterrupt")

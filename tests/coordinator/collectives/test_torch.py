@@ -147,7 +147,10 @@ def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_ma
 
 
 def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
-    """Rule R10: no rank gets a group before all have connected: an earlier exit would fail the rest."""
+    """Rule R10: no rank gets a group before all ranks have connected.
+
+    Otherwise a rank could use and leave the group early, and the others would fail to connect.
+    """
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
@@ -267,7 +270,10 @@ def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold
 
 
 def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
-    """Return two counts of torch groups: after rank 0 has left a round, and after 20 more groups."""
+    """Let rank 0 leave while a round is pending; return two counts of torch groups that still exist.
+
+    The second count is taken after 20 more groups have been created and closed.
+    """
     meet(collective, "round", PATIENCE_S)
     if collective.rank == 0:
         collective.launch(np.zeros(1, dtype=np.int64))

@@ -224,7 +224,7 @@ def marked(transport: str, ending: str) -> Any:
 def first_has_ended(
     folder: Path, transport: str, ending: str
 ) -> Generator[tuple[subprocess.Popen[str], float]]:
-    """Wait until rank 0 has exited promptly with its normal code; yield rank 1 and the start time."""
+    """Require that rank 0 exits promptly with the expected code; yield (rank 1, start of the wait)."""
     code, complaint, _ = ENDINGS.get(ending, (0, "", ""))
     with two_programs(folder / "store", transport, ending, PATIENCE_S) as (first, second):
         assert line_of(first) == line_of(second) == "met"
@@ -265,7 +265,10 @@ def test_a_process_that_ends_is_held_by_no_host_leader_and_the_others_learn(
 def test_the_host_leader_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
     tmp_path: Path,
 ) -> None:
-    """Rule R10: other threads may keep a process alive after its main thread has ended."""
+    """Rule R10: if a rank's main thread ends, the other rank gets an error at once.
+
+    Other threads may keep the process alive.
+    """
     with two_programs(tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
         first,
         second,

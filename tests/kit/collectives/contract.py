@@ -69,7 +69,7 @@ class CollectiveContract:
         assert ranks.run(partial(gather_payloads, lengths), 3) == [expected] * 3
 
     def test_launches_count_rounds_and_not_gatherings(self, ranks: Ranks) -> None:
-        """Rule R1: each transport counts its collectives, so that a test can check their number."""
+        """Rule R1: each transport counts its rounds, without gathers, so that tests can check them."""
         assert ranks.run(count_launches, 2) == [[0, 0, 1, 1, 2]] * 2
 
     @pytest.mark.parametrize("timeout_s", [SHORT_S, 0.0])
@@ -89,7 +89,7 @@ class CollectiveContract:
     def test_when_a_rank_leaves_the_news_reaches_all_others_promptly(
         self, ranks: Ranks, meeting: str
     ) -> None:
-        """Rule R10: a rank does not wait for a timeout if it knows that a peer is gone."""
+        """Rule R10: a rank that notices that another has left raises the error before the timeout."""
         *others, last = ranks.run(partial(leave, meeting), 4)
 
         assert last is None

@@ -137,7 +137,7 @@ class MooncakeStore:
         try:
             self.owner = self._make(segment_bytes)
             if not segment_bytes:
-                # This client stores no objects, so that tests may borrow it. One client fewer is then
+                # Let tests borrow this client, because it stores no objects. One client fewer is then
                 # created, and closing the store is faster.
                 self._idle.append(self.owner)
         except BaseException:
@@ -274,7 +274,7 @@ def process(
 
 @contextmanager
 def brought_back(folder: Path) -> Generator[MooncakeStore]:
-    """Run a store that has recovered pages 0 and 1 from disk. Page 0 wrongly has page 1's content."""
+    """Run a store that has recovered two pages from disk: page 1, and page 0 with page 1's content."""
     with _on_disk(folder):
         pass
     with _on_disk(folder) as store:

@@ -12,7 +12,8 @@ from lockstep.launch.top.group_sample import Key
 from lockstep.launch.top.window import Window
 
 MINUTES = 60
-"""Length in minutes of each of two periods. Metrics are constant in the first and change in the second.
+"""Length in minutes of each of a test's two periods. Metrics are constant in the first and change in
+the second.
 """
 
 

@@ -133,7 +133,10 @@ class HostCache(RankCache):
         self._follow(self._replica.admit(request, namespace, data, count))
 
     def needed_from(self, tokens: int) -> dict[str, int]:
-        """Return, by pool, the position of the first token whose page is needed to restore `tokens`."""
+        """Return, by pool, the position from which pages are needed to restore a prefix.
+
+        `tokens` is the length of the prefix. Positions count tokens.
+        """
         unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
         whole = as_count(tokens) // unit
         return {each.pool: each.needed_from(whole) * unit for each in components}
@@ -153,7 +156,7 @@ class HostCache(RankCache):
         return first * unit, last * unit
 
     def refused(self, request: str) -> bool:
-        """Return whether some rank could not reach the group that the request last prefetched from."""
+        """Return whether some rank could not reach the source group of the request's last prefetch."""
         known = self._replica.requests.get(request)
         return known is not None and known.refused
 

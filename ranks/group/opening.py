@@ -214,7 +214,7 @@ def _shown(secret: str, text: str) -> str:
 def _host_bytes(
     pools: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
 ) -> int:
-    """Return the host memory of all pools in bytes. On the CPU it includes cache-owned device pages."""
+    """Return all pools' host memory in bytes, with cache-owned device pages if those are on the CPU."""
     counted = isinstance(device, torch.device) and device.type == "cpu"
     return sum(
         (pool.host_pages + (pool.device_pages if counted else 0)) * pool.layout.page_bytes

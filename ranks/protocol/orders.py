@@ -221,8 +221,8 @@ class AttachStore(Record, frozen=True):
 class DetachStore(Record, frozen=True):
     """Detach the store and close it in the background.
 
-    Only quarantined operations still have I/O in flight, and report `Quiesced` if that I/O finishes.
-    Later storage orders are refused.
+    At this order, only quarantined operations have I/O in flight on the store. The executor reports
+    `Quiesced` for each of them if its I/O finishes. Later storage orders are refused.
     """
 
 

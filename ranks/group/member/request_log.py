@@ -23,7 +23,7 @@ class RequestLog:
     """
 
     def __init__(self, *, beyond_max: int = 1 << 16) -> None:
-        """Control requests numbered more than `beyond_max` above the first missing one are refused."""
+        """A control request is refused if its number exceeds `count` by more than `beyond_max`."""
         self._beyond_max = beyond_max
         self._changed = threading.Condition()
         self._kept: dict[int, bytes] = {}
@@ -54,9 +54,9 @@ class RequestLog:
         """Record that control requests up to number `newest` exist. Subclasses then fetch them."""
 
     def note(self, number: int, content: bytes) -> bool:
-        """Store a control request; return whether it was new and not too far ahead of a missing one.
+        """Store a control request; return False if it was known or its number is too far above `count`.
 
-        Idempotent: the first content stored under a number stays.
+        Idempotent: the first content stored under a number is kept.
         """
         with self._changed:
             beyond = number - self._count

@@ -202,7 +202,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert "the ranks differ in state digest and layout digest" in ended[0][1]
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
-    # At depth 1, the ranks still apply the previous round, which agreed, but not the differing round.
+    # At depth 1, the ranks still apply the round before the difference, but not the differing round.
     assert {cache.inspection.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 

@@ -141,7 +141,10 @@ class Interrupt:
 
 
 def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
-    """Return the collective of rank 0 of 2. Rank 1 does not exist; its lanes may be written already."""
+    """Return the collective of rank 0 of 2, without a rank 1.
+
+    If `other_has_come`, rank 1's lanes of the first round are already written.
+    """
     fd = shared_memory._new_memory(Cells.size(2, LANES))
     cells = Cells(fd, 2, LANES, Futex())
     cells.stamp()

@@ -268,7 +268,10 @@ def _run_rounds(
     wrong: list[str],
     kept: list[GroupError] | None = None,
 ) -> int:
-    """Run rounds until one fails; append the error to `kept`, and return how many rounds completed."""
+    """Run rounds until one fails; return how many rounds completed.
+
+    Appends the error to `kept` (raises it if None), and a line for each wrong vector to `wrong`.
+    """
     mine = collective.rank == fault.victim.rank
     for number in range(1, ROUNDS + 1):
         _arrive(fault.victim, collective, number)

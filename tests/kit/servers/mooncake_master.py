@@ -168,7 +168,7 @@ class MooncakeStore:
         self.overwrite(self.key(other), self.content(name))
 
     def key(self, name: ObjectName) -> str:
-        """Return the key of an object's newest generation. A missing object has generation 0."""
+        """Return the key of an object's newest generation, or of generation 0 for a missing object."""
         digest = name_digest(name)
         assert digest is not None
         keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
@@ -256,7 +256,7 @@ def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
 def process(
     what: str, store: MooncakeStore, *arguments: str, **environment: str
 ) -> Generator["subprocess.Popen[str]"]:
-    """Run the program `mooncake_process` on the store; yield the process once it is ready."""
+    """Run `mooncake_process` with first argument `what` on the store; yield the process once ready."""
     with subprocess.Popen(
         program("tests.kit.servers.mooncake_process", what, store.master.address, *arguments),
         env=os.environ | environment,

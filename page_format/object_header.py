@@ -204,8 +204,8 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether an object with exactly the caller's columns contains only the caller's parts, so that
-        its whole payload is one run."""
+        """Whether the caller holds all parts of an object that has exactly the caller's columns. The
+        object's whole payload is then one run of the caller's parts."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
         """Return whether a header is sound, has the name digest `digest`, and the expected columns."""
@@ -262,7 +262,7 @@ class Statement(NamedTuple):
     name: ObjectName
     present: int
     shape: ObjectShape
-    """The object's shape, for a caller that holds all of its parts."""
+    """The shape of the object. All of the object's parts are marked as held."""
 
 
 def encode_object(

@@ -10,8 +10,9 @@ OBJECTS: Final = "objects"
 """The directory, or path prefix, under which a store keeps its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""The pools of objects that contain no pages: a model's manifest (see `records/manifest`), and the TP
-sizes of the groups that have written to a store (see `records/shardings`)."""
+"""The pool of objects that record the TP sizes of the groups that have written to a store (see
+`records/shardings`). They contain no pages, like those of `MANIFEST_POOL`, a model's manifest (see
+`records/manifest`)."""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")
 _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
@@ -36,8 +37,8 @@ def name_digest(name: ObjectName) -> bytes | None:
     """Return the 32-byte digest of the full name, or None if a field contains an invalid character."""
     around = _around_key(name.namespace, name.pool, name.shard)
     key = name.key
-    # The text before and after the key comes from a cache, because this code runs for every page, and
-    # the names of one call differ only in their keys.
+    # This code runs for every page, and the names of many pages differ only in their keys. The text
+    # before and after the key therefore comes from a cache.
     if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
         return None
     text = key.encode()

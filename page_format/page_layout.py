@@ -77,14 +77,14 @@ _WANTED: dict[Any, str] = {
 
 
 def _check_fields(settings: Any, whose: str = "") -> None:
-    """Convert fields to their types; raise `ConfigError` for a wrong value.
+    """Convert each field of the dataclass `settings` to the field's type.
 
-    The error's text begins with `whose`.
+    Raises `ConfigError` for a wrong value. The error's text begins with `whose`.
     """
     for each in fields(settings):
         value = getattr(settings, each.name)
         if each.type is int and not isinstance(value, bool):
-            # Accept numpy and torch scalars. Arrays that are not exactly one number stay as they are.
+            # Convert numpy and torch scalars to int. Arrays of several numbers are refused below.
             with suppress(TypeError, RuntimeError):
                 value = index(value)
         try:
@@ -245,7 +245,7 @@ class PageLayout:
         )
 
     def tp_sizes(self) -> list[int]:
-        """Return the TP sizes that divide this layout evenly."""
+        """Return the TP sizes that divide the number of units evenly, ascending."""
         return [size for size in range(1, self.units + 1) if not self.units % size]
 
     def can_be_held(self, tp_size: int) -> bool:
@@ -434,8 +434,8 @@ class ShardLayout:
     name: str
     """The shard field of this rank's object names: layer range and head range in the whole layout.
 
-    It does not depend on which optional columns are kept. With pipeline stages it has a layer range for
-    each distinct number of layers.
+    It does not depend on which optional columns are kept. With pipeline stages, columns with different
+    numbers of layers have different layer ranges, and the field lists all of these ranges.
     """
     replicated: bool
     """Whether a page is the same on every rank, because all columns of the layout are replicated."""

@@ -2,7 +2,8 @@
 
 Prefixes that were requested, computed or stored are remembered as 64-bit digests in a table of fixed
 size. Only commands and verdicts change the table, so it is equal on every rank. Prefixes are computed
-and stored from their beginning, so one remembered page implies all pages before it:
+and stored from their beginning, so one remembered page implies all pages before it. The causes of a
+missed page are:
 
     lost        storage or host memory has, or had, the page, and did not deliver it: missing, corrupt,
                 late, absent on a rank, or the copy failed

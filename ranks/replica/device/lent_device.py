@@ -392,7 +392,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return the lent pages to back up, plus the state if `tokens` end at a page boundary."""
+        """Return the lent pages of the prefix up to `end`, with the state if `tokens` end exactly there."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
@@ -401,7 +401,10 @@ class LentDevice:
         return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
-        """Return, by component, the first position to load for a prefix that ends at `last`."""
+        """Return, by component, the first position to load, not before `first`.
+
+        The prefix to load ends at `last`.
+        """
         return [
             max(first, each.needed_from(last)) if each.per_page else first
             for each in self._components

@@ -168,7 +168,10 @@ class OwnedDevice:
         return True
 
     def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
-        """Insert whole pages of `tokens` into the tree; return how many tokens are in the tree."""
+        """Insert whole pages of `tokens` into the tree; return how many tokens are in the tree.
+
+        If `final`, the end of `tokens` is recorded as a match end in a model with windows.
+        """
         self._require_ready(request)
         prefixes, page_bytes, prefix = self._prefixes, self._tree.page_bytes, request.prefix
         pages = len(tokens) // page_bytes
@@ -300,8 +303,8 @@ class OwnedDevice:
         """Return two positions up to which a request can reuse a path: (device end, restorable end).
 
         Up to the device end, the device has all needed pages. The restorable end is the end of
-        `best_match_node`. A load back must end there, because every component accepts a match there
-        (incident B).
+        `best_match_node`. A load back ends there, not at the deepest cached node, because a match may
+        end only where every component accepts it (incident B).
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
@@ -317,9 +320,10 @@ class OwnedDevice:
     ) -> tuple[Sequence[PageRun], list[PageRun], list[LockHandle]] | None:
         """Lock a request's prefix and allocate its device pages; return None if there is no room.
 
-        Returns (pages to load into, the request's own pages, lock handles), both kinds of pages by
-        component. `room` is the number of own pages. The prefix is locked and pinned first, so that the
-        allocation cannot evict it.
+        `best` is the last node of the prefix. `missing` are the (node, component) pairs to load, and
+        `room` is the number of own pages by component. Returns (pages to load into, the request's own
+        pages, lock handles), both kinds of pages by component. The prefix is locked and pinned first,
+        so that the allocation cannot evict it.
         """
         allocator = self._allocator
         locks = allocator.hold(DEVICE, best, requested=True)
@@ -496,7 +500,10 @@ class OwnedDevice:
             )
 
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
-        """Raise `UsageError` if a request with `cached` cached pages does not fit an empty device."""
+        """Raise `UsageError` if a request does not fit an empty device.
+
+        The request has `cached` cached pages, and is to have `reserved` pages in all.
+        """
         for component in self._paged:
             pool = self._allocator.pools[DEVICE][component.index]
             # Count the cached pages that a match needs, and the pages to be computed after them.

@@ -64,7 +64,7 @@ class BackingUp:
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
-        """Backoff between retries of copies to the host that failed."""
+        """Backoff between retries of failed copies to the host."""
         if config.write_policy is WritePolicy.WRITE_BACK:
             prefixes.allocator.saves = self._saves
 
@@ -90,10 +90,10 @@ class BackingUp:
         """Back up the part of the path to `node` that is not on the host, from the top down.
 
         Parents come first because a backed-up child implies a backed-up parent. The backup stops where
-        host memory has no room; if `reports`, an event says so. The pages are copied from the nodes'
-        device pages, or from `lent`. If `passes`, a path longer than host memory may use temporary host
-        pages. Pages that are already on the host are offered to the store. Returns the ids of the
-        operations begun.
+        host memory has no room; if `reports`, an event is published. The pages are copied from `lent`
+        if given, else from the nodes' device pages. If `passes`, a path longer than host memory may use
+        temporary host pages. Pages that are already on the host are offered to the store. Returns the
+        ids of the operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -155,8 +155,9 @@ class BackingUp:
     ) -> tuple[tuple[int, ...], list[Node]]:
         """Back up the pages on the path to `node` that matches ending at the nodes `ends` need.
 
-        With `whole`, `node` is copied completely or not at all. Returns (ids of the operations begun,
-        nodes of `ends` for which host memory has no room).
+        With `too_long` (the path is longer than host memory), pages that do not fit are copied to
+        temporary host pages. Otherwise, with `whole`, nothing is copied unless all that `node` needs
+        fits. Returns (ids of the operations begun, nodes of `ends` for which the host has no room).
         """
         allocator = self._prefixes.allocator
         # Pin the part of the path that is on the host, so that the allocation does not evict it.
@@ -217,7 +218,10 @@ class BackingUp:
         return self.write_through(node, lent)
 
     def engine_is_due(self, name: str) -> bool:
-        """Return whether a retry of a request's incomplete backup may succeed now. Changes nothing."""
+        """Return whether the engine should repeat a request's incomplete backup now. Changes nothing.
+
+        A repetition may succeed once an operation has ended or the store accepts writes again.
+        """
         awaited = self._prefixes.allocator.not_on_host.awaited.get(name)
         if awaited is None or self.pauses.blocks:
             return False
@@ -289,11 +293,11 @@ class BackingUp:
         return node.held[DEVICE][component] > 0
 
     def _ends(self, node: Node, lent: Lent | None, *, all_lacking: bool) -> list[Node]:
-        """Return `node` and the match ends above it that are not fully on the host or in the store.
+        """Return `node` and the match ends above it that lack pages.
 
-        Unless `all_lacking`, the search stops at the first match end that lacks nothing. With lent
-        pages only `node` is returned, because its backup covers all pages above it that the engine
-        still has.
+        A match end lacks pages if some that it needs are neither on the host nor in the store. Unless
+        `all_lacking`, the search stops at the first match end that lacks none. With lent pages only
+        `node` is returned, because its backup covers all pages above it that the engine still has.
         """
         ends = [node]
         if lent is not None or len(self._components) == 1:
@@ -355,9 +359,10 @@ class BackingUp:
     ) -> tuple[list[Missing], bool]:
         """Return (missing, complete) for the full attention on the path to `node`.
 
-        `missing` are the (node, component) pairs to back up. `complete` tells whether the host then has
-        the whole path. If the store has the first page that the host lacks, the pages were persisted
-        through temporary host pages; `missing` is then empty, unless `tops_up` is set.
+        `missing` are the (node, component) pairs to back up. `complete` is True if the host then has
+        the whole path. If the first page that the host lacks is in the store, or is being written
+        there, `missing` is empty unless `tops_up` is set: such a path is persisted through temporary
+        host pages.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -466,7 +471,7 @@ class BackingUp:
         """Copy pages of a path that is longer than host memory to temporary host pages.
 
         Copies only pages that the host lacks. Returns (ids of the operations begun, complete):
-        `complete` tells whether the path needs no further operation.
+        `complete` is True if the path needs no further operation.
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
@@ -508,9 +513,9 @@ class BackingUp:
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _allocate_unkept(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
-        """Allocate temporary host pages for some pairs of `wanted`.
+        """Allocate temporary host pages, by component, for at least a part of `wanted`.
 
-        Returns None if not even the first pair gets a page.
+        `wanted` are (node, component) pairs. Returns None if the first pair's component gets no page.
         """
         allocator = self._prefixes.allocator
         counts = [0] * len(self._components)

@@ -233,8 +233,8 @@ class Persist(Moving):
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """When the pages were last used, as a store time (pages written, agreed time). The earliest such
-    time of these pages and of the pages before them in the prefix.
+    """The earliest store time (pages written, agreed time) at which one of these pages, or of the pages
+    before them in the prefix, was last used.
 
     None until the write is ordered.
     """
@@ -337,9 +337,9 @@ class Prefetch(Operation):
 
     @property
     def skips_known_misses(self) -> bool:
-        """Whether later prefetches skip for a while the objects that this prefetch finds missing.
+        """Whether objects that this prefetch finds missing are remembered as misses for a while.
 
-        True only if it reads from the store.
+        True only for a prefetch from the store. Later prefetches from the store skip these objects.
         """
         return not self.source
 

@@ -37,8 +37,8 @@ def unfilled_after(
 ) -> list[Unfilled]:
     """Return the positions that are unfilled after a load fills each component from `starts` on.
 
-    `before` are the positions that were unfilled before the load. Those below `first` stay unfilled,
-    because the engine lends pages only from position `first` on.
+    `load` is the operation id of the load. `before` are the positions that were unfilled before it.
+    Those below `first` are still unfilled, because the engine lends pages only from `first` on.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [

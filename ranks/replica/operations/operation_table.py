@@ -149,7 +149,7 @@ class OperationTable:
         self._enqueue(_QUIESCE, operation)
 
     def stop_issued(self, queue: Queue, outcome: Outcome) -> None:
-        """Stop all operations in a watermark queue."""
+        """Stop all operations in a watermark queue: those whose I/O has been ordered."""
         line = self._queues[queue]
         while line:
             queue_index, number = line.popleft()

@@ -136,7 +136,7 @@ class Persisting:
         return self._store.has(node, component)
 
     def remember_written(self, node: Node) -> None:
-        """Mark nodes on the path to `node` as stored if their pages were written recently.
+        """Mark nodes on the path to `node` as stored if their pages are remembered as written recently.
 
         A node that has lost its pages leaves the tree, together with the record that the store has
         them. On a path of lent pages longer than host memory, this may happen before the whole path is

@@ -21,7 +21,7 @@ KEEPS_TOO_MUCH = "its calls that do not return keep too many host pages"
 """The reason reported when the group detaches a store because of its quarantined pages."""
 
 Kept = tuple[list[int], list[int]]
-"""Numbers of pages by tier and component."""
+"""Numbers of pages that quarantined operations keep, by tier and component."""
 
 
 class Quarantine:
@@ -51,7 +51,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Describe a host pool of which quarantined store I/O keeps more than half; None if none."""
+        """Describe a host pool of which quarantined store I/O keeps more than half, or return None."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:

@@ -228,7 +228,7 @@ class LentRequest(Request):
     loaded: tuple[int, int] = (0, 0)
     """First and end position of the pages that loads have copied, or are copying, to lent pages."""
     saved_from: Sequence[int] = ()
-    """By component, while retracted: the first position of the prefix that the request needs."""
+    """By component, while retracted: the position in the prefix from which to restore the request."""
     unfilled: Sequence[Unfilled] = ()
     """Positions of the prefix at which the lent device pages have no valid contents, because neither
     the request nor a load has filled them."""
@@ -370,10 +370,10 @@ class Requests:
                 self.renew(request)
 
     def digest_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Add a command's tokens, for a request or pin, to the digest (R2).
+        """Add a command, its tokens and `facts` to the digest (R2); return the tokens' `token_hash`.
 
-        Therefore the next round detects ranks whose engines sampled different tokens. Returns the
-        `token_hash` of the tokens.
+        `name` is the command's request or pin. Because of the digest, the next round detects ranks
+        whose engines sampled different tokens.
         """
         count = len(tokens) // TOKEN_BYTES
         digest = token_hash(tokens)
@@ -381,7 +381,7 @@ class Requests:
         return digest
 
     def digest_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Add a command's tokens to the digest; return the `token_hash` of their whole pages."""
+        """Do the same as `digest_tokens`, but return the `token_hash` of the whole pages only."""
         digest = self.digest_tokens(command, name, tokens, *facts)
         rest = len(tokens) % self._prefixes.tree.page_bytes
         return token_hash(tokens[:-rest]) if rest else digest

@@ -41,7 +41,7 @@ class Retrying:
         self._persisting = persisting
         self._ended = 0
         self._to_try = 0
-        """Number of backlog paths that are still to be retried after the latest end of an operation."""
+        """Number of paths in `not_on_host` not yet retried since the last operation ended."""
 
     @property
     def is_due(self) -> bool:
@@ -89,8 +89,9 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # If the host has all nodes below the last node on the device, back up the path to `node`
-        # itself. A match at `node` may need window pages further up that only the device has.
+        # Nodes below `on_device` cannot be copied from the device, so back up only the path to
+        # `on_device`. If the host has all nodes below, back up the path to `node` itself: a match at
+        # `node` may need window pages further up that only the device has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
             # Pin the path's host pages, because the backup of its upper part could evict them. If the

@@ -80,8 +80,8 @@ class ServingPeers:
             operation = self._begin(request)
         self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
         self._serve(operation, there)
-        # If windows or states for a match at the end of the prefix are missing, other groups can use at
-        # least one page less.
+        # Other groups cannot end a match at `node` unless the windows and states needed there are
+        # served, too. If they are not, do not count the last page.
         complete = whole and all(each in operation.segments for each in wanted)
         unit = self._prefixes.tree.page_tokens
         return max(0, min(operation.end, node.end - (not complete))) * unit
@@ -114,10 +114,10 @@ class ServingPeers:
         return nodes[-1] if nodes else root
 
     def _wanted(self, node: Node, *, whole: bool) -> tuple[list[Segment], list[Segment]]:
-        """Return (wanted, lacking): segments that other groups must read, and those not on the host.
+        """Return (wanted, lacking): the segments to serve, and those of them that are not on the host.
 
-        A segment is a node and a component. With `whole`, includes the windows and states that a match
-        at the end of the prefix needs.
+        A segment is a node and a component. The full attention of the path to `node` is always wanted.
+        With `whole`, so are the windows and states that a match at the end of the prefix needs.
         """
         if whole:
             self._prefixes.cut_for(node)

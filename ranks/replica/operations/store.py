@@ -10,13 +10,14 @@ from .kinds import Operation
 from .remembered import Remembered
 
 RENEWED_S: Final = 60.0
-"""Seconds for which the group believes that the store still has a page."""
+"""Seconds after which a record that the store has a page is old, and the page is persisted again at
+its next use."""
 RENEWED_PART: Final = 4
-"""A record that the store has a page becomes old after a number of page writes: the number of pages
-that host memory holds, divided by this value.
+"""A record that the store has a page is old after N page writes, where N is the number of pages of host
+memory divided by this value.
 
-A full store has by then evicted as many pages as were written. Per page written, at most this many
-records become old, which bounds the cost of checking old records.
+A full store evicts a page for each page written, so it may have evicted the recorded page by then. Per
+page written, at most this many records become old, which bounds the cost of checking old records.
 """
 _LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
@@ -58,7 +59,10 @@ class Store:
         memory."""
 
     def attach(self, next_operation: int) -> None:
-        """Attach a new store; its quarantine bound ignores quarantined pages of earlier stores."""
+        """Attach a new store; operations with ids from `next_operation` on may involve it.
+
+        Quarantined pages of earlier stores do not count against the new store's bound.
+        """
         self.attached = self.lacks_older = True
         self.lost = False
         self.number += 1
@@ -120,7 +124,7 @@ class Store:
         """Record that the store has a node's pages of a component on every rank.
 
         `at` is the store time at which these pages, or pages before them in the prefix, were used. If
-        the node has an earlier time already, the earlier time stays.
+        the node has an earlier time already, the earlier time is kept.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)
@@ -196,7 +200,7 @@ class Store:
         self.absences.forget(keys)
 
     def count_recent(self, pool: str, keys: Sequence[bytes]) -> None:
-        """Remember for a while that objects were written, even if their nodes are removed."""
+        """Remember in `lately` that objects were written, even if their nodes are removed."""
         for key in keys:
             self.lately.add((pool, key), self._clock.agreed_ms)
 

@@ -36,9 +36,9 @@ class LookupPlanner:
     ) -> Prefetch | None:
         """Plan a prefetch that could lengthen the cached part of `tokens`, or return None.
 
-        `nodes` are the cached part. The path to the anchor (`last_host_node`) and the needed host pages
-        are pinned. A prefetch from the store skips objects remembered as missing in the store. A
-        prefetch from another group (`source`) does not.
+        `nodes` are the nodes of the cached part. The path to the anchor (`last_host_node`) and the
+        needed host pages are pinned. A prefetch from the store skips objects remembered as missing in
+        the store. A prefetch from another group (`source`) does not.
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step, heeds = tree.page_bytes, not source

@@ -1,9 +1,10 @@
 """The eviction queue of one component on one tier.
 
 Nodes are ordered by the policy's grade and, within a grade, by last use in the logical clock. Nearly
-every node enters as the most recently used one. Each grade therefore has a line (ordered dict), in
-which entry and use cost O(1). A node with an older last use, such as a node that became a leaf long
-after it was used, waits in a heap. The cost of an eviction does not grow with the tree.
+every node enters as the most recently used one. Each grade therefore has a line (ordered dict): a
+node enters it, or moves to its end when used, in O(1). A node with an older last use, such as a node
+that became a leaf long after it was used, waits in a heap. The cost of an eviction does not grow with
+the tree.
 """
 
 import heapq

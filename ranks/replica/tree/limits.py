@@ -50,7 +50,7 @@ class _Limited:
         self._leaving_pages[tier] += node.width
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as backed up before its eviction; return whether it was counted."""
+        """Stop counting a node as leaving (being saved before its eviction); return whether it was."""
         if node not in self.leaving[tier]:
             return False
         self.leaving[tier].remove(node)
@@ -145,9 +145,8 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # The node may be one half of a node that was split before its backup began, and the backup
-            # may cover only the other half. Stop counting this half as being saved, so that it is
-            # evicted again.
+            # No copy holds a node that may be evicted, so stop counting it as leaving. For example, a
+            # node was split before its backup began, and the backup covers only the other half.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
@@ -168,12 +167,12 @@ class Limits:
         limited.leave(node, tier)
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Stop counting a node as backed up before an eviction from a tier; return whether it was."""
+        """Stop counting a node as leaving a tier (see the module); return whether it was leaving."""
         limited = self._of(node)
         return limited is not None and self._stay(limited, node, tier)
 
     def was_split(self, upper: Node) -> None:
-        """Mark the upper half of a split node as backed up before its eviction if the lower half is."""
+        """Count the upper half of a split node as leaving a tier if the lower half is leaving it."""
         limited = self._of(upper)
         (lower,) = upper.children.values()
         for leaving in () if limited is None else limited.leaving:
@@ -181,7 +180,7 @@ class Limits:
                 leaving.add(upper)
 
     def divide(self, upper: Node, lower: Node) -> bool:
-        """Return whether exactly one of two nodes is backed up before its eviction."""
+        """Return whether exactly one of two nodes is leaving (being saved before its eviction)."""
         limited = self._of(upper)
         return limited is not None and any(
             (upper in leaving) is not (lower in leaving) for leaving in limited.leaving

@@ -229,7 +229,10 @@ def needed(component: Component, last: Node) -> Iterator[Node]:
 
 
 def covered(last: Node) -> int:
-    """Return the position up to which the path to `last` is on the host or being copied there."""
+    """Return up to which position the full attention of a path is on the host or being copied there.
+
+    `last` is the last node of the path.
+    """
     end = last.end
     for node in last.path():
         if node.values[HOST][0] is not None:

@@ -130,7 +130,7 @@ class PageAllocator:
         return self.pools[tier][component].free + self.tree_pages[tier][component] - kept
 
     def attach(self, node: Node, tier: int, component: int, pages: PageRun, cause: Cause) -> None:
-        """Make a node the owner of `pages` of a component on a tier."""
+        """Make a node the owner of `pages` of a component on a tier; the event reports `cause`."""
         values, parent = node.values[tier], node.parent
         kind, count = self.components[component], len(pages)
         if (
@@ -350,7 +350,10 @@ class PageAllocator:
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
     def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
-        """Mark the path to `node` as used now."""
+        """Mark the path to `node` as used now.
+
+        Adds `hits` to each node's hits, and raises priorities below `priority` to `priority`.
+        """
         uses, time_ms, changed = clock.uses, clock.agreed_ms, self.changed
         on_device, on_host = self.queues[DEVICE][0], self.queues[HOST][0]
         device_bit, host_bit = self._bits
@@ -409,7 +412,8 @@ class PageAllocator:
     def extend(self, lock_handles: Iterable[LockHandle], node: Node) -> list[LockHandle]:
         """Extend locks or pins to `node`, which lies below their end; return the new lock handles.
 
-        Each lock or pin then begins where a match ending at `node` needs its component.
+        Each new lock or pin begins at the first position that a match ending at `node` needs of the
+        lock's component.
         """
         extended: list[LockHandle] = []
         for lock_handle in lock_handles:

@@ -82,9 +82,9 @@ class RefCounts:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # A node below the old end was held before, so the old end already counts its held
-                # child. Remove only this handle's count from the old end, because the handle now ends
-                # further down.
+                # `each` was held before, so all nodes above it, including the old end, already count
+                # their held child. Remove this handle from the count of the old end, because the handle
+                # now ends further down.
                 self._unlock_base(tier, old)
                 break
             each = each.parent

@@ -162,10 +162,10 @@ class Tree:
         return upper.history != lower.history or bool(stored & self._in_pages)
 
     def merge(self, upper: Node, lower: Node) -> None:
-        """Merge two nodes that nothing divides into `lower`, which then begins where `upper` began.
+        """Merge `upper` into its only child `lower`, which then begins where `upper` began.
 
-        The pages of `lower` are appended to the lists of `upper`, so the cost is proportional to
-        `lower`.
+        The caller has checked that nothing divides the two (see `divided`). The pages of `lower` are
+        appended to the lists of `upper`, so the cost is proportional to `lower`.
         """
         parent = upper.parent
         assert parent is not None

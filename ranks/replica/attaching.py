@@ -153,7 +153,7 @@ class Attaching:
         )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
-        """Return whether the proposal asks to detach a store while no store is attached.
+        """Return whether the proposal is to detach a store although no store is attached.
 
         Such a proposal was sent twice, or reached one rank late. It is completed at once, so that it
         does not block other proposals.

@@ -392,7 +392,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return the lent pages of the prefix up to `end`, with the state if `tokens` end exactly there."""
+        """Return the lent pages of the prefix up to `end`, and the state if `tokens` end there."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()

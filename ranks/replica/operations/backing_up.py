@@ -69,7 +69,7 @@ class BackingUp:
             prefixes.allocator.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
-        """Back up the path to an inserted `node`, or persist it, as the write policy says."""
+        """Back up the path to an inserted `node`, or persist it, as the write policy requires."""
         if self._config.write_policy is WritePolicy.WRITE_THROUGH:
             self.write_through(node)
         elif node.values[HOST][0] is not None:
@@ -277,7 +277,7 @@ class BackingUp:
         self._operation_table.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
-        """Back up a node before its pages are evicted; return whether the pages must stay for a copy.
+        """Back up a node before its device pages are evicted; return whether a lock keeps them.
 
         A node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
         would evict each other's copies forever.

@@ -285,7 +285,7 @@ class WantedPages(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Prefetch(Operation):
-    """A prefetch: pages of one request that may come from storage or from another group.
+    """A prefetch: a read of pages for one request from storage or from another group.
 
     Full-attention pages continue the path to `anchor` (`last_host_node`). Pages of other components may
     also fill nodes above the anchor. `floor` is the end of `best_match_node`: a prefix up to there can

@@ -120,7 +120,7 @@ class OperationTable:
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
         """Remove the operations that a watermark settles; yield (operation, whether it succeeded).
 
-        Stops after the first failed operation, because the watermark says nothing about later ones.
+        Stops after the first failed operation, because the watermark does not cover later ones.
         """
         queue, line = watermark.queue, self._queues[watermark.queue]
         while line:

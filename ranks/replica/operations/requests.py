@@ -146,10 +146,9 @@ class Request:
     prefetch: int | None = None
     """The id of the request's prefetch in flight, or None."""
     fetched: tuple[int, int] = (0, 0)
-    """First and end position of the pages that prefetches brought, until a hit event counts them."""
+    """First and end position of the pages that prefetches read, until a hit event counts them."""
     source: str = ""
-    """The group that the last prefetched pages came from, if known; empty if they came from the store.
-    """
+    """The group from which the last prefetched pages were read; empty for the store or if unknown."""
     refused: bool = False
     """Whether some rank could not connect to the group that the last prefetch was to read from."""
     prefix: int = 0

@@ -180,7 +180,7 @@ class Limits:
                 leaving.add(upper)
 
     def divide(self, upper: Node, lower: Node) -> bool:
-        """Return whether exactly one of two nodes is leaving (being saved before its eviction)."""
+        """Return whether two nodes must be kept separate, because exactly one of them is leaving."""
         limited = self._of(upper)
         return limited is not None and any(
             (upper in leaving) is not (lower in leaving) for leaving in limited.leaving

@@ -68,7 +68,7 @@ _LONG_LOOK_S: Final = 50e-6
 network, so calls run them concurrently. Faster look-ups are mostly interpreter work, and concurrent
 calls would make them three times as slow."""
 _LOOKS_TOLD: Final = 16
-"""Minimum number of look-ups in a job from which their average duration is computed. The average
+"""Minimum number of look-ups in a job for its average duration per look-up to count. The average
 decides whether later calls run concurrently."""
 _LOOK_TURN_S: Final = 0.01
 """Maximum seconds that a look-up call waits for an earlier one to end. After a longer wait, look-ups

@@ -70,9 +70,9 @@ class FileContents:
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
-        # Read the whole file with one system call if the reader wants all parts of the object, which is
-        # the usual case. If the wanted parts are one contiguous run, no part is left out, not even one
-        # without bytes.
+        # Read the whole file with one system call if the reader wants all parts of the object, as is
+        # usual. Equal lengths do not prove that, because a part without bytes may be unwanted. So the
+        # wanted parts must also be one contiguous run.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )

@@ -241,9 +241,9 @@ class ObjectFiles:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Return whether no directory on an object's path is a link.
+        """Return whether an object's path lies in the store: no directory on it is a link or file.
 
-        A link is moved to the quarantine.
+        A link or file in place of a directory is moved to the quarantine.
         """
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
@@ -395,6 +395,6 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _may_be_object(status: os.stat_result, new: _New) -> bool:
-    """Return whether a file's length alone shows that its object has the columns to be written."""
+    """Return whether a file's length shows that its object, if valid, has the columns of `new`."""
     length_suffices = new.shape.known_by_length and stat.S_ISREG(status.st_mode)
     return length_suffices and status.st_size == BLOCK_BYTES + new.shape.nbytes

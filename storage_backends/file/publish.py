@@ -168,8 +168,8 @@ def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
         # Lock the trial file, so that a sweep by another process does not remove it.
         try_to_lock(draft.fd)
         if draft.publish(path):
-            # Accept that the trial file is gone: on a filesystem without locks another host's sweep may
-            # have removed it, if the hosts' clocks differ.
+            # Accept that the trial file does not exist: on a filesystem without locks a sweep by
+            # another host may have removed it, if the hosts' clocks differ.
             with suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=root_fd)
     finally:

@@ -42,9 +42,9 @@ class FileQuarantine:
     ) -> bool:
         """Move the file at `path` to the quarantine; return whether it was moved.
 
-        The file is moved only if it has this `identity`, so that a valid file that another process has
-        put there meanwhile stays. If `identity` is None, `path` is moved only if it is not a regular
-        file. Waits for the write lock until `stop` is due.
+        The file is moved only if it has this `identity`. Otherwise another process may have put a
+        valid file at `path` meanwhile. If `identity` is None, `path` is moved only if it is not a
+        regular file. Waits for the write lock until `stop` is due.
         """
         try:
             with self._turns.on(path, identity, stop) as ours:

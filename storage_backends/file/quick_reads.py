@@ -123,8 +123,8 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             continue
         finally:
             close(fd)
-        # If the deadline has passed, do not hash a long payload here. The normal path reads it again,
-        # and can stop between two pieces.
+        # If the deadline has passed, do not spend more time on hashing a long payload here. Leave
+        # the file to the normal path, which checks the deadline between two pieces.
         if len(target) > PIECE_BYTES and due():
             break
         found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))

@@ -57,8 +57,9 @@ pass."""
 EMPTY_AGE_S: Final = 3600.0
 """Seconds after which an empty directory, or any directory in the quarantine directory, is removed."""
 FUTURE_S: Final = 60.0
-"""Seconds by which a file's mtime may be in the future. A later mtime was written with a wrong clock. A
-pass resets it to now, because otherwise the file would be kept until that time."""
+"""Maximum seconds by which a correct mtime is ahead of the filesystem's clock. A later mtime was
+written with a wrong clock. A pass resets that mtime to now, because otherwise the file would be
+kept until then."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
@@ -97,10 +98,10 @@ class SweepLimits(Settings):
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
-        """Return whether the filesystem uses less than the default quota, so no pass is needed.
+        """Return whether the store is surely within its limits, so that no pass is needed.
 
-        Reads no file. Returns False if a quota or time to live is set, because only a pass can check
-        these.
+        Reads no file, but compares the used space of the whole filesystem with the default quota.
+        Returns False if a quota or time to live is set, because only a pass can check these.
         """
         if self.ttl_s is not None or self.quota_bytes is not None:
             return False
@@ -277,7 +278,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the last bucket, from old to young, that must lose files to free `excess` bytes."""
+        """Return the first (youngest) age bucket that must lose files to free `excess` bytes."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1

@@ -1,9 +1,10 @@
 """Removes a directory and everything in it, in small steps.
 
-The directory has the path of an object's file by mistake. So it may be very deep, very large, or
-changing. Every access goes through an open descriptor and follows no link. The removal may stop after
-any entry, and the next call continues there. Subdirectories are moved up before they are removed, so
-that a deep directory needs neither long paths nor many descriptors.
+The store did not create the directory, but found it at the path of an object's file. So the
+directory may be very deep, very large, or changing. Every access goes through an open descriptor
+and follows no link. The removal may stop after any entry, and the next call continues there.
+Subdirectories are moved up before they are removed, so that a deep directory needs neither long
+paths nor many descriptors.
 """
 
 import os
@@ -16,10 +17,10 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
-    """Remove the directory `name` in the open directory `above`; return whether it is gone.
+    """Remove the directory `name` in the open directory `above`; return whether it no longer exists.
 
     Calls `go_on`, which may raise, before each entry, and stops when `go_on` returns False. An entry
-    that cannot be removed stays and is not an error.
+    that cannot be removed is skipped without an error.
     """
     try:
         top = os.open(name, _DIRECTORY, dir_fd=above)
@@ -39,8 +40,8 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
 def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
     """Remove the entries of `directory`, which is `top` itself or a directory below `top`.
 
-    If it is below `top`, its subdirectories are moved to `top`, to be removed later. Returns whether
-    any were moved.
+    If `directory` is below `top`, its subdirectories are moved to `top`, to be removed later.
+    Returns whether any subdirectory was moved.
     """
     moved = False
     with os.scandir(directory) as entries:

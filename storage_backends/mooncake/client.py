@@ -146,9 +146,9 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Ask the master where objects are stored, under a new lease; return one code per key.
+        """Start a get session with a new lease for each key; return one code per key.
 
-        The codes are the library's return codes.
+        A code is 0 if the object can now be read, otherwise one of the library's return codes.
         """
         codes = complete(self._store.batch_get_session_start(keys), keys)
         # Remember the keys of objects that are only on disk, because such objects are read without a

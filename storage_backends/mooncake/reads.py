@@ -118,8 +118,8 @@ class ObjectReader:
     ) -> ReadOutcome:
         """Return the final outcome of a read, after trying the generations above 0.
 
-        `outcome` is that of generation 0. `generation` is the highest later one, as `later` returned
-        it.
+        `outcome` is the outcome of reading generation 0. `generation` is the result of `later`: the
+        highest generation above 0, or 0, or an error code.
         """
         seen = 0
         for _ in range(_TRIES):

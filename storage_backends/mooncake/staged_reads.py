@@ -163,7 +163,7 @@ def _staged_bytes(shape: ObjectShape) -> int:
 
 
 def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[list[int]]:
-    """Divide objects into groups that fit into the staging memory."""
+    """Divide the indices `there` into groups whose objects fit into the staging memory."""
     group: list[int] = []
     room = STAGING_BYTES
     for at in there:

@@ -197,4 +197,4 @@ def headers_of(reading: PartsRead, located: LocateReply, attached_bytes: int) ->
 
 
 def _nothing() -> None:
-    """Called when the last thread exits; the event loop's thread unregisters the staging areas."""
+    """Do nothing when the last thread exits: the event loop's thread unregisters the staging areas."""

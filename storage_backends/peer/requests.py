@@ -60,7 +60,7 @@ class PeerRequest:
         return self._is_abandoned
 
     def finish(self) -> None:
-        """End the request and wake its waiters, because no more answers will come."""
+        """End the request and wake its waiters, because no more answers will arrive."""
         if not self.done.done():
             self.done.set_result(None)
 

@@ -26,7 +26,7 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""Lengths in bytes of the objects that contain a marker and a manifest, headers included."""
+"""Lengths in bytes of a marker's object and of a manifest's object, headers included."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
 """Maximum number of layers and of heads in a manifest. A larger manifest is ignored, because computing
@@ -212,9 +212,10 @@ def default_namespace(manifest: Manifest) -> str:
 
 
 def tp_size_of(layout: PageLayout, shard: str) -> int | None:
-    """Return the TP size at which ranks write objects of this shard; the layers do not matter.
+    """Return the TP size at which ranks write objects with the head range of this shard.
 
-    Returns None if the layout has no such shard, or if ranks of every TP size write the shard.
+    The layers in the shard's name are ignored. Returns None if the layout has no such shard, or if
+    ranks of every TP size write the shard.
     """
     return _tp_sizes(layout).get(shard.rpartition(".")[2])
 
@@ -235,8 +236,9 @@ def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
     """Return a listed object's shape, extended by all parts that an object of this name may have.
 
     The listing states only the parts that the object has, and the result marks these as present. A
-    reader needs the other parts too: if another engine adds a column unknown to the reader, the object
-    looks corrupt. Returns None if the layout has no such object.
+    reader needs the other parts too, because another engine may add a column after the listing. The
+    object then looks corrupt to a reader that does not know the column. Returns None if the layout
+    has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
@@ -270,8 +272,8 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # At all TP sizes above the number of units, ranks write the same objects. So yield
-                    # only one of these TP sizes.
+                    # At all TP sizes above `layout.units`, every rank writes the same objects. So
+                    # yield only one rank of one of these TP sizes.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 

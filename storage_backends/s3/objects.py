@@ -31,8 +31,8 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 _GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 _READ_TRIES: Final = 6
-"""Maximum attempts of one read. From the third attempt on, an attempt fails only if the object was
-replaced meanwhile."""
+"""Maximum attempts of one read. At most three fail because of unexpected columns or corrupt bytes;
+others fail only if the object was replaced meanwhile."""
 _WRITE_TRIES: Final = 8
 
 _log = logging.getLogger(__name__)

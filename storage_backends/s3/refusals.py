@@ -26,7 +26,7 @@ found no other credentials."""
 
 
 class RefusalCause(StrEnum):
-    """The kinds of causes of a failed request; each kind has another remedy."""
+    """The kinds of causes of a failed request. `Refusal.with_remedy` has a remedy for each kind."""
 
     NO_BUCKET = "no_bucket"
     NO_ANSWER = "no_answer"

@@ -511,7 +511,7 @@ def _evict(database: sqlite3.Connection, count: int) -> list[int]:
 
 
 def _forget(database: sqlite3.Connection, which: str, values: Sequence[Any]) -> None:
-    """Delete the entries that a condition selects, and free their slots."""
+    """Delete the entries that the SQL condition `which` selects, and free their slots."""
     query = f"DELETE FROM entries WHERE {which} RETURNING slot, generation"  # noqa: S608 - ours.
     for slot, generation in database.execute(query, values).fetchall():
         database.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, 0)", (slot, generation))

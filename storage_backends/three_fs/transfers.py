@@ -36,8 +36,8 @@ class MovedObject(IntEnum):
     """The file ended before the end of an extent, or had a hole there."""
     FAILED = 2
     LATE = 3
-    """The transfer was abandoned at the deadline, and touches the caller's memory no longer. `lets_go`
-    says whether an abandoned write may still change the file."""
+    """The transfer was abandoned at the deadline, and touches the caller's memory no longer. If
+    `Transfers.lets_go` is False, an abandoned write may still change the file."""
 
 
 class Transfers(Protocol):

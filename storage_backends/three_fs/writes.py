@@ -309,5 +309,5 @@ class SlotWrites:
 
 
 def _as_given(new: _New, todo: Sequence[_New]) -> _New:
-    """Return the object as the caller passed it, without columns added from an existing object."""
+    """Return the original of `new` in `todo`, without columns added from an existing object."""
     return next(each for each in todo if each.at == new.at)

@@ -35,7 +35,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """`weights` names the weights; if given, `open` warns if their pages have another layout."""
+        """If `weights` names the weights, `open` warns if the store has another layout for them."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version

@@ -217,7 +217,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """If a key is to be TIMED_OUT, wait until the deadline, because S2 forbids it earlier."""
+        """If a key is to be TIMED_OUT, wait until the deadline, because S2 permits that only then."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 

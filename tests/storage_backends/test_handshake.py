@@ -145,7 +145,7 @@ def test_a_side_admits_only_who_means_one_of_its_addresses_if_there_is_a_secret(
 
 
 def test_a_name_with_a_space_in_it_is_not_two_addresses() -> None:
-    """An allowed name with a space is refused, because some resolvers would use only its first word."""
+    """A dialled name with a space is one address, even if its second word is the listener's address."""
     outcomes, _ = meet(connecting(meant=[f"10.9.9.9 {ADDRESS}"]), listening(own=[ADDRESS]))
 
     assert outcomes == [RefusalReason.ADDRESS, RefusalReason.ADDRESS]

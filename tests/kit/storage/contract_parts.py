@@ -34,7 +34,7 @@ from tests.kit.storage.calls import (
 SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
 ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)
 LARGE = (PIECE_BYTES - 1, 2, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 4 * KIB)
-"""Lists of part sizes in bytes. In `LARGE`, parts end a few bytes before or after the ends of payload
+"""Sizes of parts in bytes, such that parts end a few bytes before or after the ends of payload
 pieces."""
 
 

@@ -5,7 +5,7 @@ python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed
 A writer makes each kind of change to a store, and reports every change that the store has confirmed. It
 dies before a system call, after a system call, or in a write, when half of the write's last buffer is
 written. With `named` the store cannot use O_TMPFILE. <deaths> is the number of deaths at random system
-calls, or `all` for each of these deaths at every system call.
+calls, or `all` for a death of each of the three kinds at every system call.
 """
 
 import os
@@ -45,7 +45,7 @@ CALLS: Final = (
 )
 MANNERS: Final = ("before", "after", "torn")
 CALLS_MAX: Final = 400
-"""Largest number of system calls of one writer."""
+"""Upper bound for the number of system calls that one writer makes."""
 NAMES: Final = 10
 """Number of different objects that a writer uses. An object's number selects the kind of change."""
 WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)

@@ -30,7 +30,7 @@ class Impostor:
         await greet_reader(self.sock, secret, self.address, full=False)
 
     async def hello(self) -> None:
-        """Send a hello with the namespace, pool and shard of the objects that `object_name` names."""
+        """Send a hello with the namespace, pool and shard that all names from `object_name` have."""
         name = object_name(0)
         rank = PeerRank(self.address, ((name.pool, name.shard),))
         await self.say(encode(Hello(0, name.namespace, (rank,))))

@@ -99,7 +99,7 @@ class Proxy:
         self.refuses: Callable[[str], bool] = lambda _: False
         """Predicate on the path and query of a GET. If it is true, the proxy answers with an error."""
         self.flips = 0
-        """In how many of the next responses above 4096 bytes the proxy flips one bit."""
+        """Number of further responses of more than 4096 bytes in which the proxy flips one bit."""
         self.swells = False
         """Whether the proxy appends 256 MiB to each long response."""
         self.request_arrived = asyncio.Event()

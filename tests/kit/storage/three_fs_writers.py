@@ -51,7 +51,7 @@ def write_a_part_and_die(fd: int, views: Sequence[memoryview], offset: int) -> i
 
 
 def wrap(index: PageIndex, method: str, *, before: bool) -> None:
-    """Kill this process when it next calls a method of the index, just before or after the call."""
+    """Replace a method of the index by one that kills this process, before or after the real call."""
     call: Callable[..., Any] = getattr(index, method)
 
     def and_die(*arguments: Any) -> Any:

@@ -86,7 +86,8 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         fill_places(store, 2, files=6)
         await put(backend, NAME, page(1))
         store.spoil(NAME)
-        # If the quarantine is full, the store deletes a corrupt file, so that its name is free at once.
+        # The quarantine is full of large directories, so the store deletes the corrupt file. The
+        # file's name is free at once.
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         make_directory_of(store, 1)

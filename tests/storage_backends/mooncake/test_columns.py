@@ -128,7 +128,7 @@ class TestOvertakenWriters:
 
 
 class SlowLook:
-    """An existence check that queries keys in reverse order, and calls `happens` after some keys."""
+    """An existence check in reverse order that calls `happens` after each key but the first `after`."""
 
     def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
         self._presence = engine.client.presence

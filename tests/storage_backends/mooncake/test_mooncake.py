@@ -51,7 +51,8 @@ class TestMooncakeContract(StorageContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> StoreUnderTest:
         if request.param == "straight":
-            # The contract's buffers are not registered; over TCP, Mooncake can use them anyway.
+            # Write without staging memory. The contract's buffers are not registered, but over TCP
+            # Mooncake can use them anyway.
             monkeypatch.setattr(RegisteredMemory, "covers", anything)
         return shared
 
@@ -102,7 +103,7 @@ class TestMemory:
     async def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
         memory = pool(64 * KIB)
 
-        # The second backend uses the same client as the first.
+        # The second backend uses the same client as the first, and registers the same memory.
         for _ in range(2):
             async with opened(shared, [memory]) as backend:
                 await put(backend, object_name(1), memory)

@@ -23,7 +23,7 @@ class TestSteps:
     def moved(
         self, sizes: Sequence[int], held: Sequence[str] = (), *, pieces: int = 2
     ) -> tuple[list[list[str]], list[int]]:
-        """Move pieces; a key in `held` fails at the deadline.
+        """Move `pieces` pieces of each key; a step with a key in `held` fails at the deadline.
 
         Return the keys of each call, and a result code for each key.
         """

@@ -64,7 +64,7 @@ class Lonely(NamedTuple):
 
 @pytest.fixture(scope="class")
 def lonely() -> Generator[Lonely]:
-    """A store with a single owner process, for which its client waits 1 s.
+    """A store with a single owner process; the library waits at most 1 s for this process.
 
     A test that stops the owner resumes it.
     """
@@ -73,7 +73,7 @@ def lonely() -> Generator[Lonely]:
             patch.setenv(name, "1")
         prepare_for_mooncake()
         assert {os.environ[name] for name in MOONCAKE_TIMEOUTS} == {"1"}
-        # With a short client TTL, the master would drop an owner process while it is stopped.
+        # If the client TTL were short, the master would drop the owner while the owner is stopped.
         with a_store("--client_ttl=60", segment_bytes=0) as store, process("own", store) as owner:
             yield Lonely(store, owner)
 

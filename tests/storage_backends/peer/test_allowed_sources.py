@@ -1,4 +1,4 @@
-"""The allow list of hosts: a rank reads a request's pages only from these hosts."""
+"""The allow list of sources: the hosts from which a process may read pages."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_what_is_no_network_and_no_host_is_refused(entry: str, message: str) -> 
 async def test_nobody_is_connected_to_whose_address_is_not_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The allow list applies to the address that a host name resolves to, not to the name."""
+    """A host is refused if the list has neither its name nor the address that the name resolves to."""
     with serving_keys(1, LAYOUT) as group:
         uri = group.uri.replace("127.0.0.1", "localhost")
         async with opened_at(f"{uri}?allow_sources=127.0.0.0/8"):

@@ -84,7 +84,7 @@ def forged(passed: Passed) -> bytes:
 
 
 def only(kind: type[Message], change: Callable[[Passed], list[bytes]]) -> Callable[[], Alter]:
-    """Change the first message of a kind, and pass all others on unchanged."""
+    """Return a factory of an `Alter` that applies `change` to the first message of a kind only."""
 
     def make() -> Alter:
         left = [kind]
@@ -101,7 +101,7 @@ def only(kind: type[Message], change: Callable[[Passed], list[bytes]]) -> Callab
 
 
 def swapped(kind: type[Message]) -> Callable[[], Alter]:
-    """Hold back the first message of a kind until the same side has sent its next message."""
+    """Return a factory of an `Alter` that sends the first message of a kind after its successor."""
 
     def make() -> Alter:
         left, held = [kind], list[Passed]()
@@ -207,7 +207,7 @@ async def test_a_rank_is_read_from_by_each_address_that_is_its_own(
 
 
 async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port() -> None:
-    """A reader connects to the first rank's forwarded port, and learns the second rank's port there."""
+    """The first rank, reached by a forwarded port, sends the reader that of the second rank."""
     layout = plain_pages(2 * 64, heads=2)
     async with AsyncExitStack() as stack:
         servers: list[HostPageServer] = []

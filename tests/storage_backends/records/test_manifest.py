@@ -241,7 +241,7 @@ async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_wi
     assert (
         "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in warning
     )
-    # The error lists every option for the page size, because each engine names it differently.
+    # The warning lists all options for the page size, because each engine has another name for it.
     assert "--page-tokens, --block-size, --page-size" in warning
 
 

@@ -65,7 +65,7 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    # Without keys, the client asks this metadata endpoint for a role, but it refuses connections.
+    # Without keys, the client requests a role from this endpoint, which refuses connections.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
     message = run(refused_opening(bucket.uri()))
     assert message == (

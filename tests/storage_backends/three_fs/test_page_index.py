@@ -177,7 +177,7 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     confirmed: list[Entry | None] = []
     for number in range(1, 9):
         put(index, number)
-        # The page was just used, so it is not evicted, even if its use is not yet in the file.
+        # Using the kept entry must not make it an ordinary entry, which would be evicted some time.
         confirmed += index.confirm([key(0)])
     assert confirmed == [record] * 8
     ages = {used.entry.key: used.age_s for some in index.entries() for used in some}

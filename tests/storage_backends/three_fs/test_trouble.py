@@ -73,7 +73,7 @@ CALLS = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def held_up(folder: Path, method: str, held: str) -> AsyncGenerator[asyncio.Task[list[Any]]]:
-    """Let the index hang in a call while the context is open, and check that later calls succeed."""
+    """Yield a call of `method` that hangs in the index; then check that later calls succeed."""
     async with watched(small_store(folder)) as (backend, index):
         await put(backend, object_name(1), page(1))
         with index.holding(held):

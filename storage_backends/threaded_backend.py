@@ -38,8 +38,8 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Extra seconds, after the deadline of a listing's batch, in which its thread can report why it is
-late."""
+"""Seconds added to the timeout of a listing's batch, so that the batch's thread can report why the
+batch is late."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -165,10 +165,10 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Hold the call open during the block; yield whether the job may use the caller's buffers.
+        """Yield whether the job may use the caller's buffers; if so, hold its call open meanwhile.
 
-        The value is False once the call was stopped or its deadline has passed. While the call is held
-        open, it does not return to its caller.
+        The value is False once the call was stopped or its deadline has passed. A call that is held
+        open does not return to its caller before the block has ended.
         """
         with self._touched:
             wanted = not self.due()
@@ -214,8 +214,8 @@ class ThreadCalls:
         """Run `work` on a thread, and return its result or raise its exception.
 
         Raises `TimeoutError` after `timeout_s`. After a timeout or a cancellation the thread continues
-        the work, although no caller waits. Raises `StorageError` if `close` came before a thread
-        started the work.
+        the work, although no caller waits. Raises `StorageError` if `close` was called before a
+        thread started the work.
         """
         answer = asyncio.wrap_future(self._pool.submit(work))
         try:

@@ -95,7 +95,7 @@ class FileQuarantine:
         """Empty one path of the quarantine, so that the next corrupt file can move there.
 
         Removes at most `TAKEN_APART_MAX` entries in total. A directory with more entries loses only
-        some of them, and stays.
+        some of them, and still occupies its path.
         """
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):

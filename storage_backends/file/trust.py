@@ -103,7 +103,7 @@ class OwnDirectories:
         self._real: set[str] = set()
 
     def foreign(self, root_fd: int, path: str) -> str | None:
-        """Return the first directory on an object's path that is in fact a link or file, or None."""
+        """Return the first ancestor of an object's path that is a link or file, or None."""
         directory = path[:-_NAME_CHARACTERS]
         if directory in self._real:
             return None

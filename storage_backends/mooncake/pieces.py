@@ -135,7 +135,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return `codes` if the library gave one for each key; otherwise a failure for each key."""
+    """Return `codes` if the library gave one for each key; otherwise NO_MASTER for each key."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

@@ -95,7 +95,7 @@ class OneSidedReads:
             self._give_back()
 
     def close(self) -> None:
-        """Start no more calls and unregister all free staging areas; does not wait."""
+        """Start no more calls, and unregister all free staging areas. Does not wait for calls."""
         self._closed = True
         self._threads.end()
         self._give_back()

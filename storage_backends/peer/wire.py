@@ -134,7 +134,7 @@ class ReadRequest(PartsRequest, frozen=True, tag=3):
 
 
 class Forget(Record, frozen=True, tag=4):
-    """Asks the server not to answer the rest of the request with this number."""
+    """Asks the server to send no more objects for the request with this number."""
 
     number: Number
 

@@ -226,7 +226,7 @@ class UsrbioRing:
     """A 3FS ring for reads or for writes; one thread prepares, submits and awaits its I/O requests.
 
     The daemon may start an I/O request as soon as it is prepared, and starts it at the latest when it
-    is submitted. Completions come in any order.
+    is submitted. Completions arrive in any order.
     """
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
@@ -260,7 +260,7 @@ class UsrbioRing:
         self._prepared = 0
 
     def wait(self, least: int, deadline: float) -> list[Completion]:
-        """Wait for at least `least` completions, and return all that have come by then.
+        """Wait for at least `least` completions, and return all that have arrived by then.
 
         Returns fewer at the deadline. Raises OSError if the ring itself fails.
         """

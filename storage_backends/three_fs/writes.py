@@ -35,8 +35,8 @@ write pages, because markers and manifests are written one per call."""
 _WASTE: Final = 4
 """A warning is logged if a slot is at least this many times as large as the object in it."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""A thread that combines the columns of existing and new objects holds copies in memory. When these
-have more than this number of bytes, the other objects wait for the next try."""
+"""If the copies of a try that combine columns of existing and new objects have more than this number
+of bytes, the remaining objects wait for the next try."""
 
 
 @dataclass(frozen=True, slots=True)

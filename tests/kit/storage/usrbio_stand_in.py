@@ -42,7 +42,7 @@ class Iovec:
 
 
 class Ioring:
-    """A ring that runs each submission in a thread."""
+    """A ring that does the I/O of each submission in a separate thread."""
 
     def __init__(self, client: "UsrbioStandIn", entries: int, *, for_read: bool) -> None:
         self._client = client

@@ -14,7 +14,7 @@ PROGRAM = "tests.kit.storage.crashes"
 
 
 def let_writers_die(root: Path, durability: str, mode: str, seed: int, deaths: str) -> int:
-    """Run writers that are killed; return how many died, and on failure print a command to repeat."""
+    """Run writers that are killed, and print a command that repeats the run; return how many died."""
     command = program(PROGRAM, root, durability, mode, seed, deaths)
     sys.stdout.write(f"seed {seed}; replay with an empty directory: {shlex.join(command)}\n")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -29,7 +29,7 @@ MANY = range(150)
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:
-    """Damage some objects in every possible way; return the expected outcome of each of their reads."""
+    """Damage some objects in every possible way; return the expected outcome of each object's read."""
     store.spoil(object_name(3))
     store.path(object_name(10)).unlink()
     store.path(object_name(70)).write_bytes(b"")
@@ -99,7 +99,7 @@ def test_a_group_that_is_stopped_opens_no_further_file(
 
 
 class SlowLooks:
-    """Stand-in for `os.access`, in which each existence check blocks and is counted."""
+    """Stand-in for `os.access`: each check releases `entered`, and blocks until `go_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()

@@ -362,8 +362,8 @@ def test_what_was_marked_by_a_clock_that_was_years_ahead_is_as_good_as_new_and_a
 
     assert sweep(store, SweepLimits(ttl_s=100)) == 0
 
-    # The first sweep replaced the future mtimes by the filesystem's time, which is far before the
-    # virtual time.
+    # The first sweep set the future mtimes to the filesystem's time. That is far before the virtual
+    # time, so the second sweep removes these files.
     assert sweep(store, SweepLimits(ttl_s=100)) == 2
     assert left(store) == [1]
 

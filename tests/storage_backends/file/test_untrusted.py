@@ -48,7 +48,7 @@ TERABYTES = 1 << 42
 
 @pytest.fixture
 def few_bytes() -> Generator[None]:
-    """Fail the test if Python allocates more than a few pages of memory in the context."""
+    """Fail the test if its Python objects ever take 16 MiB of memory or more."""
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""How a reader finds a group, and its error when it cannot."""
+"""How a reader finds a group, and the errors of a reader that finds none."""
 
 import logging
 

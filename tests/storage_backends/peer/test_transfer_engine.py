@@ -185,7 +185,7 @@ class Keeper:
         self.received: list[Message] = []
 
     async def tell(self, reader: Impostor) -> None:
-        """Greet a reader; answer its requests with page locations, or with headers without pages."""
+        """Greet a reader; answer with page locations to a `LocateRequest`, with ABSENT to a read."""
         name = object_name(0)
         rank = PeerRank(reader.address, ((name.pool, name.shard),), self.engine)
         await reader.greet()
@@ -266,8 +266,8 @@ class TestTheOtherProcess:
                 again = await get(backend, object_name(1))
 
         assert outcome is ReadOutcome.FAILED
-        # After the failure, the reader requests the page over the connection. The false rank has no
-        # page there.
+        # After the failure, the reader requests the page over the connection, and the false rank
+        # answers with ABSENT.
         assert again[0] is ReadOutcome.MISSING
         (line,) = [each.getMessage() for each in caplog.records]
         assert "(a read has failed); they come over the connection from now on" in line

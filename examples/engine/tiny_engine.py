@@ -27,7 +27,7 @@ class Request:
     tokens: list[int]
     """The prompt's tokens, then the output tokens. The KV of the last token is not computed yet."""
     last: int
-    """Number of tokens, of prompt and output, when the request is finished."""
+    """Number of tokens, prompt and output together, at which the request is finished."""
     computed: int = 0
     """Number of tokens whose KV is in the request's pages."""
     found: Admission | None = None

@@ -19,10 +19,10 @@ from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRul
 
 OUTPUTS = 24
 SHARED_TOKENS, OWN_TOKENS = 32, 97
-"""Number of tokens that all prompts share, like a system prompt; number of further tokens that are only
-in one prompt."""
+"""Number of tokens with which all prompts begin, like a system prompt; number of tokens that follow and
+differ between prompts."""
 VISITED = 0
-"""The number of the prompt that is repeated. The other prompts evict its pages from tier to tier."""
+"""Number of the prompt that the tour repeats. The other prompts evict its pages from tier to tier."""
 
 
 class Scene(NamedTuple):
@@ -93,7 +93,7 @@ def prompt(number: int) -> list[int]:
 
 @remembered
 def without_cache(shape: Shape, number: int) -> list[int]:
-    """Return the output for a prompt of the whole model on one rank without a cache."""
+    """Return the whole model's output for a prompt, computed on one rank without a cache."""
     return TinyTransformer(shape).alone(prompt(number), OUTPUTS)
 
 

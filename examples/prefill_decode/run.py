@@ -235,7 +235,7 @@ def one_rank(role: str, folder: str) -> None:
 
 
 def _messages(folder: str) -> Store:
-    # torch's type stubs do not export `FileStore`, which its documentation describes.
+    # Ignore the type errors: torch's stubs do not export `FileStore`, although it is documented.
     store = dist.FileStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
         f"{folder}/messages"
     )

@@ -94,7 +94,7 @@ def test_chunks_of_any_size_give_the_same_tokens(chunk_tokens: int) -> None:
 
 
 def spoiled(page: int, with_page: int | None) -> Scene:
-    """Serve a prompt with a cached page overwritten by page `with_page`, or by NaN if that is None."""
+    """Overwrite a prompt's cached page `page` by page `with_page` (None: by NaN); serve the prompt."""
     with opened() as cache:
         serve("before", cache, MODEL, [0])
         cache.load_back("looks", prompt(0)[:-1])

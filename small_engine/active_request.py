@@ -41,11 +41,11 @@ class ActiveRequest:
         self.reserved = 0
         """Number of tokens that device pages are allocated for."""
         self.was_aside = False
-        """Whether the request was retracted. Set to False when the request starts over."""
+        """Whether the request was retracted at least once since it started or started over."""
         self.reached = 0
-        """The largest number of tokens that were computed when the request left the device with a
-        complete prompt; 0 if it never did. After the next admission, tokens up to this number are
-        computed in chunks like a prompt, because the outputs among them are known already."""
+        """The largest number of computed tokens with which the request left the device after its prompt
+        was complete; 0 if it never did. Its outputs up to this number are known. After the next
+        admission, they are therefore computed in chunks, like the prompt."""
         self.lost = 0
         """Number of tokens that were computed when the request left the device. Tokens that the cache
         does not restore are recomputed."""

@@ -49,7 +49,7 @@ class Chunks:
         return -(-tokens // self.page_tokens) * self.page_tokens
 
     def end(self, computed: int, prompt: int, budget: int, checkpoints: Sequence[int]) -> int:
-        """Return the end, in tokens, of the prompt chunk that begins at token `computed`."""
+        """Return the end of a prompt's chunk from `computed`, by budget, checkpoints and windows."""
         ends = [prompt, computed + budget]
         if self.tokens_max is not None:
             ends.append(computed + self.tokens_max)
@@ -70,8 +70,8 @@ class Chunks:
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
     """Return how many pages a chunk may have so that the window pool has room for two requests.
 
-    A chunk may have half of the window pool's pages, without the pages of one window and one more page
-    because a chunk may begin within a page. A second request can have the other half.
+    The window pool must also hold the pages of one window, and one page because a chunk may begin
+    within a page. Half of the other pages are for the chunk, and half for a second request.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

@@ -330,7 +330,8 @@ class Scheduler:
     def _make_room(self, moved: bool) -> bool:
         """Free the youngest request's pages if an older request has no room; return whether it did.
 
-        The youngest request is retracted. If that is not possible, it is requeued and computed again.
+        The youngest request is retracted. If that fails, it is requeued to be computed again, but only
+        if no request progressed (`moved`) and the cache is idle.
         """
         running = [*self._prefilling, *self._decoding]
         youngest = self.retractions.next_to_retract(self._short, running)

@@ -1,4 +1,4 @@
-"""Profiles are models scaled by a stated factor; each profile has every part of its model."""
+"""Profiles are models scaled by a stated factor; each covers all state that its model keeps."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Requests are retracted and resumed, because pages are far too few; each ends with its own bytes."""
+"""Requests are retracted and resumed, because pages are far too few; all end with the right bytes."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

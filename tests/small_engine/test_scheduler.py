@@ -20,7 +20,7 @@ ROOMY = ReplaySettings(
 
 
 def ideal_hits(requests: Iterator[WorkloadRequest]) -> int:
-    """Return the hit tokens of an unbounded cache: whole pages before a prompt's last token."""
+    """Return how many tokens an unbounded cache hits: whole pages before a prompt's last token."""
     seen: set[bytes] = set()
     hits = 0
     for request in requests:

@@ -105,7 +105,7 @@ class Exploration:
             raise ConfigError("--pd sets the number of ranks; remove --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
-        """Return a copy; unset seeds, model, faults and L1 owner become those that show the bug."""
+        """Return a copy whose unset seeds, model, faults and L1 owner suit the bug in `revive`."""
         if self.revive is None:
             return self
         from .revived.revived import find_bug  # noqa: PLC0415

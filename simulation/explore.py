@@ -71,7 +71,7 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 
 
 _ALONE: Final = 8
-"""Minimum number of seeds for which worker processes are started."""
+"""Fewer seeds than this run without worker processes; with `revive`, so do this many first seeds."""
 
 
 def explore(

@@ -175,7 +175,7 @@ class _Group(Schedule):
         return epoch
 
     def connect(self, place: ShardPlace, source: str) -> SimulatedPeers:
-        """Return a source of this producer's pages, for the consumer's rank with shard `place`."""
+        """Return a `PageSource` with this producer's pages for the consumer's shard `place`."""
         del source
         return SimulatedPeers(self._serving, place, self.result.coverage)
 

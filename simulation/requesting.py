@@ -57,7 +57,7 @@ class Requesting:
         self._carried_out: list[list[bytes]] = []
         """By rank: the control requests that the rank has executed since the last check."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """One entry for each of the last steps: the number n for which every rank had received the
+        """For each of the last steps: the largest number n for which every rank had received the
         control requests 1 to n."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:

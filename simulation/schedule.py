@@ -364,7 +364,7 @@ class Schedule:
 
         Raises `Violated` if an operation does not end (unless it is quarantined), if a page that must
         be in the store is missing, or if not all pages can be allocated. The last check is left out if
-        the operations in flight are all quarantined.
+        operations are in flight that are all quarantined.
         """
         self._workload.drain()
         self._settle()

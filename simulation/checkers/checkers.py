@@ -24,7 +24,7 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""Maximum number of steps in which ranks that can restore different lengths of a prefix agree on one.
+"""Maximum number of steps until ranks agree on one prefix length, if they can restore different ones.
 """
 
 
@@ -38,10 +38,10 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """Raise unless an admission covers the preceding match, with a load for tokens not on the device.
+    """Raise unless an admission has all tokens that a match just found, and loads those off the device.
 
-    A `sparse` state exists at some positions only, so the match may be shorter than the prefix on the
-    device. The admission may then use more device tokens than the match reported.
+    If the model is `sparse` (has more components than full attention), the match may be shorter
+    than the prefix on the device. The admission may then use more device tokens than the match.
     """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)

@@ -61,7 +61,7 @@ class Published:
         self._loads += answer.operation is not None
 
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
-        """Record that the device may have evicted pages, if all pages written so far may not fit.
+        """Record that the device may have evicted pages, unless all pages written so far fit on it.
 
         The pages of operations in flight are counted, too, because a retraction owns its request's
         partial page until it ends.

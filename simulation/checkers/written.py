@@ -48,7 +48,7 @@ def check_written_again(
 
 
 def promises_anything(seen: Inspection) -> bool:
-    """Return whether a single store has been attached from the start, and nothing is in flight."""
+    """Return whether pages must be in the store: one store from the start, and nothing in flight."""
     first = seen.config.has_store and seen.stores == 1
     return first and seen.store_state is StoreState.ATTACHED and not seen.in_flight
 

@@ -48,7 +48,7 @@ class GroupHandoff:
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:
-            # Keep the request, but do not serve it again, so that the TTL of its served pages may
+            # Keep the request, but do not serve it again, so that the TTL of its served pages can
             # expire.
             return True
         request.is_served = True

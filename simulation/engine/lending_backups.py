@@ -11,9 +11,9 @@ class LendingBackups(LendingEngine):
     def back_up(self, request: EngineRequest, generation: int) -> bool:
         """Back up a request's whole pages, or sometimes fewer, after this step's forward pass.
 
-        Return False if there is nothing to back up. If no reset has come since the request started,
-        raise unless the backup covers all tokens that a match finds on the host. `generation` is the
-        current number of resets.
+        Return False if there is nothing to back up. If the cache was not reset since the request
+        started, raise unless the backup covers all tokens that a match finds on the host.
+        `generation` is the current number of resets.
         """
         known = max(request.computed, request.planned)
         if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):

@@ -316,7 +316,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._release(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Release a finished request, or only its device pages if another group may read it."""
+        """Release a finished request; if another group may read it, free only its device pages."""
         if not self._stays(request):
             self._release(request)
         elif not self._ask(request, "lends", lambda c: c.has_copies_in_flight(request.name)):
@@ -348,7 +348,7 @@ class LendingWorkload(SimulatedEngine[HostCache]):
         self._old_names.append(name)
 
     def _reset(self) -> None:
-        """Reset the cache, and check that requests that start later find no older pages."""
+        """Reset the cache; raise if a request that waits for admission still has a hit afterwards."""
         if self._random.random() < 0.5:
             for request in self.requests:
                 if request.stage in _COMPUTES:

@@ -65,7 +65,7 @@ class FullAttentionLayers(Layers):
 
 
 class SlidingWindowLayers(FullAttentionLayers):
-    """Sliding-window layers, which read only the last tokens, so that earlier pages may be gone."""
+    """Sliding-window layers, which read only the last tokens, so that earlier pages may be missing."""
 
     def __init__(
         self, pool: str, page_tokens: int, contents: ExpectedContents, window_tokens: int

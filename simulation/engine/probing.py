@@ -12,7 +12,7 @@ from .every_rank import NO_PAGE
 
 
 def probe(caches: Sequence[Cache], world: World) -> bool:
-    """Allocate to one request as many device pages as fit, and every state slot; raise if refused.
+    """Allocate to one request the device pages that fit, to others the state slots; raise if refused.
 
     Return False if more steps are needed first: under write-back, evicted pages must be backed up
     before they are free.
@@ -22,7 +22,7 @@ def probe(caches: Sequence[Cache], world: World) -> bool:
     count = max((pools[pool][0] for pool in states), default=1)
     names = [f"probe{number}" for number in range(count)]
     tokens = [pages * world.page_tokens] + [0] * (count - 1)
-    # Reserve pages for all requests even if one is refused; all of them are released afterwards.
+    # Reserve for every request, even after one was refused, because all are released afterwards.
     had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
     for pool, (device, _) in pools.items() if all(had) else ():
         table = [page for name in names for page in _table(caches, name, pool)]

@@ -46,7 +46,7 @@ class Served(NamedTuple):
 
 
 class InstantGroup:
-    """The replica of a group whose pages have one token; each token is a page's id (`PagedPrompt`)."""
+    """A group as one replica with instant I/O; a page has one token, the page's id (`PagedPrompt`)."""
 
     def __init__(
         self, config: ReplicaConfig, *, chunk_pages: int, store: KeyStore | None = None
@@ -135,7 +135,7 @@ class InstantGroup:
     def _prefetch_slots(
         self, expectations: Iterable[Expectation], orders: Iterable[Order]
     ) -> tuple[SlotVerdict, ...]:
-        """Return the lookup or read result of each prefetch slot, as a verdict contains them."""
+        """Return what a verdict has for each prefetch slot: the result of its lookup or of its read."""
         fetches: dict[int, Fetch] = {}
         for order in orders:
             if isinstance(order, LookUp):

@@ -127,9 +127,9 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
     """By run number: how many of the run's first pages are cached."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """Heap of (-next use, -run number) of cached runs; the run whose next use is latest comes first. An
-    entry is outdated, and is skipped, if `when` has no next use, or a different one, for the entry's
-    run."""
+    """Heap of (-next use, -run number) of cached runs; the run whose next use is latest comes first.
+    `when` has the current next use of each cached run. An entry with another next use is outdated,
+    and is skipped."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):

@@ -92,7 +92,7 @@ class Cluster:
         self._reached: list[int] = []
 
     def step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Take one step without commands on all ranks except `missing`; return each rank's error."""
+        """Take a step without commands on all ranks but `missing`; return each rank's error or None."""
         self.begin_step(middle_us, missing)
         return self.end_step(missing=missing)
 

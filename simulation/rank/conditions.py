@@ -41,7 +41,7 @@ class OrderWork:
     store: PageSource | None = None
     """The store or group that the order reads or writes; None for a copy."""
     touching: int = 0
-    """Number of the order's transfers that are running or can no longer be stopped."""
+    """Number of the order's transfers that have begun and may still access memory."""
     cancelled: bool = False
     gave_up_quiet: bool = False
     over: bool = False

@@ -1,4 +1,4 @@
-"""Device-host copies in virtual time, and the fences after which copies do not read device pages.
+"""Device-host copies in virtual time; once a fence has ended, its copies read no device pages.
 
 A copy is one unit over all its pools: it starts once and ends as a whole. While it runs, its
 destination pages have torn content. A copy may fail, and it may hang.
@@ -38,7 +38,7 @@ class _Copy:
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
-    """Whether a fence has ended for this copy, so that the engine may overwrite the source pages."""
+    """Whether a fence ended before this copy did; the engine may then overwrite the source pages."""
 
     def finish_reading(self) -> None:
         for pair in self.pairs:
@@ -63,7 +63,7 @@ class Copies:
 
     @property
     def has_held_copies(self) -> bool:
-        """Whether some ordered copy is still waiting for the engine to start it."""
+        """Whether copies are queued (`hold`) until the engine starts them."""
         return bool(self._held)
 
     def hold(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:

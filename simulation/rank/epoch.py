@@ -76,10 +76,10 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """The reason why no rank can continue because copies hang; None if the ranks can continue.
+        """How hung copies prevent all ranks from continuing; None if the ranks can continue.
 
-        One hung copy into engine-owned device pages stops the ranks. Other copies stop them only if
-        many hang.
+        One hung copy into engine-owned device pages is enough. Other copies prevent it only if many
+        hang.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"

@@ -21,9 +21,10 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """Revive: a prefetch looks up more pages than a window needs, and reads the first of these pages.
+    """Return a build whose prefetch reads the first of the window pages that it looked up.
 
-    A handed-over request needs the last of these pages, because its window ends where its prefix ends.
+    A prefetch looks up more pages than a window needs. A handed-over request needs the last ones,
+    because its window ends where its prefix ends.
     """
     return Build(parts=Parts(prefetching=_ReadsFirstPages))
 
@@ -63,7 +64,7 @@ class _NamesFirstPages(LookupPlanner):
 
 
 def one_pin_for_all_ends() -> Build:
-    """Revive: if a request is served at several lengths, only pages for the longest are pinned.
+    """Return a build that pins pages only for the longest of the lengths at which a request is served.
 
     The pages that only a shorter length needs, such as those of its window, may be evicted.
     """

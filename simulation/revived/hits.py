@@ -14,7 +14,7 @@ from ..rank.epoch import Build
 
 
 def write_once() -> Build:
-    """Revive: a persist that failed is never retried."""
+    """Return a build that never retries a failed persist."""
     return Build(parts=Parts(persisting=_WritesOnce))
 
 
@@ -24,7 +24,7 @@ class _WritesOnce(Persisting):
 
 
 def trust_for_good() -> Build:
-    """Revive: a page that the store once accepted is never written again, even if the store lost it."""
+    """Return a build that never rewrites pages that the store once accepted, even if they were lost."""
     return Build(parts=Parts(store=_TrustsForGood))
 
 
@@ -35,7 +35,7 @@ class _TrustsForGood(Store):
 
 
 def back_up_once() -> Build:
-    """Revive: a backup that found too few free host pages is never retried."""
+    """Return a build that never retries a backup that found too few free host pages."""
     return Build(parts=Parts(backing_up=_BacksUpOnce))
 
 

@@ -26,7 +26,7 @@ from ..rank.memory import SymbolicMemory
 
 
 def backups_of_unfilled_pages() -> Build:
-    """Revive: a backup also copies engine-owned device pages that a load has left unfilled."""
+    """Return a build whose backups also copy engine-owned pages that a load has left unfilled."""
     return Build(parts=Parts(lent=_TakesAllForFilled))
 
 
@@ -37,7 +37,7 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Revive incident A: a load back changes a tree node's page numbers instead of its own copy.
+    """Return a build with incident A: a load back changes a tree node's page numbers, not a copy.
 
     As in the original code, this happens in all pools except that of full attention.
     """
@@ -75,7 +75,7 @@ class _MovesDescriptors(SimulatedExecutor):
 
 
 def load_back_from_the_last_host_node() -> Build:
-    """Revive incident B: admission loads from `last_host_node` instead of `best_match_node`."""
+    """Return a build with incident B: admission loads from `last_host_node`, not `best_match_node`."""
     return Build(parts=Parts(owned=_ReachesTheLastHostNode))
 
 
@@ -86,7 +86,7 @@ class _ReachesTheLastHostNode(OwnedDevice):
 
 
 def complete_without_the_other_pools() -> Build:
-    """Revive incident C: a prefetch counts as complete once its full-attention pages have landed.
+    """Return a build with incident C: a prefetch is complete once its full-attention pages have landed.
 
     Transfers of the other pools may still be running then.
     """
@@ -104,7 +104,7 @@ class _WaitsForTheKvAlone(Prefetching):
 
 
 def cascade_past_pins() -> Build:
-    """Revive incident D: a cascade of evictions checks device locks only, and ignores pins."""
+    """Return a build with incident D: a cascade of evictions checks device locks only, and no pins."""
     return Build(parts=Parts(allocator=_LooksAtLocksOnly))
 
 
@@ -125,7 +125,7 @@ class _LooksAtLocksOnly(PageAllocator):
 
 
 def retract_the_kv_alone() -> Build:
-    """Revive incident E: retraction saves only the pages of the KV pool.
+    """Return a build with incident E: retraction saves only the pages of the KV pool.
 
     In the other pools the resumed request continues with slots that other requests have used meanwhile.
     """
@@ -139,7 +139,7 @@ class _SavesTheKvAlone(OwnedDevice):
 
 
 def retract_hands_out_views() -> Build:
-    """Revive incident E, second half: retraction saves references to device slots instead of copies.
+    """Return a build with incident E, part 2: retraction saves references to device slots, no copies.
 
     The resumed request then reads whatever its old device slots contain by that time.
     """

@@ -26,7 +26,7 @@ from ..world.contents import EMPTY
 
 
 def free_on_local_evidence() -> Build:
-    """Revive: a rank frees a cancelled operation's pages once the rank's own I/O has quiesced."""
+    """Return a build whose ranks free a cancelled operation's pages once their own I/O has quiesced."""
     return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
 
 
@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Revive: ranks agree on the number of completed backups, but not on which backups these are."""
+    """Return a build whose ranks agree on the number of completed backups, not on which these are."""
     parts = Parts(operation_table=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -110,7 +110,7 @@ class _SettlesOwnLent(_SettlesOwn, HostCache): ...
 
 
 def return_before_the_vote() -> Build:
-    """Revive: a rank stops voting once its own part of all operations is done."""
+    """Return a build in which a rank stops voting once its own part of all operations is done."""
     return Build(cache=_ReturnsEarlyOwned, host_cache=_ReturnsEarlyLent)
 
 
@@ -144,20 +144,20 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """Revive: ranks restore the minimum of their maximum lengths, even if a rank lacks the state there.
+    """Return a build that restores the smallest of the ranks' longest lengths, even without a state.
 
-    A rank that lacks this state continues from its last earlier state, or without a state.
+    A rank that has no state at this length continues from its last earlier state, or from none.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
 
 
 class _UncommonFetch(Fetch, frozen=True):
-    """A fetch of a length that some rank cannot restore, because it has no state there."""
+    """A fetch of a prefix length at which some rank has no state."""
 
     needs: tuple[Need, ...] = ()
-    """Keys that the lookup queried. The fetch of a missing state takes an earlier state from these
-    keys."""
+    """Keys that the lookup queried. A rank without a state at this length fetches the state of an
+    earlier key."""
 
 
 class _TakesTheSmallest(Prefetching):

@@ -108,10 +108,10 @@ GROUP_FAULTS = {
     Mishap.UNHEALTHY_RANK: (0.08,),
     Mishap.RESTART: (0.8, 0.5),
 }
-"""By fault that ends the epoch: the chances that it strikes, each drawn once for a schedule. RESTART
+"""By fault that ends the epoch: its chances to strike in a schedule, with one draw for each. RESTART
 has two chances, so it may strike twice.
 
-The schedule continues with new processes on the old stores.
+After such a fault, the schedule continues with new processes on the old stores.
 """
 _SAMPLED_APART_SHARE = 0.12
 _CLOCK_FAULTS = {Mishap.CLOCK_LEAP: (300, 5_000), Mishap.CLOCK_STILL: (100, 1_000)}

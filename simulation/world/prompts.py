@@ -53,8 +53,8 @@ class Prompts:
         if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
             if at_checkpoint:
-                # End the prompt one word after a checkpoint. Its last token is always computed, so a
-                # match can then reach the checkpoint.
+                # End the prompt one token after a checkpoint. The last token is always computed, so a
+                # match can reach exactly to the checkpoint.
                 step = self._checkpoint_tokens * TOKEN_BYTES
                 tokens = tokens[: len(tokens) // step * step] + _words(
                     self._random, 1, _SEGMENT_WORDS

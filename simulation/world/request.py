@@ -90,7 +90,7 @@ class EngineRequest:
     """Whether a copy for the request has failed, after which the cache loads nothing for it."""
     bringing: int = 0
     """During a load: number of tokens that the request has when the load ends. After a retraction:
-    number of tokens that it had before."""
+    number of tokens that it had computed before."""
     keeps_windows: bool = False
     """Whether the request keeps the device pages that its sliding windows have passed. A load may leave
     such pages unfilled."""

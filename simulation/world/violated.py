@@ -21,5 +21,5 @@ def not_to_be_had(what: str, found: object) -> Violated:
 
 
 Record = Callable[[str], None]
-"""Function that records a violation. It replaces an exception that could not reach the code that runs
-the schedule."""
+"""Function that records a violation. Simulated parts call it where an exception that they raise would
+not reach the code that runs the schedule."""

@@ -149,7 +149,7 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
 
 
 def test_a_rank_that_writes_what_another_has_is_found() -> None:
-    """Planted bug: both ranks write objects under one name, as if it did not contain the rank."""
+    """Planted bug: both ranks write the same objects, as if object names did not contain the rank."""
     made: list[SimulatedExecutor] = []
 
     def make(

@@ -165,8 +165,8 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
 
 def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
     bug = REVIVED_BUGS["C"]
-    # The first seeds run before worker processes start. The bug must not show in these seeds, so the
-    # range starts at 14.
+    # The first seeds of the range run without worker processes. Start at 14, so that only a later
+    # seed, which a worker process runs, shows the bug.
     seeds = range(14, 60)
     alone, together = (
         explore(

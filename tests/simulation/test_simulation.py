@@ -70,7 +70,7 @@ def test_no_schedule_has_a_violation(report: ExplorationReport) -> None:
 
 
 def test_the_schedules_meet_every_kind_of_fault(report: ExplorationReport) -> None:
-    # Spoiled saves (damaged bytes of a retracted request) are drawn only for pairs of groups.
+    # Leave out spoiled saves (damaged bytes of retracted requests): only pairs of groups have them.
     drawn = {*Mishap} - {Mishap.SPOILED_SAVE}
     assert set(report["faults"]) == {fault.value for fault in drawn}
 
@@ -326,7 +326,7 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
 
 
 def test_an_end_that_left_a_window_to_a_copy_that_failed_is_written_all_the_same() -> None:
-    """Regression: a prefix that relied on window pages of a failed copy was never written."""
+    """Regression: after a failed copy of window pages, a prefix that needed them was never written."""
     result = run_schedule(402350, profile="hybrid-all", depth=0, l1="replica")
 
     assert result.violation is None

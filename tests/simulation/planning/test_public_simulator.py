@@ -1,9 +1,9 @@
-"""LRU, FIFO and the optimum equal those of the public `kvcache-simulator`, block by block.
+"""LRU, FIFO and the optimum hit as many blocks here as in the public `kvcache-simulator`.
 
-Both model one tier of blocks that prompts share from their start. The public simulator counts a partial
-last block as usable and may serve a whole prompt from the cache, so every block here is full and
-usable. The public simulator counts only hits of the second half of the requests, after the first half
-has filled the cache.
+Both simulators model one tier of blocks that prompts share from their start. The public simulator
+counts a partial last block as usable and may serve a whole prompt from the cache, so every block here
+is full and usable. The public simulator counts only hits of the second half of the requests, after
+the first half has filled the cache.
 """
 
 import json

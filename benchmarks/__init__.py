@@ -1,1 +1,1 @@
-"""Benchmarks. Each one measures a bound in the same run, and compares its result with the bound."""
+"""Benchmarks. Each run also measures a bound, such as bare system calls, and compares the two."""

@@ -60,7 +60,7 @@ class StorageReport(TypedDict):
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """Microseconds per name of a lookup of `EXISTS_NAMES` names that the store has."""
+    """Microseconds per name to look up `EXISTS_NAMES` names, all of which the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
@@ -104,7 +104,7 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """The time in seconds that one measured action took in one round."""
+    """Wall-clock seconds and CPU seconds of one measured action in one round."""
 
     wall: float
     cpu: float

@@ -251,7 +251,7 @@ def _pairs(
 def _long(
     without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Let both engines compute long prompts; repeat each prompt on the engine with a connector."""
+    """Return samples of long prompts: without the connector, and with it at first and second use."""
     plain: list[Sample] = []
     cold: list[Sample] = []
     warm: list[Sample] = []

@@ -57,7 +57,10 @@ class HandoffSettings:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The duration of one transfer of all pages as seen by one process, in seconds."""
+    """Wall-clock seconds and CPU seconds of one process in one transfer of all pages.
+
+    The serving process measures only its CPU seconds; its `wall` is 0.
+    """
 
     wall: float
     cpu: float

@@ -101,7 +101,7 @@ class PathSettings:
 
     @property
     def direct(self) -> bool:
-        """Whether the store bypasses the page cache, and the bare system calls do so, too."""
+        """Whether the store bypasses the page cache. If so, the bare system calls bypass it, too."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property

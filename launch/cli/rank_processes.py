@@ -142,8 +142,8 @@ def rank_folder() -> Generator[str]:
 def why_ranks_cannot_start(address: str) -> str:
     """Return why ranks cannot connect to each other at an address of this machine; "" if they can.
 
-    Call it before the ranks start, because torch would retry for minutes and handle no signal
-    meanwhile.
+    Call it before the ranks start. If they cannot connect, torch retries for minutes and handles no
+    signal meanwhile.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _FILES_MIN:

@@ -31,7 +31,7 @@ class Clocks:
     resolution_s: float
     wall_s: float
     kept: bool | None
-    """Whether the wall clock is synchronised; None if the kernel does not say."""
+    """Whether the wall clock is synchronised; None if the kernel does not report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def judge_host_name(host: HostName) -> CheckResult:
 
 
 def probe_interface() -> Interface:
-    """Choose an interface like a rank: the user's, else the route to other hosts, else loopback."""
+    """Choose the interface as a rank does: the user's, else the one to other hosts, else loopback."""
     chosen = read_gloo_interface()
     addresses = _addresses()
     if chosen:

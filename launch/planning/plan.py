@@ -132,7 +132,7 @@ def _sizes_of(point: PlanPoint) -> str:
 
 
 def _bar(hit: float, best: float, ideal: float) -> str:
-    """Return a bar whose length is the ideal hits.
+    """Return a bar of fixed length, which stands for the ideal hits.
 
     The bar has `#` for hits, `+` for further hits with optimal eviction, and `.` for the remaining
     ideal hits.

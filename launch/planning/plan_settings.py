@@ -204,8 +204,8 @@ class PlanPoint(TypedDict):
     ideal_ratio: float
     """Share of prompt tokens that would hit in a cache without a limit."""
     belady_ratio: float
-    """Share of prompt tokens that would hit with optimal (Belady) evictions, in one tier of the same
-    size."""
+    """Share of prompt tokens that would hit with optimal (Belady) evictions, in one tier as large
+    as all tiers together."""
     compute_saved: float
     """Share of the prompts' FLOPs that are not computed because of hits."""
     hit_tokens: HitTokens

@@ -164,7 +164,10 @@ def _distribution(report: Report, axes: "Axes") -> None:
 
 
 def _in_units(axes: "Axes", *, x: str, y: str | None = None) -> None:
-    """Format the axes' numbers with these units; if `y` is empty, the y axis has whole numbers."""
+    """Format the axes' numbers with these units; if `y` is empty, the y axis has whole numbers.
+
+    If `y` is None, the format of the y axis is not changed.
+    """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_formatter(EngFormatter(x))

@@ -38,7 +38,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     replayed: Replayed | None = None
     error: str = ""
     status: int = 0
-    """Exit status of a process that ends with this error."""
+    """Exit status of the command if it reports this `error`; 0 without an error."""
     silent: bool = False
     """Whether the error is that the rank did not answer in time."""
 

@@ -159,7 +159,7 @@ class Sampler:
         self._due = now + self._pause_s
 
     def _thin_out(self) -> None:
-        """Drop every second sample except the first; add its step times to the sample after it."""
+        """Drop every second sample after the first; add its step times to those of the next sample."""
         first, *others = self._moments
         left = others[len(others) // 2 * 2 :]
         for dropped, stays in zip(others[::2], others[1::2], strict=False):

@@ -93,14 +93,17 @@ class ServingRun:
 
 
 def submit_requests(store: Store, rank: int, result: RankResult) -> None:
-    """Write a rank's result to the rendezvous store; do nothing if that store no longer answers."""
+    """Write a rank's result to the rendezvous store, which marks the replay as interrupted.
+
+    Do nothing if the store no longer answers.
+    """
     with suppress(RuntimeError):
         _put(store, _of_rank(rank), msgspec.msgpack.encode(result))
         store.add(_BEGUN, 1)
 
 
 def was_begun(store: Store) -> bool:
-    """Return whether any rank was interrupted; if so, a lost peer does not count as a failure."""
+    """Return whether a rank has called `submit_requests`; if so, a lost peer is not a failure."""
     try:
         return store.add(_BEGUN, 0) > 0
     except RuntimeError:

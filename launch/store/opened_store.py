@@ -55,7 +55,8 @@ def run_on_store(
     """Open a store, run `work` on it, close the store, and return the result of `work`.
 
     The first SIGINT or SIGTERM cancels the work, closes the store, and raises `Interrupted`. A second
-    signal ends the process at once, because closing the store may hang.
+    signal ends the process at once, because closing the store may hang. `looking` is passed to
+    `opened_store`.
     """
 
     async def opened() -> Result:

@@ -91,7 +91,7 @@ class _Oldest:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
     def oldest_first(self) -> list[StoredObject]:
-        """Return the collected objects, oldest first; this shortens prefixes from their end."""
+        """Return the collected objects, oldest first, so that a prefix loses its last pages first."""
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
@@ -303,7 +303,7 @@ def pages_of(namespaces: Collection[str] | None) -> Wanted:
     """Return a filter that accepts the pages of these namespaces (None: of all).
 
     Manifests, and marks (which record the groups that wrote pages), are not accepted, because they are
-    small and describe the pages that stay.
+    small and describe the pages that remain.
     """
     return lambda stored: (
         not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)

@@ -37,7 +37,7 @@ def call_deadline(nbytes: int = 0) -> float:
 
 
 def is_read_only_command(uri: StoreUri) -> bool:
-    """Return whether the store has a read-only mode, in which corrupt objects stay in place."""
+    """Return whether a command can open the store read-only, without moving corrupt objects."""
     return uri.scheme in ("file", "3fs", "s3")
 
 

@@ -29,7 +29,7 @@ SLOW_READ_S: Final = 0.25
 TURNOVER_S: Final = 600.0
 """If all host pages are evicted within this many seconds, conversations miss at their next turn."""
 SKEW: Final = 4.0
-"""A rank is slow if the other ranks wait in rounds at least this many times as long as that rank."""
+"""The rank that waits least in rounds is slow if another waits more than this many times as long."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
 SILENT_NAMED: Final = 4
@@ -122,8 +122,8 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Also report a problem if pages are still unwritten. Their writes are retried up to 30 s apart, so
-    # no write may have failed in this window.
+    # Also report pages that are still unwritten. Their writes are retried up to 30 s apart, so a
+    # short window need not contain a failed write.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(

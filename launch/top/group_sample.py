@@ -45,7 +45,7 @@ class GroupSample:
     """By address at which no rank answered: a description of another program's answer, or "" if there
     was no answer."""
     last_answer_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of a rank's last answer in seconds, by address."""
+    """Time of the last answer of a rank, by address; in seconds, on the clock of `at_s`."""
 
     @property
     def any_rank(self) -> Numbers:

@@ -47,7 +47,7 @@ def gpu_modules(folder: Path = ROOT / "tests") -> list[str]:
 def pytest_command(modules: Sequence[str], *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--timeout={TEST_S}"),
-        # Installed plugins may emit warnings, and pytest treats warnings as errors.
+        # Load no other plugins, because they may emit warnings, which pytest treats as errors.
         *("--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"),
         *(*more, *modules),
     ]

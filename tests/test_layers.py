@@ -55,8 +55,8 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
     """Return each group of folders that import each other in a cycle, except through `__init__.py`.
 
-    Cycles between sibling folders are returned, too. Imports by folders below a sibling count as
-    imports by the sibling. Folders at the root are layers, so they are not compared.
+    Sibling folders are also compared as whole subtrees: each folder below a sibling counts as the
+    sibling. Folders at the root are not compared in this way, because they are layers.
     """
     library = {module.path: module for module in modules}
     imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)
@@ -75,7 +75,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
 def siblings(
     one: PurePosixPath, other: PurePosixPath
 ) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Return two paths up to the first part that differs, or None if they differ at the root."""
+    """Return both paths, cut after the first part that differs; None if they differ at the root."""
     for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
         if here != there:
             up_to = slice(at + 1)
@@ -90,7 +90,7 @@ def siblings(
 def close(
     imports: dict[PurePosixPath, set[PurePosixPath]],
 ) -> dict[PurePosixPath, set[PurePosixPath]]:
-    """Return the import graph with an entry for every imported folder, even if it imports nothing."""
+    """Return the import graph with an empty entry for each imported folder that imports nothing."""
     named = {*imports, *(other for found in imports.values() for other in found)}
     return {each: imports.get(each, set()) for each in sorted(named)}
 

@@ -267,7 +267,7 @@ def is_elsewhere(path: str) -> bool:
 
 
 def is_in_the_tree(path: str) -> bool:
-    """Return whether the tree has each path that a pattern with braces and stars matches."""
+    """Return whether a file or folder matches the path; of `{a,b}`, each alternative must match."""
     choice = re.search(r"\{([^{}]*)\}", path)
     if choice:
         before, after = path[: choice.start()], path[choice.end() :]

@@ -12,11 +12,11 @@ from tests.kit.source_tree import ROOT
 SCRIPT = ROOT / "tests" / "kit" / "just_booted.sh"
 REFUSED = "#!/bin/sh\nexit 1\n"
 GRANTED = '#!/bin/sh\necho "$@"\n'
-"""A fake `unshare` that prints its arguments."""
+"""A fake `unshare` that succeeds and prints its arguments."""
 
 
 def on_a_new_clock(folder: Path, unshare: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on a command, with a fake `unshare` program of the given source text."""
+    """Run `just_booted.sh` on a command; `unshare` is the source text of a fake `unshare` program."""
     stand_in = folder / "unshare"
     stand_in.write_text(unshare, encoding="utf-8")
     stand_in.chmod(0o755)

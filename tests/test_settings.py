@@ -91,7 +91,7 @@ def _has_default(each: Any) -> bool:
 
 
 def refusal(kind: Any, given: dict[str, Any]) -> str:
-    """Return the error's text if the settings are refused, else all field names."""
+    """Return the error's text; for valid settings all field names, so that each name is found."""
     try:
         kind(**given)
     except ConfigError as refused:

@@ -94,7 +94,7 @@ def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
 
     cached.add_prompt(prompt, 5)
 
-    # The prompt adds five nodes. Four branches start at the ends of these nodes, so that each branch
-    # adds only one more node.
+    # The prompt adds five nodes. Four branches start at the ends of nodes, so each branch adds one
+    # node and splits none.
     assert nodes_of(cached) == 128 + 5 + 4
     assert cached.cache.match(prompt).device_tokens == 100

@@ -296,8 +296,8 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     log = serving.output_so_far()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
-    # The default level logs the warning "withdrawn". Control requests appear only once the level is
-    # INFO.
+    # The default level includes the warning "withdrawn". Control requests are logged only after the
+    # test has set the level to INFO.
     logged = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )
@@ -309,7 +309,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
 def test_a_rank_that_is_killed_while_a_store_is_attached_leaves_nothing_behind(
     serving: Running, tmp_path: Path
 ) -> None:
-    """The store accepts connections and never answers, so the ranks block in opening it."""
+    """One rank is killed while both open a store that accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
         silent.settimeout(60)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Signals are recorded for a caller that polls for them; without such a caller, they raise an error."""
+"""Signals are noted for a caller that polls; if none polls in time, they raise `Interrupted`."""
 
 import signal
 import sys

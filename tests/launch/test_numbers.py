@@ -17,8 +17,8 @@ from tests.launch.test_help import ALL, Words
 LEGAL = {
     ("plan", "--storage-gib", "inf"),
     ("plan", "--storage-gib", "1e+300"),
-    # The error for `--tokens` names the largest number that fits, which is known only with the page
-    # size.
+    # The command itself refuses this number, because the largest number that fits depends on the
+    # page size.
     ("size", "--tokens", "1e+300"),
 }
 """Extreme values that the number check of an option accepts; the command may refuse them later, with a

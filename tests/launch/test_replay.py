@@ -75,7 +75,7 @@ def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_e
     pressure = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
     store = ("--store", (tmp_path / "store").as_uri())
 
-    # A service may start the replay without any of the standard streams.
+    # Start the replay without any of the standard streams, as a service may do.
     quiet = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *COMMAND)
     report = replay(
         tmp_path / "report.json",

@@ -27,7 +27,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def begun(operations: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Return the report's counts except `no_room`, because a timeline does not record it."""
+    """Return the counts of operations that began: all but `no_room`, which no timeline records."""
     return {
         kind: {how: count for how, count in outcomes.items() if how != "no_room"}
         for kind, outcomes in operations.items()

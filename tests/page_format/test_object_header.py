@@ -229,7 +229,7 @@ def test_a_statement_is_what_was_written(held: tuple[int, ...]) -> None:
 def test_a_header_that_does_not_make_sense_states_nothing(
     offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
-    """A header with a valid checksum but contradictory fields is refused."""
+    """A header with contradictory fields but a valid checksum yields a finding, not a statement."""
     assert read_statement(changed(offset, content)) is finding
 
 

@@ -1,4 +1,4 @@
-"""Parts of stored objects: their offsets, the parts that a caller wants, and merges of two writers."""
+"""Parts of stored objects: offsets, the parts a caller wants, and the union of two writers' parts."""
 
 from itertools import pairwise
 

@@ -48,7 +48,10 @@ def put_together(
     absent: Collection[str],
     theirs_absent: Collection[str],
 ) -> bytes | None:
-    """Return a page assembled from another group's objects, or None if the objects lack a part."""
+    """Return the page of `mine`, assembled from the objects of a group of `tp_size` ranks.
+
+    Return None if the objects lack a part, or if one of them is the page itself.
+    """
     sources = sources_of(layout, mine, tp_size, absent=absent)
     if not sources:
         return None

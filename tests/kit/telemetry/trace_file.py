@@ -71,7 +71,7 @@ class TraceFile:
         return [pair for slices in threads.values() for pair in _crossings(slices)]
 
     def operations(self, pid: int) -> dict[str, dict[str, int]]:
-        """Return how many operations a rank has completed, keyed by kind and then by outcome."""
+        """Return how many operations of process `pid` have ended, keyed by kind and then by outcome."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
             outcome = each.get("args", {}).get(OUTCOME) if each["ph"] == "b" else None

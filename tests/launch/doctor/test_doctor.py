@@ -103,7 +103,7 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
 
 @contextmanager
 def nobodys_rights_in(folder: Path) -> Generator[None]:
-    """Remove this process's access rights to a folder, even if it runs as root."""
+    """Remove this process's access to a folder in a `with` block, even if the process is root."""
     mine = os.geteuid()
     folder.chmod(0)
     try:

@@ -1,4 +1,4 @@
-"""Memory and work of a model are derived from its `config.json`, or the file is refused by name."""
+"""Memory and work of a model follow from its `config.json`; errors name what is not understood."""
 
 import json
 from collections.abc import Mapping

@@ -148,7 +148,7 @@ def test_a_prompt_that_does_not_fit_is_told(lockstep: Run, tmp_path: Path) -> No
 
 @pytest.mark.distributed
 def test_processes_side_by_side_come_to_what_one_comes_to(tmp_path: Path) -> None:
-    """The trace is long enough that worker processes start if the machine has two cores."""
+    """Workers return the same points as one process; on two cores, this trace starts workers."""
     settings = PlanSettings(trace=str(write_trace(tmp_path, 80)))
     here = Evaluation(settings)
     sizes = [Size(device_gib=gib, host_gib=20, page_tokens=512) for gib in (10, 20, 30)]

@@ -1,4 +1,4 @@
-"""Samples of a run are bounded in number, of equal length, and cover the whole run when thinned."""
+"""Samples of a run: lists of equal, bounded length that cover the whole run, even when thinned."""
 
 from collections.abc import Iterator
 from itertools import count, pairwise

@@ -60,7 +60,7 @@ def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
 
 
 def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_path: Path) -> None:
-    """`--rank` is refused if all ranks share the store, because a loop over ranks would repeat work."""
+    """`--rank` is refused for a store that all ranks share: a command per rank would repeat work."""
     error_line = refusal(lockstep, "ls", tmp_path.as_uri(), "--rank", "1")
 
     assert "has no {rank}; leave out --rank" in error_line

@@ -156,8 +156,8 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
     """Return samples of a group in which one rank's store read hangs.
 
-    With `heals`, the read ends later. With `is_too_much`, the group drops its store. With `detaches`,
-    an operator detaches the store.
+    With `heals`, the read ends later. With `is_too_much`, the quarantined pages exceed their bound,
+    so the group drops its store. With `detaches`, an operator detaches the store.
     """
 
     def window(_: ExitStack, __: Path) -> Window:

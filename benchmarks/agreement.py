@@ -1,7 +1,7 @@
 """Cost of one step's agreement, compared with a bare all_reduce and with one collective per request.
 
 Each rank is a process with a real cache. The cache's store never answers, so a fixed number of
-prefetches stays in flight, and every ballot has lanes for them. One run measures the following
+prefetches remains in flight, and every ballot has lanes for them. One run measures the following
 alternately, with one core per rank if possible:
 
 - `blocking`: a whole step at depth 0, with ballot, round and verdict.

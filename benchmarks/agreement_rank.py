@@ -98,7 +98,7 @@ class BareExchange:
         self._numbers[parity, self._rank] = self._number
         numbers = self._numbers[parity]
         while numbers.tolist() != all_there:
-            # Yield the core, because another rank may share it and may not have written its row yet.
+            # Yield the core: another rank on the same core possibly has not written its row yet.
             os.sched_yield()
         return fold(self._rows[parity])
 

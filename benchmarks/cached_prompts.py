@@ -91,7 +91,7 @@ class CachedPrompts:
             self.add(np.concatenate([shared, self.random_tokens(self.shape.leaf_tokens)]))
 
     def add(self, tokens: TokenArray) -> None:
-        """Serve a request with these tokens, so that its pages stay in the tree."""
+        """Serve a request with these tokens, and so leave its pages in the tree."""
         name = self.next_request()
         self._admit(name, tokens, len(tokens))
         self.cache.insert(name, tokens)

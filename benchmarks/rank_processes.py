@@ -23,7 +23,7 @@ SILENT_S = 300.0
 """Seconds without a message from any rank after which the run fails."""
 
 JOIN_S = 120.0
-"""Seconds that the ranks may take to form their process group."""
+"""Maximum seconds until the ranks have formed their process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RankProcess:
     rank: int
     ranks: int
     folder: Path
-    """The folder in which the ranks rendezvous; they may also leave files there."""
+    """The folder in which the ranks rendezvous and share files."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
         """Return a simulated host identity for this rank.

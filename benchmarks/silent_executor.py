@@ -9,7 +9,7 @@ from ..ranks.protocol.orders import Direction, Order
 
 
 class SilentExecutor:
-    """Accepts orders and never reports progress, so every operation stays in flight."""
+    """Accepts orders and never reports progress, so every operation remains in flight."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Ignore the orders."""

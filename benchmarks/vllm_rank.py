@@ -1,6 +1,6 @@
 """One process of a vLLM engine that answers prompts on command and reports how long they took.
 
-`vllm_overhead` starts the process, under torchrun if every rank has a scheduler. It sends the same
+`vllm_overhead` starts the process, under torchrun if every rank has a scheduler, and sends the same
 commands to all processes of an engine.
 """
 

@@ -280,7 +280,7 @@ def _ids(text: str) -> list[int]:
 
 
 def list_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines of `ctl list`, with the namespaces that keep the most pages first."""
+    """Return the lines of `ctl list`; namespaces are sorted by their number of pages, most first."""
     most_first = sorted(answer["namespaces"].items(), key=lambda each: -sum(each[1].values()))
     lines = _columns(
         ("namespace", "device pages", "host pages"),

@@ -13,7 +13,7 @@ from .cli.options import ReportFile
 from .cli.report_files import write_report
 
 EXIT_NOT_FOUND = 4
-"""Exit status if a revived bug was not found by any schedule."""
+"""Exit status if no schedule found the bug that `--revive` put back."""
 EXIT_BROKE_DOWN = 70
 """Exit status if the simulator itself failed, so that the schedules were not checked."""
 _USUAL: Final = Exploration()

@@ -153,7 +153,8 @@ def check_not_a_path(uri: str, *, name: str = "--store") -> None:
 def check_store(uri: str, *, only_read: bool = False, name: str = "--store") -> Capabilities:
     """Return a store's capabilities; raise `ConfigError` if the store cannot be used.
 
-    `name` is the option or argument that has the URI.
+    `name` is the option or argument that has the URI. With `only_read`, a read-only store is
+    accepted.
     """
     check_not_a_path(uri, name=name)
     try:

@@ -31,8 +31,7 @@ from .interruption import EXIT_INTERRUPTED, ignore_signals
 _FOLDER = "lockstep-ranks-"
 _CONNECT_S = 5.0
 _FILES_MIN = 64
-"""If the process may open fewer files than this, no ranks are started; two ranks need 32 files at once.
-"""
+"""No ranks are started if the open-file limit is below this; two ranks need 32 files at once."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
 """After the first failure of a rank, the other ranks report a lost peer within this many seconds."""

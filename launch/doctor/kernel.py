@@ -17,7 +17,7 @@ from .finding import CheckResult, advice, problem, well
 FILES_WANTED: Final = 4096
 FILES_NEEDED: Final = 256
 _EARLIEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
-"""Earliest plausible date; if the wall clock is before this date, it was never set."""
+"""Earliest plausible date; a wall clock that shows an earlier date was never set."""
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _UNSYNCHRONISED: Final = 5
 """Return value of `adjtimex` for a clock that is not synchronised."""

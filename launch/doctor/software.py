@@ -72,7 +72,7 @@ def probe_cuda() -> Cuda:
 
 
 def judge_cuda(cuda: Cuda) -> CheckResult:
-    """Judge whether torch finds the GPUs; without a GPU driver it need not find any."""
+    """Judge whether torch finds the GPUs; without a GPU driver, it is right to find none."""
     name = "CUDA"
     driver = f"driver {cuda.driver}" if cuda.driver else "no NVIDIA driver"
     if cuda.devices:

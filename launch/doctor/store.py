@@ -109,8 +109,8 @@ def _direct_failure(directory: Path) -> str:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     except OSError as error:
-        # The failed open may have created the file, so remove the file. On a read-only filesystem, the
-        # removal also fails.
+        # Remove the file, because the failed open has possibly created it. On a read-only
+        # filesystem, the removal also fails.
         with suppress(OSError):
             path.unlink()
         return error.strerror or str(error)

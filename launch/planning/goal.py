@@ -46,8 +46,8 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # Count memory in steps of the search. Begin with -1 as a size that is too small, because size 0 (no
-    # host memory) may already be enough.
+    # Count memory in steps of the search. Begin with -1 as a size that is too small, because size 0
+    # (no host memory) is possibly enough.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)

@@ -54,7 +54,7 @@ class PoolSize(TypedDict):
     bytes_rank: int
     """Bytes per token (or per state) on one rank."""
     kept: str
-    """Text that says for which tokens the pool keeps KV or a state."""
+    """Text that names the tokens for which the pool keeps KV or a state."""
 
 
 class TierSize(TypedDict):
@@ -100,7 +100,7 @@ def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
 
 
 def advised(sizes: list[PageSize]) -> PageSize:
-    """Return the smallest of `sizes` whose objects are read fast, or the largest if there is none."""
+    """Return the smallest of `sizes` whose objects are read fast; if none are, return the largest."""
     return next((each for each in sizes if each.object_bytes >= OBJECT_BYTES_GOOD), sizes[-1])
 
 

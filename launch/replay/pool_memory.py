@@ -53,7 +53,7 @@ def _sizes(settings: ReplaySettings) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: int) -> int:
-    """Return the largest value of an option with which a rank's pools fit `room` bytes; 0 if none."""
+    """Return the largest value below `value` with which a rank's pools fit `room` bytes, or 0."""
 
     def needed(size: int) -> int | None:
         try:

@@ -72,7 +72,7 @@ def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> 
 
 
 def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
-    """Raise `ConfigError` if no node is large enough for a bundle, because Ray would wait forever."""
+    """Raise `ConfigError` if the nodes are too small for the bundles; Ray would wait forever."""
     nodes = [
         node["Resources"] | {"at": node["NodeManagerAddress"]}
         for node in ray.nodes()

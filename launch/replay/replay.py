@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAUNCHER_OPTION = "--launched-by"
-"""Option that says that the settings are in the environment; its value is the launcher's process id."""
+"""Option that selects the settings in the environment; its value is the launcher's process id."""
 PATIENCE_S = 1.0
 """Seconds that an interrupted rank has to finish its current step before `Interrupted` is raised."""
 

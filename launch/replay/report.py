@@ -1,7 +1,8 @@
 """The report of a replay: one JSON object.
 
 Each rank sends a `RankResult`, and rank 0 makes the report from all of them. Counters that are equal on
-all ranks (tokens, steps) come from rank 0. Bytes, pages and corrupt pages are sums over the ranks.
+all ranks (tokens, steps) are those of rank 0. Bytes, pages and corrupt pages are sums over the
+ranks.
 """
 
 import json
@@ -22,7 +23,7 @@ _WORD: Final = (1 << 64) - 1
 
 
 class HitTokens(TypedDict):
-    """Prompt tokens by the tier that they came from."""
+    """Prompt tokens by the tier in which they hit."""
 
     device: int
     host: int

@@ -30,7 +30,7 @@ class StoreSample:
     met: int = 0
 
     def add(self, stored: StoredObject) -> None:
-        """Offer one more object to the sample, which may include it."""
+        """Offer one more object; if it is wanted, chance decides whether it is in the sample."""
         if not self.wanted(stored):
             return
         self.met += 1

@@ -77,7 +77,7 @@ def _ended(window: Window) -> Iterator[Finding]:
 
 
 def silence_of(seen: GroupSample) -> str:
-    """Return text with the addresses at which no rank answers, and the times of their last answers."""
+    """Return text with the addresses at which no rank answers, and how long ago each last answered."""
     addresses: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
         last_answer_s = seen.last_answer_s.get(address)
@@ -135,7 +135,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
 
 
 def _source(window: Window) -> str:
-    """Return text that says from where the group prefetches: the store, peers, or both."""
+    """Return text that names the source of the group's prefetches: the store, peers, or both."""
     if PEER not in window.values_of("storage_calls_in_flight", "store"):
         return "the store"
     return "peers" if window.is_at("store_state", state="none") else "the store or peers"

@@ -26,7 +26,7 @@ _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
 _NUMBER_MAX: Final = 1e30
-"""Maximum value of a sample: larger than any real count, and small enough that sums stay finite."""
+"""Maximum value of a sample: larger than any real count, and small enough that sums are finite."""
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]

@@ -203,8 +203,8 @@ def claims_in_loops(test: ast.AST) -> list[str]:
 
 
 def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
-    """An `__init__.py` holds only a docstring: Python runs it with every module of its folder."""
-    # Each of these `__init__.py` files exports public names, so it may import.
+    """An `__init__.py` holds only a docstring, because each import from its folder also runs it."""
+    # These `__init__.py` files are allowed to import, because they export public names.
     plugins = ("vllm/__init__.py", "transformers/__init__.py")
     exceptions = ("__init__.py", *(f"integrations/{each}" for each in plugins))
 

@@ -115,7 +115,7 @@ def impure_paths(modules: list[Module]) -> list[str]:
 def ways_from(
     start: Module, imported_by: Callable[[Module], tuple[Module, ...]]
 ) -> list[list[Module]]:
-    """For each module that a module reaches, itself included, return the shortest import path to it."""
+    """Return the shortest import path from `start` to each module that it reaches, `start` included."""
     ways = [[start]]
     seen = {start.path}
     for way in ways:

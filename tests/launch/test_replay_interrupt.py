@@ -229,7 +229,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
 def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_round(
     running: list[Running], tmp_path: Path, launcher: str, stopped: int, named: str
 ) -> None:
-    """A stopped process does not react to SIGTERM, so the launcher must not wait for it."""
+    """A process stopped by SIGSTOP does not react to SIGTERM; the launcher must not wait for it."""
     command = begin(running, tmp_path, launcher, "--round-timeout-s", 2)
 
     ranks_of(command, launcher)[stopped].send_signal(signal.SIGSTOP)

@@ -190,7 +190,7 @@ def test_a_header_of_another_name_or_length_is_told_apart() -> None:
 def test_a_header_of_another_version_or_with_impossible_fields_is_refused(
     offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
-    """A header of another version or with impossible fields is refused; reserved fields may be set."""
+    """A header of another version or with impossible fields is refused; a set reserved byte is not."""
     assert check_header(changed(offset, content), DIGEST, SHAPE) is finding
 
 

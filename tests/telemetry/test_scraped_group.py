@@ -17,7 +17,7 @@ from tests.kit.servers.ports import free_ports
 from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
 
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
-"""Settings with so little host memory that many pages must come from storage."""
+"""Settings with so little host memory that many pages must be read from storage."""
 
 Served = tuple[GroupSample, list[ReplayCounts], list[float]]
 """The last scrape, the counts of all ranks' engines, and the hit totals scraped earlier in the run."""

@@ -44,7 +44,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 
 
 def replayed(spans: Spans) -> None:
-    """Serve a workload twice; in the second run, pages come from the store."""
+    """Serve a workload twice; in the second run, pages are read from the store."""
     for _ in range(2):
         collective = InProcessGroup(1).member(0)
         settings = replace(SETTINGS, stop_policy="wait_complete")

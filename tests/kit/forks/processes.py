@@ -89,7 +89,7 @@ def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
 
 def end_group(leader: int) -> None:
     """Kill a process group, and return when none of its processes runs."""
-    # Ignore `ProcessLookupError`: all processes of the group may have exited.
+    # Ignore `ProcessLookupError`, because all processes of the group may already have exited.
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
     with suppress(ChildProcessError):

@@ -43,8 +43,8 @@ def two_nodes() -> Generator[TwoNodes]:
     clusters: Any = import_module("ray.cluster_utils")
 
     with ExitStack() as opened:
-        # Use a short path, because Ray's socket paths lie below this directory and may have at most 107
-        # characters.
+        # Use a short path, because Ray's socket paths are below this directory and can have at most
+        # 107 characters.
         place = opened.enter_context(
             tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)
         )

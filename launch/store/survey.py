@@ -30,7 +30,7 @@ class StoreSample:
     met: int = 0
 
     def add(self, stored: StoredObject) -> None:
-        """Offer one more object; if it is wanted, chance decides whether it is in the sample."""
+        """Offer one more object to the sample; ignore it unless `wanted` accepts it."""
         if not self.wanted(stored):
             return
         self.met += 1

@@ -78,7 +78,7 @@ def opened_store(root: Path) -> list[Path]:
 def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a nearly full disk, the benchmark does not sweep: a sweep leaves a file and takes time."""
+    """On a nearly full disk, the benchmark does not sweep: a sweep leaves a lock file and is slow."""
 
     def is_kept(limits: SweepLimits, root_fd: int) -> bool:
         return False

@@ -47,7 +47,7 @@ def served() -> Served:
 
 
 def test_each_reason_for_missed_pages_stands_at_0_before_the_first() -> None:
-    """Counters are 0 before the first miss, because Prometheus sees an increase only from a sample."""
+    """Counters are 0 before a miss, because Prometheus counts increases only after a first sample."""
     with watched_group(SETTINGS) as watched:
         seen = watched.seen()
 

@@ -139,7 +139,7 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return a shape that holds all parts of the caller's columns and of those in `present`."""
+        """Return a shape that also holds the parts of the optional columns in the mask `present`."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":

@@ -30,7 +30,8 @@ StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 class _Part:
     """A part of a recurrent state that ranks divide by channels.
 
-    A block has `channels` consecutive channels of the part at each byte offset in `begins`.
+    In a block of vLLM's cache, the part is several runs of channels: one run of `channels` channels at
+    each byte offset in `begins`.
     """
 
     name: str

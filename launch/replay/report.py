@@ -82,10 +82,10 @@ class Report(TypedDict):
     """Number of retracted requests that resumed with all their pages; the others were computed again.
     """
     preempted: int
-    """Number of times that a request lost its pages to an older request, and was not retracted.
+    """Number of times that a request lost its device pages to an older one, without a host copy.
 
-    The lost tokens were computed again. A retraction was impossible, because host memory was full or
-    the request had no page to copy.
+    The lost tokens were computed again. The pages could not be copied to the host first (a retraction),
+    because host memory was full or the request had no page to copy.
     """
     recomputed_tokens: int
     """Number of tokens that requests lost and computed again; no other counter includes them."""

@@ -176,10 +176,10 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return the page numbers of a request that a copy accesses: this rank's own numbers, by pool.
+        """Return, by pool, this rank's numbers of the pages that a copy for a request accesses.
 
-        They are the numbers of the pages from position `first` up to `last` (exclusive), and of the
-        state slot in `slot`.
+        These are the request's pages from position `first` up to `last` (exclusive), and the state slot
+        in `slot`.
         """
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])

@@ -12,10 +12,10 @@ from .every_rank import NO_PAGE
 
 
 def probe(caches: Sequence[Cache], world: World) -> bool:
-    """Allocate to one request the device pages that fit, to others the state slots; raise if refused.
+    """Reserve all device pages for one request, and each further state slot for a request of its own.
 
-    Return False if more steps are needed first: under write-back, evicted pages must be backed up
-    before they are free.
+    Raise `Violated` if the cache refuses although its pages must be free. Return False if more steps
+    are needed first: under write-back, evicted pages must be backed up before they are free.
     """
     pools, states = world.pools, world.state_pools
     pages = min(device for pool, (device, _) in pools.items() if pool not in states)

@@ -2,8 +2,10 @@
 
 Some of these settings enter no page key. The others enter only keys that are not shared with other
 engines. Any setting that is not listed here enters the key unless it has SGLang's default value
-(`sharing.py`). `Class.name` is the setting `name` in an object of the class `Class`. `Class` alone is
-the setting that says whether SGLang's configuration has an object of this class.
+(`sharing.py`).
+
+An entry `Class.name` stands for the setting `name` in an object of the class `Class`. An entry `Class`
+stands for the presence of such an object in SGLang's configuration.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,8 @@ Full attention is backed up for the whole path. Windows and states are backed up
 end: at the end of the insert, of the prompt and of earlier turns, and where prompts diverge. Such a
 match end is skipped unless the device has all values that it needs, because an incomplete window, or a
 window without its state, restores nothing. A window gets one extra page, so that a match may also end
-one page earlier: a repeated prompt still computes its last token, and may diverge there. If the engine
+one page earlier: if a prompt is sent again, its last token is always computed, so the match ends before
+it. If the engine
 lends the pages, all window pages that it still has are backed up.
 
 A path for which the host has no room gets an entry in `PageAllocator.not_on_host` and is retried
@@ -229,7 +230,7 @@ class BackingUp:
         return store_goes_on or awaited.ended != self._operation_table.ended
 
     def engine_gave_up(self, name: str) -> None:
-        """Count a request's pages without a backup as lost, because they are no longer lent."""
+        """Count a request's pages without a backup as lost, because the engine may reuse them."""
         self._prefixes.allocator.not_on_host.engine_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:

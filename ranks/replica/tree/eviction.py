@@ -126,8 +126,8 @@ class EvictionQueue(Generic[NodeT]):
         """
         evictable, entered = self._evictable, self._entered
         while not self._late and self._lines and self._lines[0].nodes:
-            # The usual case: with an empty heap, the least recently used node of the lowest grade is
-            # evicted.
+            # The usual case: the heap of nodes that were queued out of order is empty. Then the least
+            # recently used node of the lowest grade is evicted.
             node, _ = self._lines[0].nodes.popitem(last=False)
             del entered[node]
             if evictable(node):

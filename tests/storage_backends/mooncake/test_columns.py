@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Return a function that, at its first call, writes the object with each mask in `others`."""
+    """Return a function whose first call writes the object once for each column mask in `others`."""
     waiting = list(others)
 
     def write() -> None:

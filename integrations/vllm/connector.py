@@ -48,7 +48,7 @@ from .groups import pool_groups
 from .lent_blocks import LentBlocks
 from .plugin_telemetry import PluginTelemetry
 from .scheduler_side import SchedulerSide
-from .stats import Report
+from .stats import StatsReport
 from .tracked import PassResult
 from .vllm_opening import (
     has_one_scheduler_process,
@@ -343,7 +343,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return "LBHNC"
 
     @classmethod
-    def build_kv_connector_stats(cls, data: Report | None = None) -> KVConnectorStats:
+    def build_kv_connector_stats(cls, data: StatsReport | None = None) -> KVConnectorStats:
         return LockstepStats(data=data or {})
 
     @classmethod

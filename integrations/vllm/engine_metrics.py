@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from ...storage_backends.latencies import BOUNDS_S
 from ...telemetry.families import EXECUTOR_FAMILIES, PREFIX, Family, Type
 from .contract import EngineConfig, ParallelConfig
-from .stats import ALL, Number, Report, add, line, spread
+from .stats import ALL, Number, StatsReport, add, line, spread
 
 _registered: list[Any] = []
 """Metrics of this process's last engine; they are unregistered when another engine starts."""
@@ -22,7 +22,7 @@ _registered: list[Any] = []
 class LockstepStats(KVConnectorStats):
     """A report of Lockstep's statistics; vLLM carries it from the engine to vLLM's log and metrics."""
 
-    data: Report
+    data: StatsReport
 
     def reset(self) -> None:
         self.data = {}
@@ -59,7 +59,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
         _registered.extend(self._metrics.values())
         self._begin_at_0(vllm_config.parallel_config)
 
-    def observe(self, transfer_stats_data: Report, engine_idx: int = 0) -> None:
+    def observe(self, transfer_stats_data: StatsReport, engine_idx: int = 0) -> None:
         """Add a report from an engine to the metrics."""
         engine = self.per_engine_labelvalues[engine_idx]
         for name, values in transfer_stats_data.items():

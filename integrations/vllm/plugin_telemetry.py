@@ -7,7 +7,7 @@ from ...storage_backends.uri import parse_uri
 from ...telemetry.families import ranked_samples
 from .contract import VllmRequest
 from .scheduler_side import SchedulerSide
-from .stats import RESTORED, Report, Restored, StatsFeed
+from .stats import RESTORED, Restored, StatsFeed, StatsReport
 from .tracked import PassResult
 
 HOST: Final = "host"
@@ -44,7 +44,7 @@ class PluginTelemetry:
         """Record that a request has finished."""
         self._restored.ended("dropped", [request.request_id])
 
-    def report(self) -> Report | None:
+    def report(self) -> StatsReport | None:
         """Return the changes of the statistics since the last report; None if no report is due."""
         if not self._feed.due(idle=self._side.idle):
             return None

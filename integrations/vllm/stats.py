@@ -19,7 +19,7 @@ REPORT_EVERY_S: Final = 1.0
 """Minimum seconds between two reports of a busy engine. An engine that becomes idle reports at once."""
 
 Number = int | float
-Report = dict[str, dict[str, Any]]
+StatsReport = dict[str, dict[str, Any]]
 """A report: changes by family and labels. A histogram's change is [sum, count of each bucket...]."""
 
 
@@ -75,9 +75,9 @@ class StatsFeed:
 
     def report(
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
-    ) -> Report:
+    ) -> StatsReport:
         """Return a report of the changes in these families; a sample's first label is the rank."""
-        report: Report = {}
+        report: StatsReport = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
             for labels, value in samples:
@@ -90,7 +90,7 @@ class StatsFeed:
         return report
 
     def _add_change(
-        self, report: Report, where: tuple[str, str], of: Type, value: float | Histogram
+        self, report: StatsReport, where: tuple[str, str], of: Type, value: float | Histogram
     ) -> None:
         before = self._before.get(where)
         if value == before:
@@ -105,9 +105,9 @@ class StatsFeed:
         report.setdefault(where[0], {})[where[1]] = added
 
 
-def add(one: Report, other: Report) -> Report:
+def add(one: StatsReport, other: StatsReport) -> StatsReport:
     """Return the sum of two reports. The value of a gauge is that of `other`, the later report."""
-    both: Report = {name: {**values} for name, values in one.items()}
+    both: StatsReport = {name: {**values} for name, values in one.items()}
     for name, values in other.items():
         family, into = ALL[name], both.setdefault(name, {})
         for labels, value in values.items():
@@ -137,7 +137,7 @@ def spread(histogram: list[Number]) -> Iterator[tuple[float, int]]:
             yield min(high, low + share * (high - low)), count
 
 
-def line(report: Report) -> dict[str, Number]:
+def line(report: StatsReport) -> dict[str, Number]:
     """Return a line about a report for vLLM's log; values of rare events are left out if they are 0."""
 
     def total(name: str, *labels: str) -> Number:

@@ -283,7 +283,7 @@ def counts_of_collectives(ranks: RanksInTurn, pace: random.Random) -> list[list[
     while len(counts) < 5 or not ranks.caches[0].inspection.idle:
         for executor in ranks.executors:
             if pace.random() < 0.5:
-                executor.obey(lambda key: True)
+                executor.complete(lambda key: True)
         ranks.step()
         counts.append([cache.stats().collectives for cache in ranks.caches])
         assert len(counts) < STEPS_MAX, "the prefetches do not end"
@@ -300,7 +300,7 @@ def history_at_a_pace_of_its_own(ranks: RanksInTurn, rank: int) -> list[tuple[in
         if step % 8 == 6:
             cache.abort(f"{step - 6}")
         if pace.random() < 0.4:
-            executor.obey(lambda key: True)
+            executor.complete(lambda key: True)
         cache.step()
         history.append((cache.inspection.digest, cache.inspection.state_digest))
     return history

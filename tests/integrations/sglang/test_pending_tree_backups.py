@@ -97,7 +97,7 @@ def pressed() -> RanksBelow:
     below = RanksBelow(host_pages=4)
     below.every(keep)
     for executor in below.ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     below.ranks.step()
     keep_beside(below, OTHER, "another lock", len(PROMPT))
     return below
@@ -106,7 +106,7 @@ def pressed() -> RanksBelow:
 def go_on(below: RanksBelow) -> None:
     """Run some steps in which all I/O completes."""
     for _ in range(4):
-        below.ranks.obey()
+        below.ranks.complete()
         below.every(lambda rank: rank.backups.collect())
 
 

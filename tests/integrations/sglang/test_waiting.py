@@ -260,7 +260,7 @@ def test_a_retracted_request_waits_for_its_backup_and_then_finds_it() -> None:
     below.every(lambda rank: rank.host.back_up("b1", PROMPT, range(PAGES)))
     below.every(lambda rank: rank.host.begin_backups())
     for executor in below.ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     below.ranks.step()
 
     below.every(lambda rank: rank.waiting.go_on(rank.known("r"), 0))

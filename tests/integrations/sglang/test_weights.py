@@ -46,7 +46,7 @@ def found(below: RanksBelow) -> int:
 def written(below: RanksBelow) -> set[bytes]:
     """Let a request compute the prompt; return the page keys that it persists."""
     below.every(lambda rank: rank.compute("writes", PROMPT))
-    below.ranks.obey()
+    below.ranks.complete()
     orders = [order for each in below.ranks.executors for order in each.given(Put)]
     below.ranks.settle()
     below.every(lambda rank: rank.running.ended("writes"))

@@ -64,12 +64,12 @@ class Scripted:
     def settle(self) -> None:
         """Complete all I/O, and run the passes that report it."""
         for _ in range(3):
-            self.executor.obey()
+            self.executor.complete()
             self.side.end_pass(Scheduled())
 
     def pass_by(self) -> PassResult:
         """Run an empty scheduler pass in which copies can only be cancelled, not completed."""
-        self.executor.obey_only(Cancel)
+        self.executor.complete_only(Cancel)
         return self.side.end_pass(Scheduled())
 
     def filled(self) -> Sent:
@@ -152,7 +152,7 @@ def test_after_a_load_that_failed_the_engine_is_offered_what_storage_still_has()
     assert len(lookup.needs[0].keys) == 4
     assert scripted.side.hit(request, 0) is None
     for _ in range(4):
-        scripted.executor.obey(lambda key: True)
+        scripted.executor.complete(lambda key: True)
         scripted.side.end_pass(Scheduled())
     assert scripted.side.hit(request, 0) == len(PROMPT)
 
@@ -164,7 +164,7 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
     scripted.executor.fail()
     for _ in range(6):
         scripted.side.end_pass(Scheduled())
-        scripted.executor.obey(lambda key: True)
+        scripted.executor.complete(lambda key: True)
     scripted.load(request)
 
     scripted.executor.fail()

@@ -42,7 +42,7 @@ class Pressed:
 
     def copied(self) -> Sequence[str]:
         """Complete the copies in flight; return the requests whose blocks are freed."""
-        self.executor.obey_only(CopyToHost)
+        self.executor.complete_only(CopyToHost)
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
@@ -53,7 +53,7 @@ class Pressed:
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)
-            self.executor.obey()
+            self.executor.complete()
             self.side.end_pass(Scheduled())
         return [tuple(each.sources) for copy in copies for each in copy.transfers]
 

@@ -78,7 +78,7 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
     assert side.hit(request, 0) is None
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
     side.end_pass(Scheduled())
     assert side.hit(request, 0) == 0
     side.end_pass(computed(request))
@@ -93,13 +93,13 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
     ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
     side = scheduler(ranks)
     [request] = backing_up(ranks, side, PROMPT)
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
     side.end_pass(Scheduled())
 
     hit = side.hit(request, 0)
     side.allocated(request, (range(10, 14),), hit or 0)
     side.end_pass(Scheduled({}, {request.request_id}))
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
     result = side.end_pass(Scheduled())
 
     assert hit == 4 * PAGE_TOKENS
@@ -114,7 +114,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
     side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
     side.end_pass(Scheduled())
     [order] = ranks.executors[0].given(CopyToDevice)
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
     result = side.end_pass(Scheduled())
 
     assert order.transfers[0].destinations == tuple(range(10, 10 + pages))
@@ -263,7 +263,7 @@ def test_a_pass_in_which_the_store_says_that_it_has_nothing_lets_the_request_com
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
     side.arrived(request)
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
 
     assert side.hit(request, 0) == 0
 
@@ -316,7 +316,7 @@ def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_
     for request in (waits, follows):
         side.arrived(request)
 
-    ranks.executors[0].obey(lambda key: True)
+    ranks.executors[0].complete(lambda key: True)
 
     assert side.hit(waits, 0) is None, "its pages are being read, in place of others"
     assert side.hit(follows, 0) == 4 * PAGE_TOKENS
@@ -354,7 +354,7 @@ def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> No
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
-    ranks.executors[0].obey_only(CopyToHost)
+    ranks.executors[0].complete_only(CopyToHost)
     assert side.finished(request, range(4))
 
     assert side.settle() == PassResult((), (), ("0",))
@@ -367,7 +367,7 @@ def test_what_was_copied_after_the_last_token_is_a_hit_for_the_next_request() ->
     [request] = backing_up(ranks, side, PROMPT)
     assert side.finished(request, range(4))
     side.settle()
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
     again = Sent(PROMPT, request_id="again")
     side.arrived(again)
 

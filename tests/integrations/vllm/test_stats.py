@@ -13,9 +13,9 @@ from lockstep.integrations.vllm.plugin_telemetry import ELSEWHERE, PluginTelemet
 from lockstep.integrations.vllm.stats import (
     ALL,
     RESTORED,
-    Report,
     Restored,
     StatsFeed,
+    StatsReport,
     add,
     line,
     spread,
@@ -41,7 +41,7 @@ PROMPT = list(range(4 * PAGE_TOKENS + 1))
 LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
 
 
-def counters(stats: CacheStats) -> Report:
+def counters(stats: CacheStats) -> StatsReport:
     return {
         family.name: {",".join(("0", *labels)): value for labels, value in family.samples(stats)}
         for family in FAMILIES
@@ -49,16 +49,16 @@ def counters(stats: CacheStats) -> Report:
     }
 
 
-def of_counters(report: Report) -> Report:
+def of_counters(report: StatsReport) -> StatsReport:
     return {name: each for name, each in report.items() if ALL[name].type is Type.COUNTER}
 
 
-def without(report: Report, name: str) -> Report:
+def without(report: StatsReport, name: str) -> StatsReport:
     return {each: values for each, values in report.items() if values and each != name}
 
 
 def test_all_that_is_told_adds_up_to_what_the_cache_has_counted(tmp_path: Path) -> None:
-    total: Report = {}
+    total: StatsReport = {}
     with scripted(f"file://{tmp_path}") as engine:
         for tokens in (PROMPT, LONGER, PROMPT, list(range(500, 520)), LONGER):
             engine.serve(tokens)
@@ -189,8 +189,12 @@ def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place()
 
 def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
     buckets = [1.0, *(0 for _ in range(22))]
-    one: Report = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
-    other: Report = {"rounds": {"0": 4}, "namespaces": {"0": 2}, "step_seconds": {"0": buckets}}
+    one: StatsReport = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
+    other: StatsReport = {
+        "rounds": {"0": 4},
+        "namespaces": {"0": 2},
+        "step_seconds": {"0": buckets},
+    }
 
     total = add(one, other)
 

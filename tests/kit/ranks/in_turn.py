@@ -143,11 +143,11 @@ class ScriptedExecutor:
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
         return taken
 
-    def obey_only(self, kind: type[Order]) -> None:
+    def complete_only(self, kind: type[Order]) -> None:
         """Report success for the orders of one type; leave the other orders pending."""
         others = [order for order in self.orders if not isinstance(order, kind)]
         self.orders = [order for order in self.orders if isinstance(order, kind)]
-        self.obey()
+        self.complete()
         self.orders = others
 
     def fail(self) -> None:
@@ -157,7 +157,7 @@ class ScriptedExecutor:
         moves += self.take(CopyToDevice)
         self.reports += [TransferEnded(order.operation, ok=False) for order in moves]
 
-    def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
+    def complete(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Report success for every order. A lookup finds the keys for which `stored(key)` is true."""
         orders, self.orders = self.orders, []
         for order in orders:
@@ -298,16 +298,16 @@ class InTurn(Generic[CacheT]):
         assert len({cache.inspection.digest for cache in self.caches}) == 1
         assert len({cache.inspection.state_digest for cache in self.caches}) == 1
 
-    def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
+    def complete(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Complete all ordered I/O successfully, and run one step."""
         for executor in self.executors:
-            executor.obey(stored)
+            executor.complete(stored)
         self.step()
 
     def settle(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Complete all ordered I/O successfully, and step until no operation is in flight."""
         for _ in range(100):
-            self.obey(stored)
+            self.complete(stored)
             if self.caches[0].inspection.idle:
                 return
         raise AssertionError("operations are still in flight after 100 steps")

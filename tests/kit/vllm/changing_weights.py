@@ -74,7 +74,7 @@ class Remembering(ScriptedExecutor):
                         }
                 case _:
                     pass
-        self.obey(self.store.__contains__)
+        self.complete(self.store.__contains__)
 
 
 class RememberingRanks(HostRanksInTurn):

@@ -176,8 +176,8 @@ class Served:
         if rank in self.failing and executor.given(CopyToDevice):
             loads = executor.take(CopyToDevice)
             self.loads_failed += len(loads)
-            executor.obey()
+            executor.complete()
             executor.orders += loads
             executor.fail()
         else:
-            executor.obey()
+            executor.complete()

@@ -146,7 +146,7 @@ def looked_up(ranks: HostRanksInTurn, name: str) -> set[bytes]:
 def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
     ranks.every(lambda cache: cache.back_up(name, PROMPT[first:], range(4)))
     ranks.every(lambda cache: cache.begin_backups())
-    ranks.obey()
+    ranks.complete()
     orders = [order for executor in ranks.executors for order in executor.given(Put)]
     ranks.settle()
     return {key for order in orders for each in order.transfers for key in each.keys}
@@ -171,7 +171,7 @@ def test_storage_has_nothing_to_do_with_a_namespace_that_is_of_this_life_alone()
     prefetching = ranks.every(lambda cache: cache.prefetch("a", PROMPT, place))
     ranks.every(lambda cache: cache.back_up("a", PROMPT, range(4), place))
     ranks.every(lambda cache: cache.begin_backups())
-    ranks.obey()
+    ranks.complete()
     orders = [each for executor in ranks.executors for each in executor.given(Put)]
     ranks.settle()
 
@@ -229,7 +229,7 @@ def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
     ranks = HostRanksInTurn(1, depth=1)
     cache = ranks.caches[0]
     cache.prefetch("r", PROMPT)
-    ranks.executors[0].obey()
+    ranks.executors[0].complete()
 
     cache.begin_step()
     cache.end_step(idle_s=0.001)

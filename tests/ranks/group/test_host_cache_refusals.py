@@ -116,7 +116,7 @@ def test_copies_that_have_ended_are_remembered_no_more() -> None:
     (cache,) = ranks.caches
     for pages in range(1, 20):
         cache.back_up("r", list(range(pages * PAGE_TOKENS)), range(pages))
-        ranks.obey()
+        ranks.complete()
 
     request = cache.inspection.requests.known("r")
     assert isinstance(request, LentRequest)

@@ -22,7 +22,7 @@ from lockstep.ranks.group.one_scheduler.scheduler_cache import decide
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
 from lockstep.ranks.replica.operations.requests import LoadState
-from tests.kit.ranks.asked_group import reply_to_request, socket_in
+from tests.kit.ranks.controlled_group import reply_to_request, socket_in
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.ranks.one_scheduler import DecidedRanksInTurn
 
@@ -110,7 +110,7 @@ def test_a_load_is_over_once_the_slowest_worker_has_ended_it_and_fails_for_all_i
     ranks.scheduler_cache.load("r", PROMPT, range(4))
     ranks.step()
 
-    ranks.executors[0].obey_only(CopyToDevice)
+    ranks.executors[0].complete_only(CopyToDevice)
     ranks.step()
     assert ranks.scheduler_cache.load_state("r") is LoadState.LOADING
     ranks.executors[1].fail()
@@ -125,7 +125,7 @@ def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
     ranks.scheduler_cache.back_up("r", PROMPT, range(4))
     ranks.scheduler_cache.deliver(ranks.work(ranks.schedule()))
     for executor in ranks.executors:
-        executor.obey()
+        executor.complete()
 
     ranks.scheduler_cache.deliver(ranks.work(ranks.schedule(), absent={1}))
     missed = (
@@ -199,7 +199,7 @@ def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_rou
             worker.begin_loads()
             ballots.append(worker.vote())
             worker.begin_backups()
-            executor.obey()
+            executor.complete()
         ranks.scheduler_cache.deliver(reduce(FoldedBallots.joined, filter(None, ballots)))
     ranks.scheduler_cache.begin_step()
 

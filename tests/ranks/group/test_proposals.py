@@ -390,7 +390,7 @@ def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
     for _ in range(8):
         orders = ranks.executors[0].given(Put)
         written += sum(len(each.keys) for order in orders for each in order.transfers)
-        ranks.obey()
+        ranks.complete()
     return written
 
 

@@ -145,7 +145,7 @@ def test_what_one_rank_lacks_or_nobody_waited_for_is_lost_though_another_group_h
 def test_what_host_memory_had_no_room_for_counts_as_evicted() -> None:
     ranks = HostRanksInTurn(host_pages=2, bounds=Bounds(prefetch_pages=4))
     ranks.every(lambda cache: cache.prefetch("asks", ASKED))
-    ranks.obey(lambda key: True)
+    ranks.complete(lambda key: True)
     ranks.settle()
 
     load_and_admit(ranks, "asks", ASKED)

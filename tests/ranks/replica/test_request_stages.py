@@ -101,7 +101,7 @@ def test_a_request_whose_engine_lends_pages_is_barred_from_loads_once_one_has_fa
     ranks.every(lambda cache: cache.load("r", tokens, [2, 3]))
     assert stage() is Stage.LOADING
     ranks.executors[1].fail()
-    ranks.obey()
+    ranks.complete()
     assert stage() is Stage.STOPPING
     ranks.settle()
     assert stage() is Stage.BARRED

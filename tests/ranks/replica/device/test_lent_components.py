@@ -101,7 +101,7 @@ def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
     ranks.report(TransferEnded(backup, ok=False))
     ranks.step()
     for executor in ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     ranks.step()
 
     before = state_of(ranks)

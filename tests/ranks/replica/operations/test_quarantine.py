@@ -196,7 +196,7 @@ def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host()
 
 def hang_writes(ranks: RanksInTurn) -> None:
     for executor in ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     ranks.step()
     for executor in ranks.executors:
         for write in executor.take(Put):

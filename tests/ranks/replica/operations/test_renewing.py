@@ -21,7 +21,7 @@ def ended(ranks: RanksInTurn) -> list[Put]:
     while not ranks.caches[0].inspection.idle:
         ordered += ranks.executors[0].given(Put)
         for executor in ranks.executors:
-            executor.obey()
+            executor.complete()
         ranks.step()
     return ordered
 

@@ -32,7 +32,7 @@ def with_a_window(
 
 def fail_writes(ranks: RanksInTurn) -> None:
     for executor in ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     ranks.step()
     for executor in ranks.executors:
         executor.fail()
@@ -57,7 +57,7 @@ def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
     for _ in range(100):
         for put in ranks.executors[0].given(Put):
             keys |= {key for each in put.transfers if each.pool == pool for key in each.keys}
-        ranks.obey()
+        ranks.complete()
     tree = cache.inspection.prefixes.tree
     places = {
         key: node.start + at for node in tree.nodes() for at, key in enumerate(tree.keys(node))
@@ -166,7 +166,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
     for _ in range(80):
         keys += ordered_keys(ranks)
         ranks.now_ms = [now + 5000 for now in ranks.now_ms]
-        ranks.obey()
+        ranks.complete()
 
     assert (len(keys), len(set(keys))) == (60, 60)
     assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
@@ -183,7 +183,7 @@ def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_s
         ranks.every(lambda cache: cache.begin_backups())
         keys += ordered_keys(ranks)
         ranks.now_ms = [now + 5000 for now in ranks.now_ms]
-        ranks.obey()
+        ranks.complete()
 
     assert not ranks.every(lambda cache: cache.waits_for_host_pages("a"))
     assert len(set(keys)) == 60
@@ -261,7 +261,7 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
     for number, (end, steps) in enumerate([(6, 2), (9, 0), (6, 2), (4, 0), (10, 1), (9, 2)]):
         ranks.publish(f"r{number}", prompt_of(1, end))
         for _ in range(steps):
-            ranks.obey()
+            ranks.complete()
 
     ranks.settle()
 

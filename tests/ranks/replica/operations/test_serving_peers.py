@@ -27,7 +27,7 @@ def compute(ranks: RanksInTurn, name: str, tokens: list[int]) -> None:
     for end in range(PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
         ranks.every(lambda cache: cache.insert(name, tokens[:end], final=end == len(tokens)))
         for executor in ranks.executors:
-            executor.obey_only(CopyToHost)
+            executor.complete_only(CopyToHost)
         ranks.step()
 
 
@@ -58,7 +58,7 @@ def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
             for transfer in order.transfers:
                 written[transfer.pool].update(transfer.destinations)
         for executor in ranks.executors:
-            executor.obey_only(CopyToHost)
+            executor.complete_only(CopyToHost)
         ranks.step()
     return written
 

@@ -178,7 +178,7 @@ def half_saved_to_leave() -> RanksInTurn:
     free = cache.inspection.prefixes.allocator.pools[DEVICE][0].free
     cache.load_back("hog 2", [], "large", reserve_tokens=(free + 3) * PAGE_TOKENS)
     for executor in ranks.executors:
-        executor.obey_only(CopyToHost)
+        executor.complete_only(CopyToHost)
     ranks.step()
     return ranks
 

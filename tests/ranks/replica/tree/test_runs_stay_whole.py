@@ -149,7 +149,7 @@ def lending(pages: int) -> HostRanksInTurn:
     tokens, lent = np.arange(pages * PAGE_TOKENS, dtype=np.int32), np.arange(pages, dtype=np.int32)
     for page in range(1, pages + 1):
         ranks.caches[0].back_up("r", tokens[: page * PAGE_TOKENS], lent[:page])
-        ranks.executors[0].obey()
+        ranks.executors[0].complete()
         ranks.caches[0].open_round()
         ranks.caches[0].close_round()
     return ranks

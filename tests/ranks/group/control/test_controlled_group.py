@@ -20,7 +20,7 @@ from lockstep import (
     ask,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from tests.kit.ranks.asked_group import (
+from tests.kit.ranks.controlled_group import (
     LAYOUT,
     ControlledGroup,
     computes,
